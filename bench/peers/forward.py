@@ -1,0 +1,41 @@
+"""One plain float forward pass over the calibration data (run in the ``ort`` environment).
+
+The unit that quantization times are divided by: default session options, batch 1, session creation and one
+warm-up sample outside the clock.
+"""
+
+from __future__ import annotations
+
+import argparse
+import time
+from pathlib import Path
+
+import onnxruntime as ort
+from protocol import emit, load_samples, peak_rss_mb, versions_of
+
+
+def main() -> None:
+    """Runs the pass given on the command line and prints its result line."""
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--model", type=Path, required=True)
+    parser.add_argument("--calib", type=Path, required=True)
+    parser.add_argument("--input-name", default="input")
+    args = parser.parse_args()
+    samples = load_samples(args.calib, args.input_name)
+    session = ort.InferenceSession(str(args.model), providers=["CPUExecutionProvider"])
+    session.run(None, samples[0])
+    started = time.perf_counter()
+    for sample in samples:
+        session.run(None, sample)
+    emit(
+        {
+            "forward_s": time.perf_counter() - started,
+            "peak_rss_mb": peak_rss_mb(),
+            "samples": len(samples),
+            "versions": versions_of(("onnxruntime", "numpy")),
+        }
+    )
+
+
+if __name__ == "__main__":
+    main()

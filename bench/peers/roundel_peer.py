@@ -1,0 +1,30 @@
+"""Roundel itself (run in the ``roundel`` environment).
+
+The preset is a recipe name or file. Options are keyword arguments of ``roundel.quantize``, for instance
+``{"effort": "none"}``; Roundel refuses those that it does not know.
+"""
+
+from __future__ import annotations
+
+from protocol import Job, Quantize, Sample, parse_job, run_job
+
+PACKAGES = ("roundel", "onnxruntime", "onnx", "onnx-ir", "numpy")
+
+
+def load(job: Job) -> Quantize:
+    """Imports Roundel and returns the call that quantizes."""
+    import roundel  # type: ignore[import-not-found, unused-ignore]
+
+    def quantize(samples: list[Sample]) -> None:
+        roundel.quantize(str(job.model), str(job.output), recipe=job.preset, data=samples, **job.options)
+
+    return quantize
+
+
+def main() -> None:
+    """Runs the job given on the command line."""
+    run_job(parse_job(), load, PACKAGES)
+
+
+if __name__ == "__main__":
+    main()

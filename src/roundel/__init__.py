@@ -1,0 +1,80 @@
+"""Roundel: quantize neural networks for AMD Ryzen AI NPUs.
+
+import roundel
+result = roundel.quantize("model.onnx", "model.a8w8.onnx", recipe="a8w8", data="calibration/")
+print(result.record.outputs)
+"""
+
+from __future__ import annotations
+
+import importlib
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from roundel.data import RandomSpec as RandomData
+    from roundel.errors import (
+        DataError,
+        DependencyError,
+        ModelError,
+        OutputError,
+        RecipeError,
+        RoundelError,
+        SelectionError,
+        VerifyError,
+    )
+    from roundel.pipeline import QuantizeResult, quantize
+    from roundel.plan import QuantPlan
+    from roundel.recipe import Recipe
+    from roundel.recipe_file import load_recipe, preset_names
+
+__version__ = "0.1.0"
+
+# Names are looked up on first use, so that `import roundel` costs nothing.
+_HOMES = {
+    "DataError": "roundel.errors",
+    "DependencyError": "roundel.errors",
+    "ModelError": "roundel.errors",
+    "OutputError": "roundel.errors",
+    "QuantPlan": "roundel.plan",
+    "QuantizeResult": "roundel.pipeline",
+    "RandomData": "roundel.data",
+    "Recipe": "roundel.recipe",
+    "RecipeError": "roundel.errors",
+    "RoundelError": "roundel.errors",
+    "SelectionError": "roundel.errors",
+    "VerifyError": "roundel.errors",
+    "load_recipe": "roundel.recipe_file",
+    "preset_names": "roundel.recipe_file",
+    "quantize": "roundel.pipeline",
+}
+_RENAMED = {"RandomData": "RandomSpec"}
+
+__all__ = [
+    "DataError",
+    "DependencyError",
+    "ModelError",
+    "OutputError",
+    "QuantPlan",
+    "QuantizeResult",
+    "RandomData",
+    "Recipe",
+    "RecipeError",
+    "RoundelError",
+    "SelectionError",
+    "VerifyError",
+    "load_recipe",
+    "preset_names",
+    "quantize",
+]
+
+
+def __getattr__(name: str) -> object:
+    if name not in _HOMES:
+        raise AttributeError(f"module 'roundel' has no attribute '{name}'")
+    value = getattr(importlib.import_module(_HOMES[name]), _RENAMED.get(name, name))
+    globals()[name] = value
+    return value
+
+
+def __dir__() -> list[str]:
+    return sorted({*globals(), *_HOMES})

@@ -1,0 +1,190 @@
+"""Streaming, mergeable statistics of one tensor."""
+
+from __future__ import annotations
+
+import enum
+from collections.abc import Mapping
+from typing import Any, ClassVar, Self
+
+import numpy as np
+from numpy.typing import NDArray
+
+from roundel.numerics.histogram import HALF, Bins, Histogram, as_real
+
+Arrays = dict[str, NDArray[Any]]
+
+
+class StatKind(enum.Enum):
+    """What has to be known about a tensor before its range can be chosen."""
+
+    MINMAX = "minmax"
+    HISTOGRAM = "histogram"
+
+
+class NonFiniteError(ValueError):
+    """An array holds NaN or infinity; the collector adds the tensor and the sample."""
+
+
+class MinMaxObserver:
+    """Extremes of every sample.
+
+    Both ends are kept per sample (16 bytes), so that the mean and a moving average with any constant
+    follow later from the same single pass. Samples without elements leave no entry.
+    """
+
+    __slots__ = ("count", "highs", "lows")
+    kind: ClassVar[StatKind] = StatKind.MINMAX
+
+    def __init__(self) -> None:
+        self.lows: list[float] = []
+        self.highs: list[float] = []
+        self.count = 0
+
+    @property
+    def low(self) -> float:
+        """Smallest value; 0 when nothing was seen."""
+        return min(self.lows, default=0.0)
+
+    @property
+    def high(self) -> float:
+        """Largest value; 0 when nothing was seen."""
+        return max(self.highs, default=0.0)
+
+    def update(self, array: NDArray[Any]) -> None:
+        """Take in the tensor's value for one sample.
+
+        Raises:
+            NonFiniteError: the array holds NaN or infinity. The observer is unchanged.
+        """
+        self._take(as_real(array))
+
+    def merge(self, other: Self) -> None:
+        """Append another observer's samples after this one's."""
+        self.lows += other.lows
+        self.highs += other.highs
+        self.count += other.count
+
+    def reorder(self, positions: list[int]) -> None:
+        """Sort the samples' entries by the given positions, one for each entry."""
+        order = np.argsort(positions, kind="stable")
+        self.lows = [self.lows[i] for i in order]
+        self.highs = [self.highs[i] for i in order]
+
+    def mean(self) -> tuple[float, float]:
+        """The mean over samples of the smallest and of the largest value."""
+        if not self.lows:
+            return 0.0, 0.0
+        return float(np.mean(self.lows)), float(np.mean(self.highs))
+
+    def moving_average(self, constant: float) -> tuple[float, float]:
+        """Exponential moving average in sample order: new = old + constant * (sample - old)."""
+        if not self.lows:
+            return 0.0, 0.0
+        ends = np.array([self.lows, self.highs])
+        average = ends[:, 0]
+        for sample in ends[:, 1:].T:
+            average = average + constant * (sample - average)
+        return float(average[0]), float(average[1])
+
+    def state(self) -> Arrays:
+        """Plain arrays that `from_state` reads back."""
+        return {
+            "lows": np.array(self.lows, np.float64),
+            "highs": np.array(self.highs, np.float64),
+            "count": np.array(self.count, np.int64),
+        }
+
+    @classmethod
+    def from_state(cls, state: Mapping[str, NDArray[Any]]) -> Self:
+        """The inverse of `state`.
+
+        Raises:
+            KeyError: an array is missing.
+            ValueError: an array has another shape or type than `state` gives it.
+        """
+        lows, highs = state["lows"], state["highs"]
+        if lows.ndim != 1 or lows.shape != highs.shape or lows.dtype.kind != "f" or highs.dtype.kind != "f":
+            raise ValueError("the extremes are not two equally long lists of numbers")
+        observer = cls()
+        observer.lows, observer.highs = lows.tolist(), highs.tolist()
+        observer.count = int(state["count"])
+        return observer
+
+    def _take(self, flat: NDArray[np.float32] | NDArray[np.float64]) -> tuple[float, float]:
+        if flat.size == 0:
+            return 0.0, 0.0
+        # Adding zero turns -0.0 into 0.0; NaN survives min and max, so two passes check every element.
+        low, high = float(flat.min()) + 0.0, float(flat.max()) + 0.0
+        if not (np.isfinite(low) and np.isfinite(high)):
+            raise NonFiniteError("NaN" if np.isnan(low) else "infinity")
+        self.lows.append(low)
+        self.highs.append(high)
+        self.count += flat.size
+        return low, high
+
+
+class HistogramObserver(MinMaxObserver):
+    """Extremes of every sample and the histogram of all values."""
+
+    __slots__ = ("histogram",)
+    kind: ClassVar[StatKind] = StatKind.HISTOGRAM
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.histogram = Histogram()
+
+    def update(self, array: NDArray[Any]) -> None:
+        """Take in the tensor's value for one sample.
+
+        Raises:
+            NonFiniteError: the array holds NaN or infinity. The observer is unchanged.
+        """
+        flat = as_real(array)
+        low, high = self._take(flat)
+        self.histogram.add(flat, max(abs(low), abs(high)))
+
+    def merge(self, other: Self) -> None:
+        """Append another observer's samples after this one's and add its counts."""
+        super().merge(other)
+        self.histogram.merge(other.histogram)
+
+    def bins(self) -> Bins:
+        """The occupied intervals for a threshold search."""
+        return self.histogram.bins(self.low, self.high)
+
+    def state(self) -> Arrays:
+        """Plain arrays that `from_state` reads back; only the occupied stretch of bins is kept."""
+        used = np.flatnonzero(self.histogram.counts)
+        first, last = (int(used[0]), int(used[-1]) + 1) if used.size else (0, 0)
+        exponent = self.histogram.exponent
+        return super().state() | {
+            "bins": self.histogram.counts[first:last].copy(),
+            "first": np.array(first, np.int64),
+            "exponent": np.array([] if exponent is None else [exponent], np.int64),
+            "zeros": np.array(self.histogram.zeros, np.int64),
+        }
+
+    @classmethod
+    def from_state(cls, state: Mapping[str, NDArray[Any]]) -> Self:
+        """The inverse of `state`.
+
+        Raises:
+            KeyError: an array is missing.
+            ValueError: an array has another shape or type than `state` gives it.
+        """
+        observer = super().from_state(state)
+        bins, first, exponent = state["bins"], int(state["first"]), state["exponent"]
+        if bins.ndim != 1 or bins.dtype.kind != "i" or first < 0 or first + bins.size > 2 * HALF:
+            raise ValueError("the bins do not fit a histogram")
+        observer.histogram.counts[first : first + bins.size] = bins
+        observer.histogram.exponent = int(exponent[0]) if exponent.size else None
+        observer.histogram.zeros = int(state["zeros"])
+        return observer
+
+
+Observer = MinMaxObserver | HistogramObserver
+
+
+def new_observer(kind: StatKind) -> Observer:
+    """An empty observer of the given kind."""
+    return HistogramObserver() if kind is StatKind.HISTOGRAM else MinMaxObserver()

@@ -1,0 +1,191 @@
+"""From statistics to scales: every tensor of the plan gets its numbers."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import replace
+from typing import Any
+
+import numpy as np
+import onnx_ir as ir
+from numpy.typing import NDArray
+
+from roundel.calibrate.observers import Observer, StatKind
+from roundel.calibrate.ranges import (
+    Distribution,
+    Entropy,
+    LayerWisePercentile,
+    Method,
+    MinMax,
+    Mse,
+    Percentile,
+    choose,
+    choose_weight,
+)
+from roundel.calibrate.state import QuantState
+from roundel.model.graph import constant_array
+from roundel.numerics.affine import bias_params, params_from_range
+from roundel.plan.types import Derived, Fixed, QuantPlan, Role, TensorPlan
+from roundel.recipe import Calibration, Recipe
+from roundel.types import QParams, QType, Range
+
+_INT32_ROOM = 2.0**31 - 2**8  # float32 scales round: stay clear of the very edge
+_TINY = float(np.finfo(np.float32).tiny)
+
+
+def method_of(calibration: Calibration) -> Method:
+    """The recipe's words as a method."""
+    match calibration.method:
+        case "minmax":
+            return MinMax(calibration.moving_average)
+        case "percentile":
+            return Percentile(calibration.percentile, calibration.symmetric_range)
+        case "entropy":
+            return Entropy()
+        case "distribution":
+            return Distribution(calibration.scenario)
+        case "layerwise_percentile":
+            return LayerWisePercentile(calibration.candidates, calibration.metric)
+        case "mse":
+            return Mse()
+
+
+def requests_for(plan: QuantPlan, recipe: Recipe) -> dict[str, StatKind]:
+    """The statistics that must be collected for this plan."""
+    kind = method_of(recipe.calibration).needs
+    return dict.fromkeys(plan.observed_activations(), kind)
+
+
+def resolve(model: ir.Model, plan: QuantPlan, stats: Mapping[str, Observer], recipe: Recipe) -> QuantState:
+    """Scales and zero points for the whole plan.
+
+    Args:
+        model: the prepared float model (for the constants).
+        plan: what every tensor becomes.
+        stats: an observer for each name in `plan.observed_activations()`.
+        recipe: gives the methods.
+    """
+    resolver = _Resolver(model.graph.initializers, plan, stats, recipe)
+    for tensor in plan.tensors.values():
+        if tensor.role is not Role.BIAS:
+            resolver.params[tensor.name] = resolver.independent(tensor)
+    for tensor in plan.tensors.values():
+        if tensor.role is Role.BIAS:
+            resolver.bias(tensor)
+    kept = replace(plan, tensors=resolver.plans)
+    return QuantState(kept, resolver.params, notes=tuple(resolver.notes))
+
+
+class _Resolver:
+    def __init__(
+        self,
+        constants: Mapping[str, ir.Value],
+        plan: QuantPlan,
+        stats: Mapping[str, Observer],
+        recipe: Recipe,
+    ) -> None:
+        self.constants, self.plan, self.stats, self.recipe = constants, plan, stats, recipe
+        self.plans = dict(plan.tensors)
+        self.params: dict[str, QParams] = {}
+        self.notes: list[str] = []
+        self._groups: dict[tuple[str, ...], QParams] = {}
+
+    def independent(self, tensor: TensorPlan) -> QParams:
+        """Everything but a bias."""
+        if isinstance(tensor.source, Fixed):
+            return _fixed(tensor.source.range, tensor)
+        if tensor.role is Role.WEIGHT:
+            method = Mse() if self.recipe.weights.method == "mse" else MinMax()
+            return choose_weight(method, self.array(tensor.name), tensor.scheme)
+        leaders = self.plan.leaders(tensor.name)
+        if leaders not in self._groups:
+            self._groups[leaders] = self._group(leaders, tensor)
+        return self._groups[leaders]
+
+    def array(self, name: str) -> NDArray[Any]:
+        """A constant's content."""
+        array = constant_array(self.constants[name])
+        assert array is not None
+        return array
+
+    def _group(self, leaders: tuple[str, ...], tensor: TensorPlan) -> QParams:
+        """One scale for a group: from the leaders' merged statistics, widened by their fixed ranges."""
+        fixed: list[Range] = []
+        observed: list[str] = []
+        for name in leaders:
+            led = self.plan.tensors.get(name)
+            if led is not None and isinstance(led.source, Fixed):
+                fixed.append(led.source.range)
+            elif led is not None and led.role is Role.WEIGHT:
+                return self.independent(led)
+            else:
+                observed.append(name)
+        if not fixed:
+            return choose(method_of(self.recipe.calibration), self._merged(observed), tensor.scheme)
+        whole = fixed[0]
+        for more in fixed[1:]:
+            whole = whole.union(more)
+        for name in observed:
+            whole = whole.union(Range(self.stats[name].low, self.stats[name].high))
+        return _fixed(whole, tensor)
+
+    def _merged(self, names: list[str]) -> Observer:
+        if len(names) == 1:
+            return self.stats[names[0]]
+        merged = type(self.stats[names[0]])()
+        for name in names:
+            merged.merge(self.stats[name])  # type: ignore[arg-type]
+        return merged
+
+    def bias(self, tensor: TensorPlan) -> None:
+        """Scale of a bias; where its codes would overflow, the weight's scale makes room."""
+        source = tensor.source
+        assert isinstance(source, Derived)
+        if source.input not in self.params or source.weight not in self.params:
+            del self.plans[tensor.name]  # an override took one of them back to float
+            return
+        content = np.abs(self.array(tensor.name).astype(np.float64))
+        params = self._derived(source)
+        limit = 32767.0 if tensor.scheme.qtype is QType.INT16 else _INT32_ROOM
+        excess = _excess(content, params, limit)
+        if tensor.scheme.qtype is QType.INT16:
+            if (excess > 1).any():
+                self.notes.append(f"bias '{tensor.name}' does not fit 16 bits: kept in 32")
+                self.plans[tensor.name] = replace(tensor, scheme=replace(tensor.scheme, qtype=QType.INT32))
+            else:
+                zero = params.zero_point.astype(np.int16)
+                params = replace(params, zero_point=zero, qtype=QType.INT16)
+        elif (excess > 1).any():
+            self._widen(source, excess)
+            self.notes.append(f"bias '{tensor.name}' would overflow 32 bits: widened its weight's scale")
+            params = self._derived(source)
+        self.params[tensor.name] = params
+
+    def _derived(self, source: Derived) -> QParams:
+        params = bias_params(self.params[source.input].scale, self.params[source.weight], source.factor)
+        if source.repeats > 1 and params.scale.ndim:
+            scale, zero = (np.tile(a, source.repeats) for a in (params.scale, params.zero_point))
+            params = replace(params, scale=scale, zero_point=zero)
+        return params
+
+    def _widen(self, source: Derived, excess: NDArray[np.float64]) -> None:
+        weight = self.params[source.weight]
+        if weight.scale.ndim:
+            factor = excess.reshape(source.repeats, -1).max(0) if source.repeats > 1 else excess
+        else:
+            factor = excess.max()
+        wider = weight.scale.astype(np.float64) * np.maximum(factor, 1.0)
+        self.params[source.weight] = replace(weight, scale=np.asarray(wider, np.float32))
+
+
+def _excess(content: NDArray[np.float64], params: QParams, limit: float) -> NDArray[np.float64]:
+    """How many times too large the codes would be; one number for each scale."""
+    scale = np.maximum(np.abs(params.scale.astype(np.float64)), 0.0)
+    needed = np.maximum(content if scale.ndim else np.asarray(content.max(initial=0.0)), 0.0) / limit
+    floor = np.where(needed > 0, np.maximum(needed, _TINY), 0.0)
+    with np.errstate(divide="ignore", invalid="ignore"):
+        return np.asarray(np.where(floor > 0, floor / np.maximum(scale, 5e-324), 0.0))
+
+
+def _fixed(range_: Range, tensor: TensorPlan) -> QParams:
+    return params_from_range(range_.low, range_.high, tensor.scheme)

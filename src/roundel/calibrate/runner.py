@@ -1,0 +1,191 @@
+"""Runs a float model and hands out the tensors asked for, within a bound on memory."""
+
+from __future__ import annotations
+
+import math
+import time
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import onnx_ir as ir
+from numpy.typing import NDArray
+from onnxruntime.capi import onnxruntime_pybind11_state as ort_state
+
+from roundel.errors import DataError, ModelError
+from roundel.model.graph import values_by_name
+from roundel.model.session import open_session
+from roundel.types import Sample
+
+MAX_LIVE_BYTES = 1_500_000_000
+"""Fetched activations of all runs in flight; a sample that needs more runs once per group of tensors."""
+
+_MODEL_FAULTS = (ort_state.NotImplemented, ort_state.EPFail, ort_state.InvalidGraph)
+_RUN_FAULTS = (ort_state.Fail, ort_state.RuntimeException, ort_state.InvalidArgument)
+_MESSAGE_LIMIT = 400
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Run:
+    """One run's fetched arrays and the time it took."""
+
+    arrays: dict[str, NDArray[Any]]
+    seconds: float
+
+
+class Runner:
+    """Sessions over clones of a model with the requested tensors as extra outputs.
+
+    Full graph optimisation stays on: ONNX Runtime keeps every graph output as written. Fetching a tensor
+    and reducing it in numpy was measured as fast as ReduceMin / ReduceMax nodes inside the graph, serves
+    histograms too, and lets no NaN pass.
+
+    Several samples run at once with one thread each, instead of one sample on all threads: nothing waits
+    at the end of each operator, and observing runs in parallel with other samples' operators. Memory may
+    forbid it; then fewer samples share the cores.
+
+    Args:
+        model: the float model; it is not changed.
+        tensors: computed tensors of its main graph, in topological order.
+        first: a sample that tells how large they are.
+        cores: how many threads may work in all.
+        samples: the most samples that can run at once.
+    """
+
+    def __init__(
+        self, model: ir.Model, tensors: Sequence[str], first: Sample, *, cores: int, samples: int
+    ) -> None:
+        self._finals = [value.name for value in model.graph.outputs if value.name]
+        sizes = _declared_bytes(model, tensors, first)
+        if sizes is None or sum(sizes.values()) > MAX_LIVE_BYTES:
+            sizes = _measured_bytes(model, tensors, first)
+        groups = _split(tensors, sizes)
+        live = max(sum(sizes[name] for name in group) for group in groups)
+        self.workers = max(1, min(cores, samples, MAX_LIVE_BYTES // max(live, 1)))
+        threads = max(1, cores // self.workers)
+        self._sessions = [
+            (open_session(_with_outputs(model, group, keep_own=i == 0), threads=threads), group)
+            for i, group in enumerate(groups)
+        ]
+
+    def stream(self, sample: Sample, index: int, *, finals: bool) -> Iterator[Run]:
+        """The requested tensors of one sample, group by group. Safe to call from several threads.
+
+        Args:
+            sample: the model's inputs.
+            index: its position, for messages.
+            finals: whether the first group also holds the model's own outputs.
+
+        Raises:
+            DataError: the sample does not fit the model.
+            ModelError: ONNX Runtime cannot run the model.
+        """
+        for position, (session, group) in enumerate(self._sessions):
+            names = list(dict.fromkeys([*group, *(self._finals if finals and position == 0 else ())]))
+            start = time.perf_counter()
+            # An empty list would mean every output to ONNX Runtime.
+            arrays = run_session(session, names or self._finals, sample, index)
+            yield Run(arrays, time.perf_counter() - start)
+
+    def finals_of(self, arrays: dict[str, NDArray[Any]]) -> Sample:
+        """The model's own outputs among the tensors of the first group."""
+        return {name: arrays[name] for name in self._finals}
+
+
+def run_session(session: Any, names: list[str], sample: Sample, index: int) -> dict[str, NDArray[Any]]:
+    """One run; ONNX Runtime's exceptions become errors that name the sample.
+
+    Raises:
+        DataError: the sample does not fit the model.
+        ModelError: ONNX Runtime cannot run the model.
+    """
+    try:
+        outputs = session.run(names, sample)
+    except _MODEL_FAULTS as error:
+        raise ModelError(
+            "ONNX Runtime cannot run this model.", where=f"sample {index}", observed=_trim(error)
+        ) from error
+    except (*_RUN_FAULTS, ValueError) as error:
+        # ValueError is what ONNX Runtime's Python layer raises for missing inputs.
+        raise DataError(
+            "The model could not run a calibration sample.",
+            where=f"sample {index}",
+            observed=_trim(error),
+            expected=", ".join(f"{i.name}: {i.type} {i.shape}" for i in session.get_inputs()),
+            hint="Check the names, types and shapes of the sample's arrays.",
+        ) from error
+    return dict(zip(names, outputs, strict=True))
+
+
+def _with_outputs(model: ir.Model, names: Sequence[str], *, keep_own: bool) -> ir.Model:
+    clone = model.clone()
+    values = values_by_name(clone.graph)
+    if not keep_own:
+        clone.graph.outputs.clear()
+    present = {value.name for value in clone.graph.outputs}
+    clone.graph.outputs.extend(values[name] for name in names if name not in present)
+    return clone
+
+
+def _declared_bytes(model: ir.Model, tensors: Sequence[str], first: Sample) -> dict[str, int] | None:
+    """Sizes from declared shapes, with open dimensions bound by the first sample; None when unknown."""
+    bound: dict[str, int] = {}
+    for value in model.graph.inputs:
+        fed = first.get(value.name or "")
+        if value.shape is None or fed is None or fed.ndim != len(value.shape):
+            continue
+        pairs = zip(value.shape, fed.shape, strict=True)
+        bound |= {str(d.value): n for d, n in pairs if isinstance(d, ir.SymbolicDim) and d.value}
+    values = values_by_name(model.graph)
+    sizes: dict[str, int] = {}
+    for name in tensors:
+        shape = values[name].shape
+        if shape is None:
+            return None
+        dims = [d if isinstance(d, int) else bound.get(str(d.value)) for d in shape]
+        known = [d for d in dims if d is not None]
+        if len(known) != len(dims):
+            return None
+        sizes[name] = math.prod(known) * _item_bytes(values[name])
+    return sizes
+
+
+def _measured_bytes(model: ir.Model, tensors: Sequence[str], first: Sample) -> dict[str, int]:
+    """One run that returns element counts only, so that it needs no more memory than a plain run."""
+    clone = model.clone()
+    values = values_by_name(clone.graph)
+    clone.graph.outputs.clear()
+    names = [f"roundel_size_{position}" for position in range(len(tensors))]
+    for tensor, name in zip(tensors, names, strict=True):
+        node = ir.node("Size", [values[tensor]])
+        node.outputs[0].name = name
+        node.outputs[0].dtype = ir.DataType.INT64
+        clone.graph.append(node)
+        clone.graph.outputs.append(node.outputs[0])
+    counts = run_session(open_session(clone), names, first, 0)
+    return {
+        tensor: int(counts[name]) * _item_bytes(values[tensor])
+        for tensor, name in zip(tensors, names, strict=True)
+    }
+
+
+def _split(tensors: Sequence[str], sizes: Mapping[str, int]) -> list[list[str]]:
+    groups: list[list[str]] = [[]]
+    live = 0
+    for name in tensors:
+        if groups[-1] and live + sizes[name] > MAX_LIVE_BYTES:
+            groups.append([])
+            live = 0
+        groups[-1].append(name)
+        live += sizes[name]
+    return groups
+
+
+def _item_bytes(value: ir.Value) -> int:
+    return 4 if value.dtype is None else math.ceil(value.dtype.itemsize)
+
+
+def _trim(error: Exception) -> str:
+    # ONNX Runtime puts source paths and build details first; what a reader needs comes last.
+    text = " ".join(str(error).split())
+    return text if len(text) <= _MESSAGE_LIMIT else "… " + text[-_MESSAGE_LIMIT:]

@@ -1,0 +1,348 @@
+"""From pixels to model input: resize, crop, channel order, normalisation."""
+
+from __future__ import annotations
+
+import struct
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Literal
+
+import numpy as np
+
+from roundel.data.arrays import Array
+from roundel.data.conform import is_float
+from roundel.errors import DataError
+from roundel.types import InputSpec
+
+if TYPE_CHECKING:
+    from PIL.Image import Image
+
+Size = tuple[int, int]
+Dim = int | str | None
+Layout = Literal["nchw", "nhwc"]
+_CHANNELS = (1, 3)
+_READABLE_MODES = frozenset(
+    {"1", "L", "LA", "La", "P", "PA", "RGB", "RGBA", "RGBa", "RGBX", "CMYK", "YCbCr", "HSV"}
+)
+
+
+@dataclass(frozen=True, slots=True)
+class ImagePreprocess:
+    """How an image becomes model input: `(pixel * scale - mean) / std`, after resize and centre crop.
+
+    Args:
+        mean: subtracted per channel, in units of the scaled image and in the channel order that the model
+            takes (blue first when `bgr`). One number serves all channels.
+        std: divides per channel, likewise.
+        scale: "unit" divides pixels by 255, "raw" leaves 0..255. Not given: unit, and the record says that
+            nobody chose it; raw for a model with a uint8 input.
+        resize: the short side in pixels, or (height, width). Not given: the height and width of the model
+            input when they are fixed, else the image's own size.
+        crop: the side of a square, or (height, width), cut from the centre. Not given: the model's height and
+            width when `resize` leaves something else.
+        layout: "nchw" or "nhwc". Not given: read from where the model input has 3 or 1 channels.
+        bgr: whether the model takes blue first.
+        interpolation: of the resize, as Pillow (and so torchvision on files) does it.
+
+    The orientation tag of cameras is ignored, as in the usual training pipelines. Images turn grey when the
+    model has one channel; transparency is dropped.
+    """
+
+    mean: float | tuple[float, ...] | None = None
+    std: float | tuple[float, ...] | None = None
+    scale: Literal["unit", "raw"] | None = None
+    resize: int | Size | None = None
+    crop: int | Size | None = None
+    layout: Layout | None = None
+    bgr: bool = False
+    interpolation: Literal["bilinear", "bicubic", "nearest"] = "bilinear"
+
+    def __post_init__(self) -> None:
+        for name in ("mean", "std"):
+            given = getattr(self, name)
+            if given is not None:
+                object.__setattr__(self, name, tuple(float(v) for v in np.atleast_1d(given)))
+        _one_of("scale", self.scale, (None, "unit", "raw"))
+        _one_of("layout", self.layout, (None, "nchw", "nhwc"))
+        _one_of("interpolation", self.interpolation, ("bilinear", "bicubic", "nearest"))
+        for name, size in (("resize", self.resize), ("crop", self.crop)):
+            if size is not None and not _is_size(size):
+                expected = "a whole number of pixels, or (height, width)"
+                raise DataError(f"The image {name} is not a size", observed=size, expected=expected)
+        if self.std is not None and not all(s > 0 for s in _numbers(self.std)):
+            raise DataError("The image std must be positive", observed=self.std, expected="numbers above 0")
+        if self.mean is not None and self.scale != "raw" and max(map(abs, _numbers(self.mean))) > 1:
+            raise DataError(
+                "The image mean does not belong to the scale of the image",
+                observed=f"mean {self.mean} with pixels divided by 255, which lie in 0..1",
+                expected="a mean in 0..1, or scale 'raw'",
+                hint="Set scale='raw' when mean and std are meant for pixels 0..255.",
+            )
+
+
+def _one_of(name: str, value: object, choices: tuple[object, ...]) -> None:
+    if value not in choices:
+        expected = ", ".join(repr(c) for c in choices if c is not None)
+        raise DataError(f"The image {name} is not known", observed=repr(value), expected=expected)
+
+
+def _numbers(value: float | tuple[float, ...]) -> tuple[float, ...]:
+    return value if isinstance(value, tuple) else (value,)
+
+
+def _is_size(size: object) -> bool:
+    sides = size if isinstance(size, tuple) and len(size) == 2 else (size,)
+    return all(isinstance(side, int) and side > 0 for side in sides)
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class ImagePlan:
+    """An `ImagePreprocess` with everything settled for one model input.
+
+    Args:
+        input_name: the input that takes the image.
+        options: what the user asked for.
+        layout: the axis order of the input.
+        resize: as in the options, or from the model.
+        crop: likewise.
+        table: model value for each pixel value, one row per channel.
+    """
+
+    input_name: str
+    options: ImagePreprocess
+    layout: Layout
+    resize: int | Size | None
+    crop: Size | None
+    table: Array
+
+    def describe(self) -> str:
+        """One line for the record."""
+        options, words = (
+            self.options,
+            ["grey" if len(self.table) == 1 else "BGR" if self.options.bgr else "RGB"],
+        )
+        if self.resize is not None:
+            size = (
+                "x".join(map(str, self.resize))
+                if isinstance(self.resize, tuple)
+                else f"short side {self.resize}"
+            )
+            by = "" if options.resize is not None else ", the model's own size"
+            words.append(f"resize to {size} ({options.interpolation}{by})")
+        if self.crop is not None:
+            words.append(f"centre crop {self.crop[0]}x{self.crop[1]}")
+        raw = options.scale == "raw" or self.table.dtype == np.uint8
+        words.append("pixels 0..255" if raw else "x/255")
+        if options.mean is None and options.std is None:
+            words.append("no mean/std given")
+        else:
+            words.append(f"mean {options.mean or 0}, std {options.std or 1}")
+        return ", ".join([*words, self.layout])
+
+    def read(self, path: Path) -> Array:
+        """Decode a file and preprocess it.
+
+        Raises:
+            DataError: when the file is not a readable image.
+        """
+        import PIL.Image
+
+        try:
+            with PIL.Image.open(path) as image:
+                image.load()
+                return self.apply(image, str(path))
+        except (
+            OSError,
+            SyntaxError,
+            ValueError,
+            EOFError,
+            struct.error,
+            PIL.Image.DecompressionBombError,
+        ) as error:
+            raise DataError(
+                "An image cannot be read",
+                where=path,
+                observed=f"{type(error).__name__}: {error}",
+                hint="Remove or replace the file.",
+            ) from error
+
+    def apply(self, image: Image, where: str) -> Array:
+        """Preprocess one decoded image; the result has no batch axis.
+
+        Raises:
+            DataError: when the image has no 8-bit form, or is smaller than the crop.
+        """
+        if image.mode not in _READABLE_MODES:
+            raise DataError(
+                "An image does not have 8 bits per channel",
+                where=where,
+                observed=f"Pillow mode {image.mode}",
+                expected="grey or colour with 8 bits per channel",
+                hint="Convert it, or feed arrays (.npy) that are preprocessed already.",
+            )
+        image = image.convert("L" if len(self.table) == 1 else "RGB")
+        image = self._cropped(self._resized(image), where)
+        pixels = np.asarray(image)
+        planes = pixels[None] if pixels.ndim == 2 else np.moveaxis(pixels, -1, 0)
+        if self.options.bgr:
+            planes = planes[::-1]
+        # A table look-up gives bit for bit what the arithmetic on every pixel would, but faster.
+        result = np.stack([row[plane] for row, plane in zip(self.table, planes, strict=True)])
+        return result if self.layout == "nchw" else np.moveaxis(result, 0, -1)
+
+    def apply_to_array(self, array: Array, where: str) -> Array:
+        """Preprocess pixels that came as an array: [H, W], [H, W, C], [C, H, W], or a batch of these two.
+
+        Raises:
+            DataError: when they are not 8-bit pixels.
+        """
+        import PIL.Image
+
+        if array.dtype != np.uint8 or not 2 <= array.ndim <= 4:
+            raise DataError(
+                "Image preprocessing was asked for, but the data are not pixels",
+                where=f"{where}, input '{self.input_name}'",
+                observed=f"{array.dtype} array of shape {list(array.shape)}",
+                expected="uint8 images [H, W, C], or no image preprocessing",
+            )
+        if array.ndim == 4:
+            return np.stack([self.apply_to_array(image, where) for image in array])
+        if array.ndim == 3 and array.shape[-1] not in (1, 3, 4):
+            array = np.moveaxis(array, 0, -1)
+        if array.ndim == 3 and array.shape[-1] not in (1, 3, 4):
+            raise DataError(
+                "An image array has no channel axis",
+                where=f"{where}, input '{self.input_name}'",
+                observed=f"shape {list(array.shape)}",
+                expected="1, 3 or 4 channels, first or last",
+            )
+        if array.ndim == 3 and array.shape[-1] == 1:
+            array = array[..., 0]
+        return self.apply(PIL.Image.fromarray(np.ascontiguousarray(array)), where)
+
+    def _resized(self, image: Image) -> Image:
+        import PIL.Image
+
+        if self.resize is None:
+            return image
+        width, height = image.size
+        if isinstance(self.resize, tuple):
+            height, width = self.resize
+        elif width <= height:
+            width, height = self.resize, int(self.resize * height / width)
+        else:
+            width, height = int(self.resize * width / height), self.resize
+        if (width, height) == image.size:
+            return image
+        return image.resize((width, height), PIL.Image.Resampling[self.options.interpolation.upper()])
+
+    def _cropped(self, image: Image, where: str) -> Image:
+        if self.crop is None:
+            return image
+        (width, height), (crop_height, crop_width) = image.size, self.crop
+        if crop_height > height or crop_width > width:
+            raise DataError(
+                "An image is smaller than the crop",
+                where=where,
+                observed=f"{height}x{width} (height x width) after resize",
+                expected=f"at least {crop_height}x{crop_width}",
+                hint="Set resize to the crop's size or more.",
+            )
+        # round(), not //: the same pixels as torchvision's CenterCrop.
+        top, left = round((height - crop_height) / 2), round((width - crop_width) / 2)
+        return image.crop((left, top, left + crop_width, top + crop_height))
+
+
+def plan_images(options: ImagePreprocess, inputs: Sequence[InputSpec]) -> ImagePlan:
+    """Settle every open choice against the model.
+
+    Raises:
+        DataError: when no single input takes images, or the options contradict its shape.
+    """
+    spec, layout, (channel, height, width) = _image_input(options, inputs)
+    channels = channel if isinstance(channel, int) else 3
+    own = (height, width) if isinstance(height, int) and isinstance(width, int) else None
+    resize, crop = options.resize, options.crop
+    if isinstance(crop, int):
+        crop = (crop, crop)
+    if resize is None and crop is None:
+        resize = own
+    elif crop is None and resize != own:
+        crop = own
+    final = crop if crop is not None else resize if isinstance(resize, tuple) else None
+    if own is not None and final is not None and final != own:
+        raise DataError(
+            "Resize and crop do not give the size of the model input",
+            where=f"input '{spec.name}'",
+            observed=f"{final[0]}x{final[1]} (height x width)",
+            expected=f"{own[0]}x{own[1]}, from {spec}",
+        )
+    return ImagePlan(spec.name, options, layout, resize, crop, _table(options, spec, channels))
+
+
+def _image_input(
+    options: ImagePreprocess, inputs: Sequence[InputSpec]
+) -> tuple[InputSpec, Layout, tuple[Dim, Dim, Dim]]:
+    found: list[tuple[InputSpec, Layout, tuple[Dim, Dim, Dim]]] = []
+    for spec in inputs:
+        if spec.shape is None or len(spec.shape) != 4:
+            continue
+        _, one, two, three = spec.shape
+        readings: list[tuple[Layout, tuple[Dim, Dim, Dim]]] = [
+            ("nchw", (one, two, three)),
+            ("nhwc", (three, one, two)),
+        ]
+        for layout, dims in readings:
+            asked = options.layout == layout and not isinstance(dims[0], int)
+            if options.layout in (None, layout) and (dims[0] in _CHANNELS or asked):
+                found.append((spec, layout, dims))
+                break
+    if len(found) == 1:
+        return found[0]
+    raise DataError(
+        "The model has no input that takes images"
+        if not found
+        else "Several inputs of the model take images",
+        observed="; ".join(str(spec) for spec in inputs),
+        expected="one input with 3 or 1 channels" + (f", as {options.layout}" if options.layout else ""),
+        hint="Set layout when the model leaves its channels open, or feed arrays by input name.",
+    )
+
+
+def _table(options: ImagePreprocess, spec: InputSpec, channels: int) -> Array:
+    pixels = np.arange(256, dtype=np.uint8)
+    if spec.dtype == np.uint8:
+        if (options.mean, options.std) != (None, None) or options.scale == "unit":
+            raise DataError(
+                "A uint8 input takes pixels as they are",
+                where=f"input '{spec.name}'",
+                observed="mean, std or scale 'unit' in the image preprocessing",
+                expected="none of them",
+            )
+        return np.tile(pixels, (channels, 1))
+    if not is_float(spec.dtype):
+        raise DataError(
+            "The model input cannot take images", observed=str(spec), expected="a float or uint8 input"
+        )
+    values = np.tile(pixels.astype(np.float32), (channels, 1))
+    if options.scale != "raw":
+        values = values / np.float32(255)
+    if options.mean is not None:
+        values = values - _per_channel("mean", options.mean, channels)
+    if options.std is not None:
+        values = values / _per_channel("std", options.std, channels)
+    return values.astype(spec.dtype)
+
+
+def _per_channel(
+    name: str, given: float | tuple[float, ...], channels: int
+) -> np.ndarray[Any, np.dtype[np.float32]]:
+    numbers = _numbers(given)
+    if len(numbers) not in (1, channels):
+        raise DataError(
+            f"The image {name} does not have one number per channel",
+            observed=f"{len(numbers)} numbers: {numbers}",
+            expected=f"{channels} (or a single one for all channels)",
+        )
+    return np.asarray(numbers, dtype=np.float32)[:, None]

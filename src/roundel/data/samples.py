@@ -1,0 +1,202 @@
+"""Calibration samples as the rest of Roundel sees them: checked, one at a time, and described."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Generator, Iterator, Mapping, Sequence
+from contextlib import closing
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+from roundel.data.arrays import Array, to_array
+from roundel.data.batching import Regrouper, fixed_batch
+from roundel.data.conform import check_finite, fit_dtype, fit_shape
+from roundel.data.naming import by_name
+from roundel.errors import DataError, RoundelError
+from roundel.types import InputSpec, Sample
+
+if TYPE_CHECKING:
+    from roundel.data.images import ImagePlan
+
+
+@dataclass(frozen=True, slots=True)
+class Item:
+    """One thing that a source yields, and the file it came from."""
+
+    value: object
+    origin: str | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Source:
+    """Where samples come from, before anything is checked.
+
+    Args:
+        kind: what it is, in words for the record.
+        items: starts a new pass over the data.
+        count: number of items, when known.
+        rows: number of rows over all items, when known.
+        repeatable: whether `items` may be called more than once.
+        facts: further lines of the record (path, preprocessing, ...).
+    """
+
+    kind: str
+    items: Callable[[], Generator[Item, None, None]]
+    count: int | None = None
+    rows: int | None = None
+    repeatable: bool = True
+    facts: Mapping[str, object] = field(default_factory=dict)
+
+
+class Samples:
+    """Calibration samples, each a dict from input name to an array that the model accepts.
+
+    One sample is one run of the model: where the model fixes its batch size, the rows of the data are cut and
+    joined to that size (an incomplete last batch is dropped and noted); where it leaves it open, each array
+    is fed as it came. Only one sample is in memory at a time. Iterate as often as the source allows; a source
+    that can be read only once raises a `DataError` at the second pass.
+
+    Args:
+        source: where the data come from.
+        inputs: what the model takes.
+        limit: the largest number of samples to yield.
+        plan: how raw pixels in the data become model input; None when the data are model input already.
+    """
+
+    def __init__(
+        self,
+        source: Source,
+        inputs: Sequence[InputSpec],
+        *,
+        limit: int | None = None,
+        plan: ImagePlan | None = None,
+    ) -> None:
+        if limit is not None and limit < 1:
+            raise DataError("The sample limit is too small", observed=limit, expected="1 or more")
+        self._source = source
+        self._inputs = tuple(inputs)
+        self._limit = limit
+        self._plan = plan
+        self._free_batch = fixed_batch(inputs) is not None
+        self._started = False
+        self._seen: int | None = None
+        self._notes: dict[str, None] = {}
+
+    @property
+    def inputs(self) -> tuple[InputSpec, ...]:
+        """The model inputs that every sample fits."""
+        return self._inputs
+
+    @property
+    def repeatable(self) -> bool:
+        """Whether a second pass is possible."""
+        return self._source.repeatable
+
+    @property
+    def count(self) -> int | None:
+        """How many samples a pass yields: exact after one pass, before it what the source says, or None."""
+        if self._seen is not None:
+            return self._seen
+        batch = fixed_batch(self._inputs)
+        known = self._source.count
+        if batch is not None:
+            known = None if self._source.rows is None else self._source.rows // batch
+        if known is None:
+            return None
+        return known if self._limit is None else min(known, self._limit)
+
+    def __length_hint__(self) -> int:
+        count = self.count
+        return NotImplemented if count is None else count
+
+    @property
+    def description(self) -> dict[str, object]:
+        """What the record says about the data; complete once a pass has ended."""
+        told: dict[str, object] = {"kind": self._source.kind, **self._source.facts}
+        if self._plan is not None:
+            told["preprocessing"] = self._plan.describe()
+        told.update(count=self.count, limit=self._limit)
+        told.setdefault("random", False)
+        told["notes"] = list(self._notes)
+        return told
+
+    def __iter__(self) -> Iterator[Sample]:
+        if self._started and not self._source.repeatable:
+            raise DataError(
+                "The calibration data can be read only once, and were read already",
+                where=self._source.kind,
+                hint="Pass a list, a folder, or a reader with a rewind() method.",
+            )
+        self._started = True
+        return self._pass()
+
+    def _pass(self) -> Iterator[Sample]:
+        groups = Regrouper(self._inputs)
+        produced = 0
+        with closing(self._items()) as items:
+            for where, value in items:
+                for sample in groups.push(self._fit(value, where), where):
+                    produced += 1
+                    if produced == self._limit:
+                        self._seen = produced
+                    yield sample
+                    # Return before the source is asked again: a generator must not lose an item to a limit.
+                    if produced == self._limit:
+                        return
+        self._seen = produced
+        if groups.leftover:
+            self._notes[f"{groups.leftover} leftover rows dropped: the model's batch is {groups.size}"] = None
+        if not produced:
+            raise self._empty(groups)
+
+    def _items(self) -> Generator[tuple[str, object], None, None]:
+        index = 0
+        with closing(self._source.items()) as items:
+            while True:
+                try:
+                    item = next(items)
+                except StopIteration:
+                    return
+                except RoundelError:
+                    raise
+                except Exception as error:
+                    # Deliberately broad: the user's own code runs here and may raise anything.
+                    raise DataError(
+                        "The calibration data source failed",
+                        where=f"sample {index} of {self._source.kind}",
+                        observed=f"{type(error).__name__}: {error}",
+                        hint="The traceback of the source follows; the fault is in its code or its files.",
+                    ) from error
+                yield f"sample {index}" + (f" ({item.origin})" if item.origin else ""), item.value
+                index += 1
+
+    def _fit(self, value: object, where: str) -> Sample:
+        parts = by_name(value, self._inputs, where, self._notes)
+        return {spec.name: self._fit_input(parts[spec.name], spec, where) for spec in self._inputs}
+
+    def _fit_input(self, value: object, spec: InputSpec, where: str) -> Array:
+        array = to_array(value, f"{where}, input '{spec.name}'")
+        if self._plan is not None and self._plan.input_name == spec.name:
+            array = self._plan.apply_to_array(array, where)
+        array = fit_dtype(array, spec, where)
+        array = array.reshape(fit_shape(array.shape, spec, where, free_batch=self._free_batch))
+        check_finite(array, spec, where)
+        # ONNX Runtime and the digest want C order; np.ascontiguousarray would turn a scalar into a vector.
+        return np.asarray(array, order="C")
+
+    def _empty(self, groups: Regrouper) -> DataError:
+        if groups.leftover:
+            return DataError(
+                "The calibration data do not fill one batch of the model",
+                where=self._source.facts.get("path", self._source.kind),
+                observed=f"{groups.leftover} rows",
+                expected=f"at least {groups.size}, the model's fixed batch",
+            )
+        return DataError(
+            "The calibration data are empty",
+            where=self._source.facts.get("path", self._source.kind),
+            observed="no samples",
+            expected="at least one sample for " + "; ".join(str(spec) for spec in self._inputs),
+            hint="A generator or reader that was read before has nothing left: create a new one.",
+        )

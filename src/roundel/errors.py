@@ -1,0 +1,118 @@
+"""Every error a user can cause: what happened, where, what was seen, what was expected, what to do."""
+
+from __future__ import annotations
+
+import difflib
+from collections.abc import Iterable
+from typing import ClassVar
+
+
+class RoundelError(Exception):
+    """Base of all errors that a user can cause.
+
+    Args:
+        what: one sentence that says what went wrong.
+        where: the file, node, tensor, sample or option concerned.
+        observed: what was found there.
+        expected: what would have been right.
+        hint: the next step for the reader.
+    """
+
+    exit_code: ClassVar[int] = 1
+
+    def __init__(
+        self,
+        what: str,
+        *,
+        where: object = None,
+        observed: object = None,
+        expected: object = None,
+        hint: str | None = None,
+    ) -> None:
+        self.what = what
+        self.where = None if where is None else str(where)
+        self.observed = None if observed is None else str(observed)
+        self.expected = None if expected is None else str(expected)
+        self.hint = hint
+        super().__init__(what)
+
+    def details(self) -> list[tuple[str, str]]:
+        """The labelled lines below the headline, in reading order."""
+        rows = [
+            ("where", self.where),
+            ("observed", self.observed),
+            ("expected", self.expected),
+            ("what to do", self.hint),
+        ]
+        return [(label, text) for label, text in rows if text]
+
+    def __str__(self) -> str:
+        return "\n".join([self.what, *(f"  {label}: {text}" for label, text in self.details())])
+
+    def __reduce__(self) -> tuple[object, ...]:
+        # Keyword-only arguments do not survive Exception's own pickling; worker processes need them.
+        state = (self.what, self.where, self.observed, self.expected, self.hint)
+        return _rebuild, (type(self), *state)
+
+
+def _rebuild(
+    kind: type[RoundelError],
+    what: str,
+    where: str | None,
+    observed: str | None,
+    expected: str | None,
+    hint: str | None,
+) -> RoundelError:
+    return kind(what, where=where, observed=observed, expected=expected, hint=hint)
+
+
+class RecipeError(RoundelError):
+    """The recipe, preset or an option is wrong."""
+
+    exit_code = 2
+
+
+class ModelError(RoundelError):
+    """The model cannot be read or cannot be quantized."""
+
+    exit_code = 3
+
+
+class DataError(RoundelError):
+    """The calibration data does not fit the model, or is broken."""
+
+    exit_code = 4
+
+
+class SelectionError(RecipeError):
+    """A name, pattern or subgraph that selects nodes or tensors matches nothing."""
+
+
+class OutputError(RoundelError):
+    """The result cannot be written."""
+
+    exit_code = 5
+
+
+class VerifyError(RoundelError):
+    """The finished model breaks a rule of its target; nothing was written."""
+
+    exit_code = 6
+
+
+class DependencyError(RoundelError):
+    """An optional package is needed and not installed."""
+
+    exit_code = 7
+
+
+def did_you_mean(name: str, candidates: Iterable[str], limit: int = 3) -> str | None:
+    """A 'did you mean' sentence, or None when nothing comes close."""
+    pool = sorted(set(candidates))
+    by_fold = {c.casefold(): c for c in pool}
+    near = difflib.get_close_matches(name.casefold(), by_fold, n=limit, cutoff=0.55)
+    if not near:
+        near = [fold for fold in by_fold if name.casefold() in fold][:limit]
+    if not near:
+        return None
+    return "Did you mean " + " or ".join(f"'{by_fold[fold]}'" for fold in near) + "?"

@@ -1,0 +1,152 @@
+"""What the data shows: statistics, and a few samples with the float model's own outputs for them."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import onnx_ir as ir
+
+from roundel.calibrate.collect import Collected, collect
+from roundel.calibrate.observers import Observer, StatKind
+from roundel.calibrate.resolve import requests_for
+from roundel.calibrate.statistics_file import Statistics, load_statistics, save_statistics
+from roundel.data import ImagePreprocess, RandomSpec, SampleDigest, Samples, open_samples
+from roundel.errors import DataError
+from roundel.model.graph import fingerprint, input_specs, is_constant, is_float32, iter_values
+from roundel.model.session import open_session
+from roundel.plan import QuantPlan
+from roundel.recipe import Data, Recipe
+from roundel.report.listener import Listener
+from roundel.types import Sample
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Evidence:
+    """Statistics by tensor, and the samples that verification uses."""
+
+    stats: Mapping[str, Observer] = field(default_factory=dict)
+    inputs: list[Sample] = field(default_factory=list)
+    outputs: list[Sample] = field(default_factory=list)
+    data: Mapping[str, Any] = field(default_factory=dict)
+    notes: tuple[str, ...] = ()
+
+
+def gather(
+    model: ir.Model,
+    plan: QuantPlan,
+    recipe: Recipe,
+    data: object,
+    stats: str | Path | None,
+    told: Listener,
+) -> Evidence:
+    """Run the data once, or reuse what an earlier run saw of the same model and data.
+
+    Args:
+        model: the prepared float model.
+        plan: says which tensors must be observed.
+        recipe: methods, preprocessing, number of samples to keep.
+        data: whatever `roundel.data.open_samples` takes; None is fine when the plan observes nothing.
+        stats: a statistics file to reuse or to write.
+        told: hears about progress.
+    """
+    requests = {} if recipe.mode == "dynamic" else requests_for(plan, recipe)
+    if data is None and not requests:
+        return Evidence(data={"kind": "none needed"})
+    samples = open_data(model, recipe.data, data)
+    told.step("calibrate", len_or_none(samples))
+    if stats is None:
+        collected = collect(model, requests, samples, keep=recipe.verify.samples, progress=told.advance)
+        return _evidence(collected, samples)
+    path, key = Path(stats), fingerprint(model)
+    saved = load_statistics(path) if path.exists() else None
+    if saved is not None and saved.model_key == key and _covers(saved, requests):
+        reused = _reuse(model, saved, samples, recipe, path)
+        if reused is not None:
+            return reused
+    everything = {**_every_activation(model), **requests}
+    wanted = dict.fromkeys(everything, StatKind.HISTOGRAM)
+    collected = collect(model, wanted, samples, keep=recipe.verify.samples, progress=told.advance)
+    save_statistics(path, collected, key)
+    why = "did not exist" if saved is None else "was of another model or other data"
+    return _evidence(collected, samples, (f"statistics file {path.name} {why}: written anew",))
+
+
+def open_data(model: ir.Model, settings: Data, data: object) -> Samples:
+    """The samples that the recipe's data section describes."""
+    if data is None:
+        raise DataError(
+            "This recipe needs calibration data and none was given.",
+            expected="a folder, a CalibrationDataReader or any iterable of samples",
+            hint="Pass data=… (--data DIR on the command line), or RandomData() (--random N) for a first look.",
+        )
+    random = data if isinstance(data, RandomSpec) else None
+    preprocessing = settings.model_dump(exclude={"samples"}, exclude_defaults=True)
+    images = ImagePreprocess(**preprocessing) if preprocessing else None
+    source = None if random is not None else data
+    return open_samples(source, input_specs(model), limit=settings.samples, images=images, random=random)
+
+
+def len_or_none(samples: Samples) -> int | None:
+    """The number of samples where it is known beforehand."""
+    return samples.count
+
+
+def _evidence(collected: Collected, samples: Samples, notes: tuple[str, ...] = ()) -> Evidence:
+    facts = {
+        **samples.description,
+        "samples_seen": collected.samples_seen,
+        "samples_verified": len(collected.inputs),
+        "digest": collected.data_digest,
+        "forward_seconds": collected.forward_seconds,
+    }
+    if samples.description.get("random"):
+        notes = (*notes, "calibrated on random data: ranges and accuracy mean nothing for real inputs")
+    return Evidence(collected.stats, collected.inputs, collected.outputs, facts, notes)
+
+
+def _covers(saved: Statistics, requests: Mapping[str, StatKind]) -> bool:
+    return all(
+        name in saved.stats and (kind is StatKind.MINMAX or saved.stats[name].kind is kind)
+        for name, kind in requests.items()
+    )
+
+
+def _reuse(
+    model: ir.Model, saved: Statistics, samples: Samples, recipe: Recipe, path: Path
+) -> Evidence | None:
+    """The saved statistics, once the data proves to be the same; only the kept samples run forward."""
+    digest, inputs = SampleDigest(), []
+    for sample in samples:
+        digest.update(sample)
+        if len(inputs) < recipe.verify.samples:
+            inputs.append({name: array.copy() for name, array in sample.items()})
+    if digest.hexdigest() != saved.data_key:
+        if samples.repeatable:
+            return None
+        raise DataError(
+            "The statistics file was made from other data, and this data can be read only once.",
+            where=path,
+            hint="Delete the file, or give it another name.",
+        )
+    session = open_session(model)
+    names = [out.name for out in session.get_outputs()]
+    outputs = [dict(zip(names, session.run(None, sample), strict=True)) for sample in inputs]
+    facts = {
+        **samples.description,
+        "samples_seen": saved.samples_seen,
+        "samples_verified": len(inputs),
+        "digest": saved.data_key,
+        "statistics": path.name,
+    }
+    return Evidence(saved.stats, inputs, outputs, facts, (f"reused the statistics in {path.name}",))
+
+
+def _every_activation(model: ir.Model) -> dict[str, StatKind]:
+    return {
+        str(value.name): StatKind.HISTOGRAM
+        for value in iter_values(model.graph)
+        if is_float32(value) and not is_constant(value)
+    }

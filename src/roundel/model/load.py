@@ -1,0 +1,229 @@
+"""From a path, a ModelProto or an onnx-ir model to one clean onnx-ir model, or a clear refusal."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from pathlib import Path
+
+import onnx
+import onnx_ir as ir
+from google.protobuf.message import DecodeError  # type: ignore[import-untyped, unused-ignore]
+from onnx_ir.passes import common
+
+from roundel.errors import ModelError, did_you_mean
+from roundel.model.float16 import widen_float16
+from roundel.model.graph import iter_values, op_key, opset_version
+from roundel.model.opset import raise_opset
+
+ModelSource = str | Path | bytes | onnx.ModelProto | ir.Model
+
+OPSET = 17
+
+_QUANTIZED_OPS = {
+    "": {
+        "QuantizeLinear",
+        "DequantizeLinear",
+        "DynamicQuantizeLinear",
+        "ConvInteger",
+        "MatMulInteger",
+        "QLinearConv",
+        "QLinearMatMul",
+    },
+    "com.microsoft": {
+        "QuantizeLinear",
+        "DequantizeLinear",
+        "MatMulNBits",
+        "GatherBlockQuantized",
+        "DynamicQuantizeMatMul",
+        "MatMulIntegerToFloat",
+        "QGemm",
+        "QLinearAdd",
+        "QLinearMul",
+        "QLinearConcat",
+        "DynamicQuantizeLSTM",
+        "QAttention",
+    },
+    "com.amd.quark": {
+        "ExtendedQuantizeLinear",
+        "ExtendedDequantizeLinear",
+        "BFPQuantizeDequantize",
+        "MXQuantizeDequantize",
+    },
+}
+
+
+@dataclass(frozen=True, slots=True)
+class LoadedModel:
+    """A model that is ready for the passes, and what loading did to it."""
+
+    model: ir.Model
+    path: Path | None
+    file_bytes: int | None
+    source_opset: int
+    notes: tuple[str, ...]
+
+
+def load_model(source: ModelSource, *, allow_quantized: bool = False) -> LoadedModel:
+    """Read and normalise a model. The source itself is never changed.
+
+    Args:
+        source: a file, serialised bytes, a ModelProto, or an onnx-ir model.
+        allow_quantized: accept a model that holds Q/DQ nodes (inspection of finished models).
+    """
+    path = Path(source) if isinstance(source, str | Path) else None
+    model = _read(source)
+    where = path or "the model passed in"
+    _refuse_empty(model, where)
+    if not allow_quantized:
+        _refuse_quantized(model, where)
+    _check_external(model, where)
+    notes = _normalise(model, where)
+    source_opset = opset_version(model)
+    if not allow_quantized:
+        notes += raise_opset(model, OPSET)
+        notes += widen_float16(model)
+    size = path.stat().st_size if path else None
+    return LoadedModel(model, path, size, source_opset, tuple(notes))
+
+
+def _read(source: ModelSource) -> ir.Model:
+    if isinstance(source, ir.Model):
+        return source.clone()
+    if isinstance(source, onnx.ModelProto):
+        return ir.from_proto(source)
+    if isinstance(source, bytes):
+        return _decode(source)
+    path = Path(source)
+    if not path.exists():
+        raise _missing(path)
+    if path.is_dir():
+        raise ModelError("The model path is a folder.", where=path, expected="an .onnx file")
+    try:
+        # onnx-ir checks that external data stays inside the model's folder, but only for absolute paths.
+        return ir.load(path.absolute())
+    except (DecodeError, ir.serde.SerdeError, ValueError, TypeError, KeyError) as error:
+        raise _undecodable(path, path.read_bytes()[:64], error) from error
+    except OSError as error:
+        raise ModelError("The model cannot be read.", where=path, observed=error) from error
+
+
+def _decode(data: bytes) -> ir.Model:
+    try:
+        return ir.from_proto(onnx.load_from_string(data))
+    except (DecodeError, ir.serde.SerdeError, ValueError, TypeError, KeyError) as error:
+        raise _undecodable("the bytes passed in", data[:64], error) from error
+
+
+def _undecodable(where: object, head: bytes, error: Exception) -> ModelError:
+    textual = bool(head) and all(32 <= b < 127 or b in b"\r\n\t" for b in head)
+    cause = f"{type(error).__name__}: {error}"
+    seen = f"text that begins {head[:32].decode('ascii')!r}" if textual else cause
+    return ModelError(
+        "The file is not a readable ONNX model.",
+        where=where,
+        observed=seen[:300] if head else "an empty file",
+        expected="an ONNX protobuf",
+        hint="Check that the download or export finished; a Git LFS pointer or an HTML page is common.",
+    )
+
+
+def _missing(path: Path) -> ModelError:
+    folder = path.parent
+    names = [p.name for p in folder.iterdir() if p.suffix == ".onnx"] if folder.is_dir() else []
+    return ModelError(
+        "The model file does not exist.",
+        where=path,
+        hint=did_you_mean(path.name, names) or "Check the path.",
+    )
+
+
+def _refuse_empty(model: ir.Model, where: object) -> None:
+    if not model.graph.opset_imports:
+        raise ModelError(
+            "The file is not a valid ONNX model.",
+            where=where,
+            observed="no opset import",
+            hint="Check that the download or export finished.",
+        )
+    if len(model.graph) == 0:
+        raise ModelError("The model has no nodes: there is nothing to quantize.", where=where)
+
+
+def _refuse_quantized(model: ir.Model, where: object) -> None:
+    for node in model.graph.all_nodes():
+        if node.op_type in _QUANTIZED_OPS.get(node.domain.removeprefix("ai.onnx"), ()):
+            raise ModelError(
+                "The model is already quantized.",
+                where=where,
+                observed=f"{op_key(node)} node '{node.name}'",
+                expected="a float model",
+                hint="Start from the float model that this one was made from.",
+            )
+
+
+def _check_external(model: ir.Model, where: object) -> None:
+    for value in iter_values(model.graph):
+        tensor = value.const_value
+        if not isinstance(tensor, ir.ExternalTensor):
+            continue
+        try:
+            path = Path(tensor.path)
+            size = path.stat().st_size
+        except (OSError, ValueError) as error:
+            raise ModelError(
+                "A weight's external data cannot be read.",
+                where=f"{where}, initializer '{value.name}'",
+                observed=f"{tensor.location}: {getattr(error, 'strerror', None) or error}",
+                expected="a file next to the model",
+                hint="Keep the .data file in the model's own folder.",
+            ) from error
+        needed = (tensor.offset or 0) + (tensor.length or tensor.nbytes)
+        if size < needed:
+            raise ModelError(
+                "A weight's external data file is too short.",
+                where=f"{where}, initializer '{value.name}'",
+                observed=f"{path.name} has {size} bytes",
+                expected=f"at least {needed} bytes",
+                hint="Copy or download the data file again.",
+            )
+
+
+def _normalise(model: ir.Model, where: object) -> list[str]:
+    notes = []
+    if model.functions:
+        common.InlinePass()(model)
+        notes.append("inlined model-local functions")
+    if any(v.name in model.graph.initializers for v in model.graph.inputs):
+        common.RemoveInitializersFromInputsPass()(model)
+        notes.append("removed initializers from the graph inputs")
+    try:
+        model.graph.sort()
+    except ValueError as error:
+        raise ModelError(
+            "The graph has a cycle.", where=where, observed=error, expected="an acyclic graph"
+        ) from error
+    named = _name_nodes(model.graph)
+    if named:
+        notes.append(f"named {named} unnamed node(s)")
+    return notes
+
+
+def _name_nodes(graph: ir.Graph) -> int:
+    taken: set[str] = set()
+    pending = []
+    for node in graph:
+        if node.name and node.name not in taken:
+            taken.add(node.name)
+        else:
+            pending.append(node)
+    counters: dict[str, int] = {}
+    for node in pending:
+        while True:
+            index = counters.get(node.op_type, 0)
+            counters[node.op_type] = index + 1
+            name = f"{node.op_type}_{index}"
+            if name not in taken:
+                break
+        taken.add(name)
+        node.name = name
+    return len(pending)

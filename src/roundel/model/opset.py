@@ -1,0 +1,63 @@
+"""Raise the opset, keeping big weights out of the converter's way."""
+
+from __future__ import annotations
+
+import onnx
+import onnx.version_converter
+import onnx_ir as ir
+
+from roundel.errors import ModelError
+from roundel.model.graph import opset_version
+
+_MINIMUM = 10  # QuantizeLinear appeared here
+_SMALL = 4096  # the converter reads small constants (axes, sizes); larger tensors it only carries along
+
+
+def raise_opset(model: ir.Model, target: int) -> list[str]:
+    """Convert the default domain to `target` when it is older. Edits the model in place.
+
+    When ONNX's converter does not know an operator, the model keeps its opset, provided that Q/DQ
+    nodes exist there.
+    """
+    current = opset_version(model)
+    if current == 0 or current >= target:
+        return []
+    try:
+        converted = _convert(model, target)
+    except (RuntimeError, onnx.version_converter.ConvertError, onnx.checker.ValidationError) as error:
+        reason = str(error).strip().splitlines()[0][:200] if str(error).strip() else type(error).__name__
+        if current < _MINIMUM:
+            raise ModelError(
+                "The model's opset is too old and ONNX cannot convert it.",
+                where=f"opset {current}",
+                observed=reason,
+                expected=f"opset {target} (at least {_MINIMUM})",
+                hint="Export the model again at opset 17.",
+            ) from error
+        return [f"kept opset {current}: the ONNX converter refused ({reason})"]
+    model.graph = converted.graph
+    model.ir_version = max(model.ir_version or 0, converted.ir_version or 0)
+    return [f"raised the opset from {current} to {target}"]
+
+
+def _convert(model: ir.Model, target: int) -> ir.Model:
+    """Run the C++ converter on a copy whose large weights are plain inputs, then put them back."""
+    slim = model.clone()
+    weights: dict[str, ir.TensorProtocol] = {}
+    original_inputs = len(slim.graph.inputs)
+    for name, value in list(slim.graph.initializers.items()):
+        tensor = value.const_value
+        if tensor is None or tensor.nbytes <= _SMALL:
+            continue
+        weights[name] = tensor
+        value.shape, value.dtype = ir.Shape(tensor.shape.numpy()), tensor.dtype
+        value.const_value = None
+        del slim.graph.initializers[name]
+        slim.graph.inputs.append(value)
+    proto = onnx.version_converter.convert_version(ir.to_proto(slim), target)
+    result = ir.from_proto(proto)
+    for value in list(result.graph.inputs)[original_inputs:]:
+        value.const_value = weights[str(value.name)]
+        result.graph.initializers[str(value.name)] = value
+    del result.graph.inputs[original_inputs:]
+    return result

@@ -1,0 +1,108 @@
+"""Files that appear whole or not at all."""
+
+from __future__ import annotations
+
+import os
+import tempfile
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+import onnx_ir as ir
+
+from roundel.errors import OutputError
+from roundel.model.graph import weight_bytes
+
+_PROTOBUF_LIMIT = 1_900_000_000
+
+
+@contextmanager
+def replacing(path: Path) -> Iterator[Path]:
+    """Yield a temporary file next to `path`; on success it takes the path's place, else it vanishes."""
+    folder = path.parent
+    check_writable(path)
+    handle, name = tempfile.mkstemp(prefix=f".{path.name}.", suffix=".tmp", dir=folder)
+    os.close(handle)
+    temporary = Path(name)
+    try:
+        yield temporary
+        temporary.chmod(0o666 & ~_umask())
+        temporary.replace(path)
+    except OSError as error:
+        raise OutputError(
+            "The result could not be written; what was there before is untouched.",
+            where=path,
+            observed=error.strerror or error,
+            hint="Free some space or choose another output path.",
+        ) from error
+    finally:
+        temporary.unlink(missing_ok=True)
+
+
+def check_writable(path: Path) -> None:
+    """Fail now, not after minutes of work, when the output cannot be written."""
+    folder = path.parent
+    if not folder.is_dir():
+        raise OutputError(
+            "The output folder does not exist.",
+            where=folder,
+            expected="an existing folder",
+            hint=f"Create it (mkdir -p '{folder}') or choose another output path.",
+        )
+    if path.is_dir():
+        raise OutputError("The output path is a folder.", where=path, expected="a file name")
+    if not os.access(folder, os.W_OK):
+        raise OutputError(
+            "The output folder is read-only.", where=folder, hint="Choose a folder that you may write to."
+        )
+
+
+def write_text(path: Path, text: str) -> None:
+    """Write a text file atomically."""
+    with replacing(path) as temporary:
+        temporary.write_text(text, encoding="utf-8")
+
+
+def save_model(
+    model: ir.Model, path: Path, *, external_data: bool = False, check: Callable[[Path], None] | None = None
+) -> None:
+    """Save atomically; weights go to `<name>.data` beside the model when asked for or when they must.
+
+    Args:
+        model: what to save.
+        path: where to.
+        external_data: keep weights in a file of their own (always done beyond protobuf's 2 GB).
+        check: called with the temporary file before it takes the place of `path`; raises to refuse it.
+    """
+    if not external_data and weight_bytes(model) < _PROTOBUF_LIMIT:
+        with replacing(path) as temporary:
+            ir.save(model, temporary)
+            if check is not None:
+                check(temporary)
+        return
+    data = _free_data_path(path)
+    try:
+        with replacing(path) as temporary:
+            ir.save(model, temporary, external_data=data.name)
+            if check is not None:
+                check(temporary)
+    except BaseException:
+        data.unlink(missing_ok=True)
+        raise
+
+
+def _free_data_path(path: Path) -> Path:
+    # Never the name that an older output at `path` still refers to: that file must stay readable
+    # until the new model has taken its place.
+    candidate = path.with_name(f"{path.name}.data")
+    count = 1
+    while candidate.exists():
+        candidate = path.with_name(f"{path.name}.{count}.data")
+        count += 1
+    return candidate
+
+
+def _umask() -> int:
+    current = os.umask(0)
+    os.umask(current)
+    return current

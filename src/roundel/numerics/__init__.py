@@ -1,0 +1,1 @@
+"""Pure numpy: numbers in, numbers out. Nothing here knows what a graph is."""

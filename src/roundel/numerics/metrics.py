@@ -1,0 +1,57 @@
+"""How close two arrays are."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+
+@dataclass(frozen=True, slots=True)
+class Closeness:
+    """Sums over pairs of arrays, mergeable, from which SQNR and cosine follow."""
+
+    signal: float = 0.0
+    noise: float = 0.0
+    cross: float = 0.0
+    other: float = 0.0
+    worst: float = 0.0
+    count: int = 0
+
+    @staticmethod
+    def of(reference: NDArray[Any], value: NDArray[Any]) -> Closeness:
+        """The sums for one pair."""
+        a = np.asarray(reference, np.float64).ravel()
+        b = np.asarray(value, np.float64).ravel()
+        d = b - a
+        worst = float(np.abs(d).max()) if d.size else 0.0
+        return Closeness(float(a @ a), float(d @ d), float(a @ b), float(b @ b), worst, a.size)
+
+    def merge(self, more: Closeness) -> Closeness:
+        """The sums over both."""
+        return Closeness(
+            self.signal + more.signal,
+            self.noise + more.noise,
+            self.cross + more.cross,
+            self.other + more.other,
+            max(self.worst, more.worst),
+            self.count + more.count,
+        )
+
+    @property
+    def sqnr_db(self) -> float:
+        """Signal over noise in dB; infinite when equal, minus infinite for noise on silence."""
+        if self.noise == 0:
+            return math.inf
+        return 10 * math.log10(self.signal / self.noise) if self.signal > 0 else -math.inf
+
+    @property
+    def cosine(self) -> float:
+        """Cosine of the angle between the two; 1 when both are zero."""
+        norm = math.sqrt(self.signal) * math.sqrt(self.other)
+        if norm == 0:
+            return 1.0 if self.signal == self.other else 0.0
+        return self.cross / norm

@@ -1,0 +1,173 @@
+"""Searches for the scale with the least quantization error, over a histogram.
+
+The error of a candidate is integrated exactly for values spread evenly inside each bin, so it holds for
+bins wider than a quantization step (16-bit types) as well as for much finer ones.
+"""
+
+from __future__ import annotations
+
+import enum
+import math
+from collections.abc import Iterable, Sequence
+
+import numpy as np
+from numpy.typing import NDArray
+
+from roundel.numerics.affine import params_from_range
+from roundel.numerics.histogram import Bins
+from roundel.types import PerTensor, QParams, QType, Range, Scheme
+
+_SEARCH_BINS = 2048
+_MIN_EXPONENT, _MAX_EXPONENT = -126, 127
+_EXPONENTS_BELOW = 11  # a range cut to 1/2048 of the largest magnitude is the last one tried
+_GRID = np.exp2(-np.arange(0, 8.01, 0.25))  # shrink factors 1 … 1/256
+_STEP = 2.0**-0.25
+
+
+class ErrorMetric(enum.Enum):
+    """How the error of a value counts."""
+
+    MAE = "mae"
+    MSE = "mse"
+
+
+def quantization_error(
+    bins: Bins, params: QParams, metric: ErrorMetric = ErrorMetric.MSE, *, narrow: bool = False
+) -> float:
+    """Sum over all values of |x - dequantize(quantize(x))| or of its square. Zeros cost nothing.
+
+    Args:
+        bins: the values.
+        params: per-tensor scale and zero point.
+        metric: absolute or squared error.
+        narrow: leave out the lowest code of a signed type, as weights do.
+    """
+    scale = float(params.scale)
+    low, high = _codes(params.qtype, int(params.zero_point), narrow)
+    left, right = bins.left / scale, bins.right / scale
+    width = right - left
+    point = width <= 0.0
+    integral = _integral(right, low, high, metric) - _integral(left, low, high, metric)
+    error = np.where(point, _point_error(left, low, high, metric), integral / np.where(point, 1.0, width))
+    power = 1 if metric is ErrorMetric.MAE else 2
+    return float((bins.counts * error).sum()) * scale**power
+
+
+def best_range(bins: Bins, candidates: Iterable[Range], scheme: Scheme, metric: ErrorMetric) -> Range:
+    """The candidate with the least error; the first of equals."""
+    return min(
+        candidates, key=lambda r: quantization_error(bins, params_from_range(r.low, r.high, scheme), metric)
+    )
+
+
+def least_squares_range(bins: Bins, scheme: Scheme) -> Range:
+    """The interval whose scale has the least squared error; the observed extremes are always a candidate.
+
+    A coarse grid shrinks both ends together; then each end that matters is refined on its own.
+    """
+    scheme = Scheme(scheme.qtype, scheme.symmetric, scheme.scale, PerTensor(), scheme.reduce_range)
+    bins = bins.coarse(_SEARCH_BINS)
+    whole = Range(min(bins.low, 0.0), max(bins.high, 0.0))
+    if whole.absmax == 0.0:
+        return whole
+    if scheme.symmetric:
+        whole = Range(-whole.absmax, whole.absmax)
+    best = best_range(bins, (_shrunk(whole, f, f) for f in _GRID), scheme, ErrorMetric.MSE)
+    for reach in (1.0, 0.3, 0.1):
+        factors = [_STEP ** (reach * k / 4) for k in (0, -4, -3, -2, -1, 1, 2, 3, 4)]
+        both = [(f, f) for f in factors]
+        sides = [(f, 1.0) for f in factors[1:]] + [(1.0, f) for f in factors[1:]]
+        moves: Sequence[tuple[float, float]] = both if scheme.symmetric else both + sides
+        near = (_clipped(_shrunk(best, a, b), whole) for a, b in moves)
+        best = best_range(bins, near, scheme, ErrorMetric.MSE)
+    return best
+
+
+def power_of_two_least_squares(bins: Bins, scheme: Scheme, *, narrow: bool = False) -> QParams:
+    """The power-of-two scale with the least squared error; the larger scale of equals.
+
+    Candidates run from twice the scale that clips nothing down to 2**-11 of it. Asymmetric schemes also
+    choose between zero points that keep the lower end, the upper end, or the middle of the range.
+    """
+    if bins.absmax == 0.0:
+        return _params(0, _zero_points(bins, 1.0, scheme)[0], scheme)
+    top = non_overflow_exponent(bins.low, bins.high, scheme, narrow=narrow)
+    best: tuple[float, QParams] | None = None
+    for exponent in range(min(top + 1, _MAX_EXPONENT), max(top - _EXPONENTS_BELOW, _MIN_EXPONENT) - 1, -1):
+        for zero in _zero_points(bins, math.ldexp(1.0, exponent), scheme):
+            params = _params(exponent, zero, scheme)
+            error = quantization_error(bins, params, narrow=narrow)
+            if best is None or error < best[0]:
+                best = (error, params)
+    assert best is not None
+    return best[1]
+
+
+def non_overflow(low: float, high: float, scheme: Scheme, *, narrow: bool = False) -> QParams:
+    """The smallest power-of-two scale at which no value in [low, high] saturates."""
+    exponent = non_overflow_exponent(low, high, scheme, narrow=narrow)
+    bins = Bins(*(np.zeros(0) for _ in range(3)), 0, 0.0, min(low, 0.0), max(high, 0.0))
+    return _params(exponent, _zero_points(bins, math.ldexp(1.0, exponent), scheme)[0], scheme)
+
+
+def non_overflow_exponent(low: float, high: float, scheme: Scheme, *, narrow: bool = False) -> int:
+    """The exponent of that scale; 0 for an empty range."""
+    low, high = min(low, 0.0), max(high, 0.0)
+    if low == high:
+        return 0
+    codes = scheme.qtype.qmax - scheme.qtype.qmin
+    # Rounding the logarithm down starts at or below the answer; the loop then decides exactly.
+    exponent = max(math.frexp((high - low) / codes)[1] - 2, _MIN_EXPONENT)
+    while exponent < _MAX_EXPONENT and not _covers(low, high, exponent, scheme, narrow):
+        exponent += 1
+    return exponent
+
+
+def _covers(low: float, high: float, exponent: int, scheme: Scheme, narrow: bool) -> bool:
+    scale = math.ldexp(1.0, exponent)
+    zero = _zero_points(Bins(*(np.zeros(0) for _ in range(3)), 0, 0.0, low, high), scale, scheme)[0]
+    first, last = _codes(scheme.qtype, zero, narrow)
+    return first * scale <= low and high <= last * scale
+
+
+def _zero_points(bins: Bins, scale: float, scheme: Scheme) -> list[int]:
+    qmin, qmax = scheme.qtype.qmin, scheme.qtype.qmax
+    if scheme.symmetric:
+        return [0 if scheme.qtype.signed else (qmax + 1) // 2]
+    lower = qmin - min(bins.low, 0.0) / scale
+    upper = qmax - max(bins.high, 0.0) / scale
+    wanted = (math.ceil(lower), math.floor(upper), round((lower + upper) / 2))
+    return list(dict.fromkeys(min(max(z, qmin), qmax) for z in wanted))
+
+
+def _params(exponent: int, zero: int, scheme: Scheme) -> QParams:
+    scale = np.asarray(math.ldexp(1.0, exponent), np.float32)
+    return QParams(scale, np.asarray(zero, scheme.qtype.dtype), scheme.qtype)
+
+
+def _codes(qtype: QType, zero: int, narrow: bool) -> tuple[int, int]:
+    lowest = qtype.qmin + (1 if narrow and qtype.signed else 0)
+    return lowest - zero, qtype.qmax - zero
+
+
+def _integral(x: NDArray[np.float64], low: int, high: int, metric: ErrorMetric) -> NDArray[np.float64]:
+    """Integral of the error from 0 to x, in units of the scale: whole steps, the rest, what is clipped."""
+    inside = np.clip(x, low, high)
+    code = np.rint(inside)
+    rest, over = inside - code, x - inside
+    if metric is ErrorMetric.MAE:
+        return np.asarray(code / 4 + (rest * np.abs(rest) + over * np.abs(over)) / 2)
+    return np.asarray(code / 12 + (rest * rest * rest + over * over * over) / 3)
+
+
+def _point_error(x: NDArray[np.float64], low: int, high: int, metric: ErrorMetric) -> NDArray[np.float64]:
+    off = np.abs(x - np.clip(np.rint(x), low, high))
+    return np.asarray(off if metric is ErrorMetric.MAE else off * off)
+
+
+def _shrunk(whole: Range, low: float, high: float) -> Range:
+    return Range(whole.low * float(low), whole.high * float(high))
+
+
+def _clipped(candidate: Range, whole: Range) -> Range:
+    return Range(max(candidate.low, whole.low), min(candidate.high, whole.high))

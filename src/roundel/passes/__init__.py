@@ -1,0 +1,106 @@
+"""Float-to-float passes that make a model ready to be planned."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+from dataclasses import dataclass
+
+import onnx_ir as ir
+
+from roundel.passes.base import Pass, PassReport
+from roundel.passes.batch_norm_to_conv import BatchNormToConv
+from roundel.passes.constant_folding import ConstantFolding
+from roundel.passes.constants import Constants
+from roundel.passes.dead_code import DeadCode
+from roundel.passes.explicit_attributes import ExplicitAttributes
+from roundel.passes.fixed_shapes import FixedShapes
+from roundel.passes.fold_batch_norm import FoldBatchNorm
+from roundel.passes.fuse_gelu import FuseGelu
+from roundel.passes.fuse_instance_norm import FuseInstanceNorm
+from roundel.passes.fuse_l2_norm import FuseL2Norm
+from roundel.passes.fuse_layer_norm import FuseLayerNorm
+from roundel.passes.initializer_inputs import InitializerInputs
+from roundel.passes.nchw_to_nhwc import NchwToNhwc
+from roundel.passes.no_ops import NoOps
+from roundel.passes.reduce_mean_to_pool import ReduceMeanToPool
+from roundel.passes.shapes import refresh_shapes
+from roundel.passes.split_large_pools import SplitLargePools
+from roundel.passes.split_to_slice import SplitToSlice
+from roundel.passes.unshare_biases import UnshareBiases
+from roundel.recipe import Prepare
+
+__all__ = ["STEPS", "Pass", "PassReport", "Step", "prepare", "refresh_shapes"]
+
+
+@dataclass(frozen=True, slots=True)
+class Step:
+    """One line of the list: when a pass runs, and how it is made."""
+
+    wanted: Callable[[Prepare], bool]
+    make: Callable[[Prepare], Pass]
+
+
+STEPS: tuple[Step, ...] = (
+    Step(lambda o: True, lambda o: InitializerInputs()),
+    Step(lambda o: bool(o.fixed_shapes), lambda o: FixedShapes(o.fixed_shapes)),
+    Step(lambda o: True, lambda o: DeadCode()),  # a dead reader would keep a live value from being folded
+    Step(lambda o: o.fold_constants, lambda o: Constants()),
+    Step(lambda o: True, lambda o: NoOps()),  # first without copies of weights behind Identity, then fold
+    Step(lambda o: o.fold_constants, lambda o: ConstantFolding()),
+    Step(lambda o: True, lambda o: NoOps()),  # folding shows that a Pad or a Reshape does nothing
+    Step(lambda o: o.fuse_instance_norm, lambda o: FuseInstanceNorm()),  # the stricter match comes first
+    Step(lambda o: o.fuse_layer_norm, lambda o: FuseLayerNorm()),
+    Step(lambda o: o.fuse_gelu, lambda o: FuseGelu()),
+    Step(lambda o: o.fuse_l2_norm, lambda o: FuseL2Norm()),
+    Step(lambda o: o.fold_batch_norm, lambda o: FoldBatchNorm()),
+    Step(lambda o: o.unshare_biases, lambda o: UnshareBiases()),
+    Step(lambda o: o.reduce_mean_to_global_average_pool, lambda o: ReduceMeanToPool()),
+    Step(lambda o: o.split_large_pools, lambda o: SplitLargePools()),  # also those just made from means
+    Step(lambda o: o.split_to_slice, lambda o: SplitToSlice()),
+    Step(lambda o: o.batch_norm_to_conv, lambda o: BatchNormToConv()),  # only those that could not be folded
+    Step(lambda o: o.nchw_to_nhwc, lambda o: NchwToNhwc()),
+    Step(lambda o: o.explicit_conv_attributes, lambda o: ExplicitAttributes()),
+    Step(lambda o: True, lambda o: DeadCode()),
+)
+
+
+def prepare(
+    model: ir.Model, options: Prepare, notify: Callable[[PassReport], None] | None = None
+) -> tuple[PassReport, ...]:
+    """Run the passes that the options ask for, in order, in place.
+
+    The names and the order of the graph inputs and outputs stay as they are. Shapes are current
+    afterwards.
+
+    Args:
+        model: the float model; it is changed.
+        options: which passes run.
+        notify: called with each report as soon as its pass is done.
+
+    Returns:
+        One report for each pass that ran, in order.
+
+    Raises:
+        RecipeError: the options contradict the model.
+        ModelError: the model is broken.
+    """
+    reports: list[PassReport] = []
+    stale = True
+    for step in STEPS:
+        if not step.wanted(options):
+            continue
+        action = step.make(options)
+        started = time.perf_counter()
+        if stale and action.reads_shapes:
+            refresh_shapes(model)
+            stale = False
+        rewrites = action(model)
+        stale = stale or rewrites > 0
+        report = PassReport(action.name, rewrites, time.perf_counter() - started)
+        reports.append(report)
+        if notify is not None:
+            notify(report)
+    if stale:
+        refresh_shapes(model)
+    return tuple(reports)

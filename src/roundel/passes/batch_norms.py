@@ -1,0 +1,177 @@
+"""Inference batch normalization, and its kin, as one multiplication and one addition per channel."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import numpy as np
+import onnx_ir as ir
+from numpy.typing import NDArray
+
+from roundel.passes.rewriting import (
+    Editor,
+    get_float,
+    get_int,
+    input_at,
+    is_op,
+    only_reader,
+    operands,
+    real_constant,
+)
+
+_EPSILON = 1e-5  # the default of the ONNX operator
+
+_TRAINING_MODE_SINCE = 14
+_TEST_MODE_UNTIL = 7
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Affine:
+    """y = scale * x + shift for each channel, in double precision."""
+
+    scale: NDArray[np.float64]
+    shift: NDArray[np.float64]
+
+    def part(self, start: int, stop: int) -> Affine:
+        """The channels from `start` to `stop`."""
+        return Affine(self.scale[start:stop], self.shift[start:stop])
+
+
+def inference_affine(node: ir.Node, opset: int) -> Affine | None:
+    """What a BatchNormalization does, if it is in inference mode and its parameters are constant."""
+    if not is_op(node, "BatchNormalization") or len(node.inputs) < 5 or not _is_inference(node, opset):
+        return None
+    arrays = [real_constant(value) for value in node.inputs[1:5]]
+    vectors = [array.astype(np.float64) for array in arrays if array is not None and array.ndim == 1]
+    if len(vectors) != 4 or len({vector.size for vector in vectors}) != 1:
+        return None
+    gamma, beta, mean, variance = vectors
+    spread = variance + get_float(node, "epsilon", _EPSILON)
+    if not np.all(spread > 0):
+        return None
+    scale = gamma / np.sqrt(spread)
+    shift = beta - mean * scale
+    return Affine(scale, shift) if np.all(np.isfinite(scale) & np.isfinite(shift)) else None
+
+
+def constant_affine(node: ir.Node, layer: ir.Node, size: int) -> Affine | None:
+    """What an Add or a Mul of one constant number per channel does to the output of a layer."""
+    for value, other in operands(node) if is_op(node, "Add", "Mul") else ():
+        array = real_constant(other)
+        if value is not layer.outputs[0] or array is None:
+            continue
+        numbers = per_channel(array, _output_rank(layer), size)
+        if numbers is None or not np.all(np.isfinite(numbers)):
+            return None
+        if node.op_type == "Add":
+            return Affine(np.ones(size), numbers)
+        return Affine(numbers, np.zeros(size))
+    return None
+
+
+def _output_rank(layer: ir.Node) -> int:
+    weight = real_constant(layer.inputs[1])
+    assert weight is not None, "checked by channels()"
+    return weight.ndim
+
+
+def per_channel(array: NDArray[np.generic], rank: int, size: int) -> NDArray[np.float64] | None:
+    """The constant as one number per channel, if broadcasting repeats it along everything else."""
+    if array.ndim > rank:
+        return None
+    shape = (1,) * (rank - array.ndim) + array.shape
+    if any(dim != 1 for axis, dim in enumerate(shape) if axis != 1) or shape[1] not in (1, size):
+        return None
+    return np.broadcast_to(array.reshape(-1), (size,)).astype(np.float64)
+
+
+def _is_inference(node: ir.Node, opset: int) -> bool:
+    if any(value.uses() or value.is_graph_output() for value in node.outputs[1:]):
+        return False
+    if get_int(node, "spatial", 1) != 1:
+        return False
+    if opset >= _TRAINING_MODE_SINCE:
+        return get_int(node, "training_mode", 0) == 0
+    if opset < _TEST_MODE_UNTIL:
+        return get_int(node, "is_test", 0) != 0
+    # In between, a node that asks for the running statistics is in training.
+    return len([value for value in node.outputs if value.name]) == 1
+
+
+def channels(layer: ir.Node) -> int | None:
+    """Output channels of a layer with constant weights; None for anything that cannot absorb."""
+    weight = real_constant(input_at(layer, 1))
+    if weight is None or (len(layer.inputs) > 2 and layer.inputs[2] is not None and _bias(layer) is None):
+        return None
+    match layer.op_type if layer.domain == "" else "":
+        case "Conv":
+            return int(weight.shape[0])
+        case "ConvTranspose":
+            return int(weight.shape[1]) * get_int(layer, "group", 1)
+        case "Gemm":
+            return int(weight.shape[0 if get_int(layer, "transB", 0) else 1])
+        case "MatMul":
+            # Two-dimensional on both sides, it is a Gemm; with more dimensions channels are not last.
+            source = input_at(layer, 0)
+            flat = source is not None and source.shape is not None and len(source.shape) == 2
+            return int(weight.shape[1]) if flat and weight.ndim == 2 else None
+    return None
+
+
+def can_absorb(layer: ir.Node, reader: ir.Node, size: int) -> bool:
+    """Whether `reader` alone sees the output of the layer, and the channels agree."""
+    return only_reader(layer.outputs[0]) is reader and channels(layer) == size
+
+
+def absorb(editor: Editor, layer: ir.Node, affine: Affine) -> ir.Node:
+    """Change the weights of a layer so that it applies the affine map too; return the layer."""
+    weight = real_constant(layer.inputs[1])
+    assert weight is not None, "checked by channels()"
+    scaled = (weight.astype(np.float64) * _along_outputs(layer, weight, affine.scale)).astype(weight.dtype)
+    bias = _new_bias(layer, affine).astype(weight.dtype)
+    base = layer.name or layer.outputs[0].name or layer.op_type
+    if layer.op_type == "MatMul":
+        attributes: dict[str, int | float] = {}
+        layer = editor.replace(layer, "Gemm", layer.inputs, attributes)
+    elif layer.op_type == "Gemm":
+        layer.attributes.pop("beta", None)
+    editor.set_constant(layer, 1, scaled, f"{base}_weight")
+    editor.set_constant(layer, 2, bias, f"{base}_bias")
+    return layer
+
+
+def _bias(layer: ir.Node) -> NDArray[np.float64] | None:
+    array = real_constant(input_at(layer, 2))
+    return None if array is None else array.astype(np.float64)
+
+
+def _along_outputs(
+    layer: ir.Node, weight: NDArray[np.generic], scale: NDArray[np.float64]
+) -> NDArray[np.float64]:
+    """The scale, shaped to multiply the weight along its output channels."""
+    spatial = (1,) * (weight.ndim - 2)
+    match layer.op_type:
+        case "Conv":
+            return scale.reshape(-1, 1, *spatial)
+        case "ConvTranspose":
+            # Weights are [inputs, outputs of one group, ...]: each group of inputs has its own outputs.
+            groups = get_int(layer, "group", 1)
+            per_group = scale.reshape(groups, 1, -1)
+            rows = np.repeat(per_group, weight.shape[0] // groups, axis=1)
+            return rows.reshape(weight.shape[0], -1, *spatial)
+        case "Gemm" if get_int(layer, "transB", 0):
+            return scale.reshape(-1, 1)
+    return scale.reshape(1, -1)
+
+
+def _new_bias(layer: ir.Node, affine: Affine) -> NDArray[np.float64]:
+    bias = _bias(layer)
+    if bias is None:
+        return affine.shift
+    if layer.op_type == "Gemm":
+        bias = bias * get_float(layer, "beta", 1.0)
+        # A bias of one row, or of one number, stays one row; one that varies by row keeps its rows.
+        rows = bias.shape[0] if bias.ndim == 2 else 1
+        bias = np.broadcast_to(bias, (rows, affine.scale.size))
+        bias = bias[0] if rows == 1 else bias
+    return bias * affine.scale + affine.shift

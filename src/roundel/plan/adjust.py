@@ -1,0 +1,148 @@
+"""After marking: pairs that fuse, tensors that must align, and the user's overrides."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import replace
+
+import onnx_ir as ir
+
+from roundel.errors import SelectionError
+from roundel.model.graph import clip_bounds, only_reader, rank
+from roundel.plan.draft import Draft
+from roundel.plan.marking import channel_axis
+from roundel.plan.select import matching_nodes, matching_tensors
+from roundel.plan.types import Fixed, NodePlan, Role
+from roundel.recipe import Override, Placement, Recipe
+from roundel.targets.operators import (
+    FUSING_CLIP_BOUNDS,
+    FUSING_CONSUMERS,
+    FUSING_PRODUCERS,
+    POOLS,
+    OpRule,
+)
+from roundel.types import PerChannel, PerTensor, QType
+
+
+def fuse_activations(graph: ir.Graph, draft: Draft, nodes: Mapping[str, NodePlan]) -> None:
+    """Drop the pair between a producer and the activation that the hardware computes with it."""
+    for node in graph:
+        if len(node.outputs) != 1 or not nodes[str(node.name)].quantized:
+            continue
+        value = node.outputs[0]
+        reader = only_reader(value)
+        if reader is None or reader.graph is not graph or not draft.marked(value):
+            continue
+        if nodes[str(reader.name)].quantized and reader.inputs[0] is value and _fuses(node, reader):
+            reason = f"{node.op_type} and {reader.op_type} compute as one: no pair between them"
+            draft.drop(str(value.name), reason)
+
+
+def _fuses(node: ir.Node, reader: ir.Node) -> bool:
+    if node.op_type == "Pad":
+        return reader.op_type in POOLS
+    if node.op_type not in FUSING_PRODUCERS or reader.op_type not in FUSING_CONSUMERS:
+        return False
+    return reader.op_type != "Clip" or clip_bounds(reader) in FUSING_CLIP_BOUNDS
+
+
+def align_groups(graph: ir.Graph, draft: Draft, nodes: Mapping[str, NodePlan], placement: Placement) -> None:
+    """One scale where the hardware needs it."""
+    for node in graph:
+        if not nodes[str(node.name)].quantized or not node.outputs or not draft.marked(node.outputs[0]):
+            continue
+        out = str(node.outputs[0].name)
+        inputs = [str(v.name) for v in node.inputs if v is not None and _alignable(draft, v, out)]
+        if not inputs:
+            continue
+        if node.op_type == "Concat" and placement.align_concat:
+            draft.align(out, inputs, f"Concat '{node.name}' joins values of one scale")
+        elif node.op_type in POOLS and placement.align_pool:
+            draft.share(out, inputs[0], f"{node.op_type} keeps its input's scale")
+        elif node.op_type == "Slice" and placement.align_slice:
+            draft.share(out, inputs[0], "Slice keeps its input's scale")
+        elif node.op_type == "Pad" and placement.align_pad:
+            draft.share(inputs[0], out, "Pad keeps its output's scale")
+        elif _swapped(node, placement):
+            draft.share(inputs[0], out, f"{node.op_type} keeps its output's scale")
+
+
+def _swapped(node: ir.Node, placement: Placement) -> bool:
+    return (node.op_type == "Transpose" and placement.align_transpose) or (
+        node.op_type == "Reshape" and placement.align_reshape
+    )
+
+
+def _alignable(draft: Draft, value: ir.Value, out: str) -> bool:
+    mark, target = draft.marks.get(str(value.name)), draft.marks[out]
+    return mark is not None and mark.scheme.qtype is target.scheme.qtype and mark.role is not Role.BIAS
+
+
+def apply_overrides(graph: ir.Graph, draft: Draft, recipe: Recipe, rules: Mapping[str, OpRule]) -> None:
+    """The user's last word on single tensors."""
+    values = {str(v.name): v for n in graph for v in (*n.inputs, *n.outputs) if v is not None and v.name}
+    for index, override in enumerate(recipe.overrides):
+        option = f"overrides[{index}]"
+        for name in matching_tensors(values, override.tensors, f"{option}.tensors"):
+            if name not in draft.marks:
+                raise _not_quantized(draft, name, option)
+            _override(draft, values[name], override, option, rules)
+        chosen = matching_nodes(graph, override.nodes, f"{option}.nodes")
+        for node in graph:
+            if str(node.name) in chosen:
+                _override_node(draft, node, override, option, rules)
+
+
+def _not_quantized(draft: Draft, name: str, option: str) -> SelectionError:
+    return SelectionError(
+        f"The override names tensor '{name}', which is not quantized.",
+        where=option,
+        observed=draft.kept_float.get(name, "no quantized node reads or makes it"),
+        hint="See `roundel explain MODEL --tensor NAME` for the reason.",
+    )
+
+
+def _override_node(
+    draft: Draft, node: ir.Node, override: Override, option: str, rules: Mapping[str, OpRule]
+) -> None:
+    """On a node, the type means its activations and the granularity means its weights."""
+    for value in (*node.inputs, *node.outputs):
+        mark = draft.marks.get(str(value.name)) if value is not None else None
+        if mark is None or value is None:
+            continue
+        if mark.role is Role.ACTIVATION:
+            _override(draft, value, override.model_copy(update={"per_channel": None}), option, rules)
+        elif mark.role is Role.WEIGHT and override.per_channel is not None:
+            only = Override(nodes=override.nodes, per_channel=override.per_channel)
+            _override(draft, value, only, option, rules)
+
+
+def _override(
+    draft: Draft, value: ir.Value, override: Override, option: str, rules: Mapping[str, OpRule]
+) -> None:
+    name = str(value.name)
+    mark = draft.marks[name]
+    if override.type == "float":
+        draft.drop(name, f"{option}: kept in float")
+        return
+    scheme, source = mark.scheme, mark.source
+    if override.type is not None:
+        scheme = replace(scheme, qtype=QType(override.type))
+    if override.symmetric is not None:
+        scheme = replace(scheme, symmetric=override.symmetric)
+    if override.per_channel is not None:
+        axis = _channel_axis_of(value, rules) if override.per_channel else None
+        scheme = replace(scheme, granularity=PerTensor() if axis is None else PerChannel(axis))
+    if override.fixed_range is not None:
+        source = Fixed(override.fixed_range)
+    if (scheme, source) != (mark.scheme, mark.source):
+        draft.marks[name] = replace(mark, scheme=scheme, source=source, reason=f"{mark.reason} ({option})")
+        draft.pinned.add(name)
+
+
+def _channel_axis_of(value: ir.Value, rules: Mapping[str, OpRule]) -> int | None:
+    for node in value.consumers():
+        rule = rules.get(node.op_type)
+        if rule is not None and rule.channel_axis is not None:
+            return channel_axis(node, rule, rank(value) or 1)
+    return None

@@ -1,0 +1,59 @@
+"""The plan, step by step."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+import onnx_ir as ir
+
+from roundel.model.graph import is_constant, is_float32, iter_values
+from roundel.plan.adjust import align_groups, apply_overrides, fuse_activations
+from roundel.plan.draft import Draft
+from roundel.plan.marking import Marker
+from roundel.plan.nodes import choose_nodes, operator_rules
+from roundel.plan.types import NodePlan, QuantPlan, TensorPlan
+from roundel.recipe import Recipe
+
+
+def build_plan(model: ir.Model, recipe: Recipe) -> QuantPlan:
+    """Decide for every tensor of the prepared model what it becomes, and why.
+
+    A pure function: the model is read, never changed.
+    """
+    graph = model.graph
+    rules = operator_rules(graph, recipe)
+    nodes = choose_nodes(model, recipe, rules)
+    draft = Draft()
+    marker = Marker(draft, recipe)
+    for node in graph:
+        if nodes[str(node.name)].quantized:
+            marker.mark(node, rules.get(node.op_type) or rules[nodes[str(node.name)].op])
+    if recipe.placement.fuse_activations:
+        fuse_activations(graph, draft, nodes)
+    align_groups(graph, draft, nodes, recipe.placement)
+    apply_overrides(graph, draft, recipe, rules)
+    tensors = _in_graph_order(graph, draft)
+    return QuantPlan(tensors, _kept_float(graph, draft, nodes), nodes, tuple(draft.folded))
+
+
+def _in_graph_order(graph: ir.Graph, draft: Draft) -> dict[str, TensorPlan]:
+    finished = draft.finish()
+    order = [str(v.name) for v in iter_values(graph)]
+    return {name: finished[name] for name in order if name in finished}
+
+
+def _kept_float(graph: ir.Graph, draft: Draft, nodes: Mapping[str, NodePlan]) -> dict[str, str]:
+    reasons = {}
+    for value in iter_values(graph):
+        name = str(value.name)
+        if name in draft.marks or is_constant(value) or not is_float32(value):
+            continue
+        reasons[name] = draft.kept_float.get(name) or _why_float(value, nodes)
+    return reasons
+
+
+def _why_float(value: ir.Value, nodes: Mapping[str, NodePlan]) -> str:
+    around = [value.producer(), *value.consumers()]
+    verdicts = [nodes[str(n.name)] for n in around if n is not None and str(n.name) in nodes]
+    reasons = {f"{v.op}: {v.reason}" for v in verdicts if not v.quantized}
+    return "; ".join(sorted(reasons)) or "nothing around it is quantized"

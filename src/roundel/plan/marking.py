@@ -1,0 +1,192 @@
+"""Mark the tensors around one node, as its operator rule says."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+
+import onnx_ir as ir
+
+from roundel.model.graph import attribute_float, attribute_int, is_constant, only_reader, rank
+from roundel.plan.draft import Draft, Mark, quantizable
+from roundel.plan.types import Derived, Fixed, Role
+from roundel.recipe import Recipe
+from roundel.targets.operators import ELEMENTWISE, EVERY_INPUT, OpRule, Style
+from roundel.types import PerChannel, QType, Range, Scheme
+
+
+@dataclass(frozen=True, slots=True)
+class Marker:
+    """Marks tensors of one node after the other, in graph order."""
+
+    draft: Draft
+    recipe: Recipe
+
+    def mark(self, node: ir.Node, rule: OpRule) -> None:
+        """Apply the rule of the node's operator."""
+        if rule.style is Style.FOLLOW:
+            self._follow(node)
+        elif rule.style is Style.SHARE:
+            self._share(node)
+        elif node.op_type == "Where" and not self._where_applies(node):
+            return
+        else:
+            self._own(node, rule)
+
+    def _own(self, node: ir.Node, rule: OpRule) -> None:
+        for index in self._data_inputs(node, rule):
+            self._operand(node, index, rule)
+        for index in rule.weights:
+            self._weight(node, _input(node, index), rule)
+        if rule.bias is not None:
+            self._bias(node, rule.bias)
+        self._outputs(node, rule)
+
+    def _data_inputs(self, node: ir.Node, rule: OpRule) -> range | tuple[int, ...]:
+        if rule.data == EVERY_INPUT:
+            return range(len(node.inputs))
+        if rule.op == "EmbedLayerNormalization":
+            return range(2, len(node.inputs))
+        return rule.data
+
+    def _operand(self, node: ir.Node, index: int, rule: OpRule) -> None:
+        value = _input(node, index)
+        if not is_constant(value):
+            self._activation(node, value, f"input {index} of {node.op_type} '{node.name}'")
+        elif rule.op in ELEMENTWISE and self.recipe.placement.constants_as_activations:
+            why = f"constant operand of {node.op_type}: takes the activation type"
+            scheme = replace(self.recipe.activations.scheme, symmetric=self.recipe.weights.symmetric)
+            self.draft.mark(value, Mark(Role.WEIGHT, scheme, str(node.name), why))
+        else:
+            self._weight(node, value, rule)
+
+    def _activation(self, node: ir.Node, value: ir.Value | None, why: str) -> None:
+        if self.recipe.placement.weights_only:
+            return
+        scheme = self.recipe.activations.scheme
+        self.draft.mark(value, Mark(Role.ACTIVATION, scheme, str(node.name), why))
+
+    def _weight(self, node: ir.Node, value: ir.Value | None, rule: OpRule) -> None:
+        if value is None:
+            return
+        if not is_constant(value):
+            self._activation(node, value, f"computed weight of {node.op_type} '{node.name}'")
+            return
+        scheme = self._weight_scheme(node, value, rule)
+        self.draft.mark(value, Mark(Role.WEIGHT, scheme, str(node.name), f"weight of {node.op_type}"))
+
+    def _weight_scheme(self, node: ir.Node, value: ir.Value, rule: OpRule) -> Scheme:
+        scheme = self.recipe.weights.scheme
+        ndim = rank(value) or 0
+        if not self.recipe.weights.per_channel or ndim < 2:
+            return scheme
+        axis = channel_axis(node, rule, ndim)
+        return scheme if axis is None else replace(scheme, granularity=PerChannel(axis))
+
+    def _bias(self, node: ir.Node, index: int) -> None:
+        value = _input(node, index)
+        if value is None or self.recipe.placement.weights_only or self.recipe.bias.type == "float":
+            return
+        data, weight = node.inputs[0], node.inputs[1]
+        if not is_constant(value):
+            self._activation(node, value, f"computed bias of {node.op_type} '{node.name}'")
+            return
+        if data is None or weight is None or self.draft.marked(value):
+            return
+        if not (self.draft.marked(data) and self.draft.marked(weight)):
+            return
+        source = Derived(str(data.name), str(weight.name), *_bias_factors(node))
+        scheme = Scheme(QType(self.recipe.bias.type))
+        why = "bias: shares the accumulator's step"
+        self.draft.mark(value, Mark(Role.BIAS, scheme, str(node.name), why, source))
+
+    def _outputs(self, node: ir.Node, rule: OpRule | None = None) -> None:
+        if node.op_type in self.recipe.placement.skip_output_op_types:
+            return
+        for value in node.outputs:
+            if rule is not None and rule.output_range is not None:
+                self._fixed_output(node, value, Range(*rule.output_range))
+            else:
+                self._activation(node, value, f"output of {node.op_type} '{node.name}'")
+
+    def _fixed_output(self, node: ir.Node, value: ir.Value, range_: Range) -> None:
+        if self.recipe.placement.weights_only:
+            return
+        why = f"{node.op_type} always lies in [{range_.low:g}, {range_.high:g}]"
+        scheme = self.recipe.activations.scheme
+        self.draft.mark(value, Mark(Role.ACTIVATION, scheme, str(node.name), why, Fixed(range_)))
+
+    def _follow(self, node: ir.Node) -> None:
+        value, out = node.inputs[0], node.outputs[0]
+        if not self.draft.marked(value) or value is None:
+            return
+        if self._foldable(node, value):
+            why = f"{node.op_type} '{node.name}' is done by the quantizer's saturation"
+            self.draft.drop(str(value.name), why)
+            self.draft.folded.append(str(node.name))
+            self._activation(node, out, f"output of {node.op_type}, which saturation replaces")
+            return
+        self._outputs(node)
+        if only_reader(value) is node and value.producer() is not None and self.draft.marked(out):
+            why = f"only {node.op_type} reads it: values outside its output's range do not matter"
+            self.draft.share(str(value.name), str(out.name), why)
+
+    def _foldable(self, node: ir.Node, value: ir.Value) -> bool:
+        """Relu and Clip vanish where the next quantizer saturates at the very same bounds."""
+        placement, activations = self.recipe.placement, self.recipe.activations
+        return (
+            placement.fold_relu
+            and not activations.symmetric
+            and activations.scale == "float"
+            and only_reader(value) is node
+            and value.producer() is not None
+            and value.producer().op_type not in ("Split", "If", "Loop")  # type: ignore[union-attr]
+            and quantizable(node.outputs[0])
+            and len(self.draft.leaders(str(value.name))) == 1
+            and self.draft.leaders(str(value.name))[0] == value.name
+        )
+
+    def _share(self, node: ir.Node) -> None:
+        value = node.inputs[0]
+        if self.recipe.placement.quantize_passthrough_inputs and value is not None:
+            if is_constant(value):
+                if node.op_type == "Gather":
+                    why = f"table of Gather '{node.name}'"
+                    self.draft.mark(value, Mark(Role.WEIGHT, self.recipe.weights.scheme, str(node.name), why))
+            else:
+                self._activation(node, value, f"input 0 of {node.op_type} '{node.name}'")
+        if not self.draft.marked(value) or value is None or self.recipe.placement.weights_only:
+            return
+        if node.op_type in self.recipe.placement.skip_output_op_types:
+            return
+        for out in node.outputs:
+            why = f"{node.op_type} only moves values: same scale as its input"
+            scheme = self.draft.marks[str(value.name)].scheme
+            if self.draft.mark(out, Mark(Role.ACTIVATION, scheme, str(node.name), why)):
+                self.draft.share(str(out.name), str(value.name), why)
+
+    def _where_applies(self, node: ir.Node) -> bool:
+        if self.recipe.placement.quantize_passthrough_inputs:
+            return True
+        return self.draft.marked(_input(node, 1)) and self.draft.marked(_input(node, 2))
+
+
+def channel_axis(node: ir.Node, rule: OpRule, ndim: int) -> int | None:
+    """The axis along which each output channel has its own weights."""
+    if rule.channel_axis is None:
+        return None
+    if rule.op == "Gemm":
+        return 0 if attribute_int(node, "transB", 0) else 1
+    return rule.channel_axis % ndim
+
+
+def _bias_factors(node: ir.Node) -> tuple[float, int]:
+    if node.op_type == "Gemm":
+        alpha, beta = attribute_float(node, "alpha", 1.0), attribute_float(node, "beta", 1.0)
+        return (alpha / beta if alpha and beta else 1.0), 1
+    if node.op_type == "ConvTranspose":
+        return 1.0, attribute_int(node, "group", 1)
+    return 1.0, 1
+
+
+def _input(node: ir.Node, index: int) -> ir.Value | None:
+    return node.inputs[index] if index < len(node.inputs) else None

@@ -1,0 +1,165 @@
+"""Turn a plan with its numbers into a graph with Q/DQ nodes."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import onnx_ir as ir
+from numpy.typing import NDArray
+
+from roundel.calibrate.state import QuantState
+from roundel.model.graph import constant_array, opset_version, values_by_name
+from roundel.numerics.affine import quantize
+from roundel.plan.types import Role, Shared, TensorPlan
+from roundel.qdq.pairs import MICROSOFT, Dialect, Names, constant, dequantize_node, quantize_node
+from roundel.recipe import Recipe
+
+
+def write_qdq(model: ir.Model, state: QuantState, recipe: Recipe) -> ir.Model:
+    """A quantized copy of the prepared model, topologically sorted."""
+    result = model.clone()
+    writer = _Writer(result, state, recipe)
+    writer.fold(state.plan.folded)
+    for tensor in state.plan.tensors.values():
+        writer.write(tensor)
+    writer.finish()
+    return result
+
+
+def weight_codes(array: NDArray[Any], tensor: TensorPlan, state: QuantState) -> NDArray[Any]:
+    """The integer content of a constant."""
+    given = state.codes.get(tensor.name)
+    if given is not None:
+        return given
+    content = state.values.get(tensor.name, array)
+    narrow = tensor.role is Role.WEIGHT and tensor.scheme.symmetric
+    return quantize(content, state.params[tensor.name], narrow=narrow)
+
+
+class _Writer:
+    def __init__(self, model: ir.Model, state: QuantState, recipe: Recipe) -> None:
+        self.model, self.graph, self.state, self.recipe = model, model.graph, state, recipe
+        self.dialect = Dialect.of(recipe, opset_version(model))
+        self.values = values_by_name(self.graph)
+        self.names = Names(self.graph)
+        self.dedicated = recipe.placement.dedicated_pairs
+        self._constants: dict[str, tuple[ir.Value, ir.Value]] = {}
+
+    def fold(self, names: tuple[str, ...]) -> None:
+        """Remove Relu/Clip nodes; their producer takes over their output's name."""
+        chosen = set(names)
+        for node in [n for n in self.graph if n.name in chosen]:
+            source, out = node.inputs[0], node.outputs[0]
+            assert source is not None
+            name = str(out.name)
+            position = next((i for i, v in enumerate(self.graph.outputs) if v is out), None)
+            out.replace_all_uses_with(source, replace_graph_outputs=True)
+            self.graph.remove(node, safe=True)
+            if position is not None:
+                self.graph.outputs[position] = source
+            source.name = name
+            self.values[name] = source
+
+    def write(self, tensor: TensorPlan) -> None:
+        """Nodes and constants for one tensor."""
+        if tensor.role is Role.ACTIVATION:
+            self._activation(tensor)
+        else:
+            self._constant(tensor)
+
+    def finish(self) -> None:
+        """Opset imports, producer, order."""
+        if any(node.domain == MICROSOFT for node in self.graph):
+            self.graph.opset_imports.setdefault(MICROSOFT, 1)
+        self.graph.sort()
+
+    def _constant(self, tensor: TensorPlan) -> None:
+        value, params = self.values[tensor.name], self.state.params[tensor.name]
+        array = constant_array(value)
+        assert array is not None
+        codes_name = self.names(f"{tensor.name}_quantized")
+        codes = constant(self.graph, codes_name, weight_codes(array, tensor, self.state))
+        is_bias = tensor.role is Role.BIAS
+        base = f"{tensor.name}_quantized" if is_bias else tensor.name
+        scales = self._scales(tensor, base)
+        uses = [u for u in value.uses() if self._reads_quantized(u.node)]
+        leaves = len(uses) == len(value.uses()) and not value.is_graph_output()
+        if leaves:
+            del self.graph.initializers[tensor.name]
+        out_name = f"{tensor.name}_DequantizeLinear_Output"
+        out_name = tensor.name if is_bias and leaves else self.names(out_name)
+        names = (self.names(f"{tensor.name}_DequantizeLinear"), out_name)
+        node = dequantize_node(self.dialect.domain(params.qtype), codes, scales, names, params)
+        first = uses[0].node
+        for use in uses:
+            use.node.replace_input_with(use.idx, node.outputs[0])
+        self.graph.insert_before(first, node)
+
+    def _activation(self, tensor: TensorPlan) -> None:
+        value = self.values[tensor.name]
+        uses = [u for u in value.uses() if u.node.graph is self.graph]
+        if self.dedicated and len(uses) > 1 and not value.is_graph_output():
+            for index, use in enumerate(uses, 1):
+                out_name = self.names(f"{tensor.name}_DequantizeLinear_Output_{index}")
+                out = self._pair(tensor, value, f"_{index}", out_name)
+                use.node.replace_input_with(use.idx, out)
+            return
+        if value.is_graph_output():
+            out_name = tensor.name
+            value.name = self.names(f"{tensor.name}_QuantizeLinear_Input")
+        else:
+            out_name = self.names(f"{tensor.name}_DequantizeLinear_Output")
+        out = self._pair(tensor, value, "", out_name)
+        for use in uses:
+            use.node.replace_input_with(use.idx, out)
+        if value.is_graph_output():
+            out.shape, out.type = value.shape, value.type
+            for index, old in enumerate(self.graph.outputs):
+                if old is value:
+                    self.graph.outputs[index] = out
+
+    def _pair(self, tensor: TensorPlan, value: ir.Value, suffix: str, out_name: str) -> ir.Value:
+        name, params = tensor.name, self.state.params[tensor.name]
+        domain = self.dialect.domain(params.qtype)
+        scales = self._scales(tensor, name)
+        q_names = (
+            self.names(f"{name}_QuantizeLinear{suffix}"),
+            self.names(f"{name}_QuantizeLinear_Output{suffix}"),
+        )
+        q = quantize_node(domain, value, scales, q_names, params)
+        dq_names = (self.names(f"{name}_DequantizeLinear{suffix}"), out_name)
+        dq = dequantize_node(domain, q.outputs[0], scales, dq_names, params)
+        producer = value.producer()
+        if producer is not None:
+            self.graph.insert_after(producer, [q, dq])
+        else:
+            self.graph.insert_before(self.graph[0], [q, dq])
+        return dq.outputs[0]
+
+    def _scales(self, tensor: TensorPlan, base: str) -> tuple[ir.Value, ir.Value]:
+        """The leader's constants where one scale serves a group, else the tensor's own."""
+        source = tensor.source
+        owner = source.leaders[0] if isinstance(source, Shared) and len(source.leaders) == 1 else base
+        made = self._constants.get(owner)
+        if made is None or not _equal(made, self.state, tensor):
+            params = self.state.params[tensor.name]
+            made = (
+                constant(self.graph, self.names(f"{base}_scale"), params.scale),
+                constant(self.graph, self.names(f"{base}_zero_point"), params.zero_point),
+            )
+            self._constants.setdefault(owner, made)
+        return made
+
+    def _reads_quantized(self, node: ir.Node) -> bool:
+        plan = self.state.plan.nodes.get(str(node.name))
+        return node.graph is self.graph and plan is not None and plan.quantized
+
+
+def _equal(made: tuple[ir.Value, ir.Value], state: QuantState, tensor: TensorPlan) -> bool:
+    params = state.params[tensor.name]
+    scale, zero = constant_array(made[0]), constant_array(made[1])
+    assert scale is not None
+    assert zero is not None
+    same_type = zero.dtype == params.zero_point.dtype
+    return same_type and np.array_equal(scale, params.scale) and np.array_equal(zero, params.zero_point)

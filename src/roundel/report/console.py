@@ -1,0 +1,153 @@
+"""Progress and tables for a terminal."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+from typing import Any
+
+from rich.console import Console
+from rich.progress import (
+    BarColumn,
+    MofNCompleteColumn,
+    Progress,
+    SpinnerColumn,
+    TaskID,
+    TextColumn,
+    TimeElapsedColumn,
+    TimeRemainingColumn,
+)
+from rich.table import Table
+
+from roundel.errors import RoundelError
+from roundel.plan.types import QuantPlan
+from roundel.report.record import Record
+
+
+class ProgressListener:
+    """A live line for the current step, with the time left where it can be known."""
+
+    def __init__(self, console: Console | None = None) -> None:
+        self._progress = Progress(
+            SpinnerColumn(),
+            TextColumn("{task.description:<22}"),
+            BarColumn(bar_width=30),
+            MofNCompleteColumn(),
+            TimeElapsedColumn(),
+            TimeRemainingColumn(),
+            console=console or Console(stderr=True),
+            transient=True,
+        )
+        self._task: TaskID | None = None
+        self._progress.start()
+
+    def step(self, name: str, total: int | None = None) -> None:
+        """Show the next step in place of the last."""
+        if self._task is not None:
+            self._progress.remove_task(self._task)
+        self._task = self._progress.add_task(name, total=total)
+
+    def advance(self, done: int) -> None:
+        """Move the bar."""
+        if self._task is not None:
+            self._progress.update(self._task, completed=done)
+
+    def close(self) -> None:
+        """Take the live line away."""
+        self._progress.stop()
+
+
+def decibel(value: float) -> str:
+    """A short number; equal outputs have no noise at all."""
+    if math.isinf(value):
+        return "exact" if value > 0 else "-inf"
+    return f"{value:.1f} dB"
+
+
+def size(count: int | None) -> str:
+    """Bytes for people."""
+    if count is None:
+        return "-"
+    number = float(count)
+    for unit in ("B", "KB", "MB", "GB"):
+        if number < 1000 or unit == "GB":
+            return f"{number:.0f} {unit}" if unit == "B" else f"{number:.1f} {unit}"
+        number /= 1000
+    return f"{number:.1f} TB"
+
+
+def show_error(console: Console, error: RoundelError) -> None:
+    """A short message that says what to do; never a traceback."""
+    console.print(f"[bold red]error:[/] {_safe(error.what)}", highlight=False)
+    for label, text in error.details():
+        console.print(f"  [bold]{label}[/]: {_safe(text)}", highlight=False, soft_wrap=True)
+
+
+def show_summary(console: Console, record: Record) -> None:
+    """The result of a run, in one screen."""
+    counts = record.counts
+    quantized = sum(counts.get("quantized_nodes", {}).values())
+    left = counts.get("float_nodes", {})
+    table = Table(show_header=False, box=None, padding=(0, 1))
+    table.add_row("model", f"{record.model.get('name')} ({size(record.model.get('bytes'))})")
+    file = record.file
+    table.add_row("result", f"{file.get('name') or 'in memory'} ({size(file.get('bytes'))})")
+    table.add_row("recipe", str(record.recipe.get("name")))
+    data = record.data
+    label = "[bold yellow]random data[/]" if data.get("random") else str(data.get("kind", "none"))
+    table.add_row("data", f"{label}, {data.get('samples_seen', 0)} samples")
+    table.add_row("quantized", f"{quantized} of {quantized + sum(left.values())} nodes")
+    if left:
+        table.add_row("left in float", _counts(left))
+    total = sum(record.seconds.values())
+    steps = ", ".join(f"{name} {seconds:.1f}" for name, seconds in record.seconds.items() if seconds >= 0.05)
+    table.add_row("seconds", f"{total:.1f} ({steps})")
+    console.print(table)
+    if record.outputs:
+        console.print(_outputs_table(record))
+    for note in record.notes:
+        console.print(f"[yellow]note:[/] {_safe(note)}", highlight=False)
+
+
+def _outputs_table(record: Record, most: int = 8) -> Table:
+    verified = record.data.get("samples_verified", 0)
+    table = Table(title=f"against the float model, {verified} samples", title_justify="left", box=None)
+    for heading in ("output", "SQNR", "cosine", "worst error", "same top-1"):
+        table.add_column(heading, justify="left" if heading == "output" else "right", overflow="fold")
+    for out in record.outputs[:most]:
+        top = "-" if out.same_top is None else f"{out.same_top:.1%}"
+        table.add_row(out.name, decibel(out.sqnr_db), f"{out.cosine:.5f}", f"{out.worst:.3g}", top)
+    if len(record.outputs) > most:
+        table.add_row(f"… {len(record.outputs) - most} more in the record", "", "", "", "")
+    return table
+
+
+def show_plan(console: Console, plan: QuantPlan, tensor: str | None = None) -> None:
+    """What every tensor becomes, and why."""
+    table = Table(box=None, padding=(0, 1))
+    for heading in ("tensor", "role", "stored as", "range", "why"):
+        table.add_column(heading, overflow="fold")
+    for name, item in plan.tensors.items():
+        if tensor in (None, name):
+            table.add_row(name, item.role.value, str(item.scheme), str(item.source), item.reason)
+    for name, reason in plan.kept_float.items():
+        if tensor in (None, name):
+            table.add_row(name, "activation", "[dim]float[/]", "-", reason)
+    console.print(table)
+    if tensor is not None:
+        return
+    for node in plan.nodes.values():
+        if not node.quantized:
+            console.print(
+                f"[dim]float[/] {node.op} {_safe(node.name)}: {_safe(node.reason)}", highlight=False
+            )
+
+
+def _counts(counts: Mapping[str, Any], most: int = 6) -> str:
+    ranked = sorted(counts.items(), key=lambda item: -item[1])
+    text = ", ".join(f"{count} {op}" for op, count in ranked[:most])
+    return text + (f" and {len(ranked) - most} more kinds" if len(ranked) > most else "")
+
+
+def _safe(text: str) -> str:
+    return text.replace("[", r"\[")

@@ -1,0 +1,98 @@
+"""The record of a run: everything needed to understand and repeat it, as JSON."""
+
+from __future__ import annotations
+
+import json
+import math
+import platform
+from collections import Counter
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict, dataclass
+from importlib import metadata
+from typing import Any
+
+from roundel import __version__
+from roundel.plan.types import QuantPlan, Role
+from roundel.recipe import Recipe
+from roundel.verify.closeness import OutputReport
+
+RECORD_VERSION = 1
+
+
+@dataclass(frozen=True, slots=True)
+class Record:
+    """One run.
+
+    Args:
+        quantized: False when nothing could be quantized and the float model was passed through.
+        model: where the model came from: name, bytes, opset, fingerprint.
+        recipe: the whole recipe.
+        data: what the samples were.
+        prepare: rewrites by pass.
+        counts: quantized and float nodes by operator, tensors by role.
+        float_nodes: nodes left in float, with the reason.
+        outputs: closeness of each graph output to the float model.
+        seconds: wall time by step.
+        notes: whatever a careful reader wants to know.
+        file: the written file: name, bytes.
+    """
+
+    quantized: bool
+    model: Mapping[str, Any]
+    recipe: Mapping[str, Any]
+    data: Mapping[str, Any]
+    prepare: Mapping[str, int]
+    counts: Mapping[str, Any]
+    float_nodes: Mapping[str, str]
+    outputs: tuple[OutputReport, ...]
+    seconds: Mapping[str, float]
+    notes: tuple[str, ...]
+    file: Mapping[str, Any]
+
+    def to_dict(self) -> dict[str, Any]:
+        """Plain values; infinite numbers become strings, since JSON has none."""
+        tree: dict[str, Any] = {"record_version": RECORD_VERSION, "versions": versions()}
+        tree |= asdict(self)
+        plain = _plain(tree)
+        assert isinstance(plain, dict)
+        return plain
+
+    def to_json(self) -> str:
+        """Indented JSON text."""
+        return json.dumps(self.to_dict(), indent=1) + "\n"
+
+
+def plan_counts(plan: QuantPlan) -> dict[str, Any]:
+    """How much of the model is quantized."""
+    nodes = plan.nodes.values()
+    roles = Counter(t.role for t in plan.tensors.values())
+    return {
+        "quantized_nodes": dict(Counter(n.op for n in nodes if n.quantized)),
+        "float_nodes": dict(Counter(n.op for n in nodes if not n.quantized)),
+        "tensors": {role.value: roles.get(role, 0) for role in Role},
+    }
+
+
+def recipe_dict(recipe: Recipe) -> dict[str, Any]:
+    """The recipe as plain values."""
+    return recipe.model_dump(mode="json")
+
+
+def versions() -> dict[str, str]:
+    """What computed the numbers."""
+    names = ("numpy", "onnx", "onnx-ir", "onnxruntime")
+    return {
+        "roundel": __version__,
+        "python": platform.python_version(),
+        **{name: metadata.version(name) for name in names},
+    }
+
+
+def _plain(value: Any) -> Any:
+    if isinstance(value, Mapping):
+        return {str(k): _plain(v) for k, v in value.items()}
+    if isinstance(value, Sequence) and not isinstance(value, str | bytes):
+        return [_plain(v) for v in value]
+    if isinstance(value, float) and not math.isfinite(value):
+        return str(value)
+    return value

@@ -1,0 +1,1 @@
+"""Hardware and operators as data: what may be quantized and how. Nothing here runs code on a model."""

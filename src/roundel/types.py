@@ -1,0 +1,147 @@
+"""The vocabulary that all rooms share: small, frozen, and free of any graph."""
+
+from __future__ import annotations
+
+import enum
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+FloatArray = NDArray[np.floating[Any]]
+Sample = dict[str, NDArray[Any]]
+
+
+class QType(enum.Enum):
+    """An integer element type that a tensor can be stored in."""
+
+    INT8 = "int8"
+    UINT8 = "uint8"
+    INT16 = "int16"
+    UINT16 = "uint16"
+    INT32 = "int32"
+
+    @property
+    def dtype(self) -> np.dtype[Any]:
+        """The numpy type."""
+        return np.dtype(self.value)
+
+    @property
+    def bits(self) -> int:
+        """Width in bits."""
+        return self.dtype.itemsize * 8
+
+    @property
+    def signed(self) -> bool:
+        """Whether negative codes exist."""
+        return self.dtype.kind == "i"
+
+    @property
+    def qmin(self) -> int:
+        """Smallest code."""
+        return int(np.iinfo(self.dtype).min)
+
+    @property
+    def qmax(self) -> int:
+        """Largest code."""
+        return int(np.iinfo(self.dtype).max)
+
+
+class ScaleKind(enum.Enum):
+    """Which numbers a scale may be."""
+
+    FLOAT = "float"
+    POWER_OF_TWO = "power_of_two"
+    INT16 = "int16"  # M / 2**N with a 16-bit M
+
+
+@dataclass(frozen=True, slots=True)
+class PerTensor:
+    """One scale for the whole tensor."""
+
+    def __str__(self) -> str:
+        return "per tensor"
+
+
+@dataclass(frozen=True, slots=True)
+class PerChannel:
+    """One scale for each index along an axis."""
+
+    axis: int
+
+    def __str__(self) -> str:
+        return f"per channel (axis {self.axis})"
+
+
+Granularity = PerTensor | PerChannel
+
+
+@dataclass(frozen=True, slots=True)
+class Scheme:
+    """How a tensor is to be stored, before any scale is known."""
+
+    qtype: QType
+    symmetric: bool = True
+    scale: ScaleKind = ScaleKind.FLOAT
+    granularity: Granularity = PerTensor()
+    reduce_range: bool = False
+
+    def __str__(self) -> str:
+        words = [self.qtype.value, "symmetric" if self.symmetric else "asymmetric"]
+        if self.scale is not ScaleKind.FLOAT:
+            words.append(f"{self.scale.value.replace('_', ' ')} scale")
+        if self.granularity != PerTensor():
+            words.append(str(self.granularity))
+        return ", ".join(words)
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class QParams:
+    """Scale and zero point of one tensor: 0-d arrays per tensor, 1-d along `axis` per channel."""
+
+    scale: NDArray[np.float32]
+    zero_point: NDArray[Any]
+    qtype: QType
+    axis: int | None = None
+
+    def same_as(self, other: QParams) -> bool:
+        """Bitwise equality."""
+        return (
+            self.qtype is other.qtype
+            and self.axis == other.axis
+            and np.array_equal(self.scale, other.scale)
+            and np.array_equal(self.zero_point, other.zero_point)
+        )
+
+
+@dataclass(frozen=True, slots=True)
+class Range:
+    """The interval of real values that a tensor must be able to hold."""
+
+    low: float
+    high: float
+
+    @property
+    def absmax(self) -> float:
+        """Largest magnitude."""
+        return max(abs(self.low), abs(self.high))
+
+    def union(self, other: Range) -> Range:
+        """The smallest interval that holds both."""
+        return Range(min(self.low, other.low), max(self.high, other.high))
+
+
+@dataclass(frozen=True, slots=True)
+class InputSpec:
+    """A graph input as its feeder sees it: `None` or a string is a dimension left open."""
+
+    name: str
+    dtype: np.dtype[Any]
+    shape: tuple[int | str | None, ...] | None
+
+    def __str__(self) -> str:
+        if self.shape is None:
+            return f"{self.name}: {self.dtype} of any shape"
+        dims = ", ".join("?" if d is None else str(d) for d in self.shape)
+        return f"{self.name}: {self.dtype} [{dims}]"

@@ -1,0 +1,6 @@
+"""The last gate: a file is legal and close to the float model, or it does not appear."""
+
+from roundel.verify.closeness import check_prepared, compare_outputs
+from roundel.verify.legality import check_file
+
+__all__ = ["check_file", "check_prepared", "compare_outputs"]

@@ -1,0 +1,134 @@
+"""How close the quantized model, and the prepared float model, are to the original."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import onnx_ir as ir
+import onnxruntime as ort
+from numpy.typing import NDArray
+
+from roundel.errors import VerifyError
+from roundel.model.load import ModelSource
+from roundel.model.session import open_session
+from roundel.numerics.metrics import Closeness
+from roundel.types import Sample
+
+_EXACT_ENOUGH_DB = 60.0  # rounding in another order of operations stays above 90 dB; a wrong rewrite does not
+
+
+@dataclass(frozen=True, slots=True)
+class OutputReport:
+    """One graph output over all verified samples."""
+
+    name: str
+    sqnr_db: float
+    cosine: float
+    worst: float
+    same_top: float | None  # share of rows whose largest entry sits at the same place
+
+
+def compare_outputs(
+    session: ort.InferenceSession, inputs: Sequence[Sample], expected: Sequence[Sample]
+) -> tuple[OutputReport, ...]:
+    """Run the quantized model on the kept samples and compare with the kept float outputs."""
+    names = [out.name for out in session.get_outputs()]
+    sums = dict.fromkeys(names, Closeness())
+    tops: dict[str, list[bool]] = {name: [] for name in names}
+    for sample, wanted in zip(inputs, expected, strict=True):
+        results = session.run(None, sample)
+        for name, result in zip(names, results, strict=True):
+            reference = wanted.get(name)
+            if not _comparable(reference, result):
+                continue
+            sums[name] = sums[name].merge(Closeness.of(np.asarray(reference), result))
+            tops[name] += _same_top(np.asarray(reference), result)
+    return tuple(
+        OutputReport(name, s.sqnr_db, s.cosine, s.worst, _share(tops[name]))
+        for name, s in sums.items()
+        if s.count
+    )
+
+
+def check_prepared(source: ModelSource, inputs: Sample, outputs: Sample) -> str | None:
+    """Prove on one sample that preparing changed no output.
+
+    Args:
+        source: the model as the user gave it.
+        inputs: one sample.
+        outputs: what the prepared model made of it.
+
+    Returns:
+        A note when the question cannot be decided (the model itself is not deterministic).
+    """
+    session = _original(source)
+    types = {i.name: i.type for i in session.get_inputs()}
+    feed = {
+        name: array.astype(np.float16) if types[name] == "tensor(float16)" else array
+        for name, array in inputs.items()
+        if name in types
+    }
+    names = [out.name for out in session.get_outputs()]
+    floor = (
+        25.0 if "tensor(float16)" in {o.type for o in session.get_outputs()} | set(types.values()) else None
+    )
+    first = dict(zip(names, session.run(None, feed), strict=True))
+    worst = _worst(first, outputs)
+    if worst is None or worst[1] >= (floor or _EXACT_ENOUGH_DB):
+        return None
+    again = dict(zip(names, session.run(None, feed), strict=True))
+    itself = _worst(first, again)
+    if itself is not None and itself[1] < _EXACT_ENOUGH_DB:
+        return "the float model gives another result on each run: the prepared graph could not be compared"
+    raise VerifyError(
+        "Preparing the model changed an output.",
+        where=f"output '{worst[0]}'",
+        observed=f"{worst[1]:.1f} dB against the model as given",
+        expected=f"at least {floor or _EXACT_ENOUGH_DB:.0f} dB",
+        hint="This is a defect of Roundel: please report it. Switching off passes under `prepare:` works around it.",
+    )
+
+
+def _original(source: ModelSource) -> ort.InferenceSession:
+    if isinstance(source, ir.Model | bytes):
+        return open_session(source)
+    if hasattr(source, "SerializeToString"):
+        return open_session(ir.from_proto(source))  # type: ignore[arg-type]
+    from pathlib import Path
+
+    return open_session(Path(str(source)))
+
+
+def _worst(a: Sample, b: Sample) -> tuple[str, float] | None:
+    pairs = [
+        (name, Closeness.of(a[name], b[name]).sqnr_db)
+        for name in a
+        if name in b and _comparable(a[name], b[name])
+    ]
+    return min(pairs, key=lambda pair: pair[1]) if pairs else None
+
+
+def _comparable(a: Any, b: Any) -> bool:
+    return (
+        isinstance(a, np.ndarray)
+        and isinstance(b, np.ndarray)
+        and a.dtype.kind == "f"
+        and b.dtype.kind == "f"
+        and a.shape == b.shape
+        and bool(np.isfinite(a).all())
+        and a.size > 0
+    )
+
+
+def _same_top(a: NDArray[Any], b: NDArray[Any]) -> list[bool]:
+    """Rows of class scores: does the winner stay?"""
+    if a.ndim != 2 or a.shape[1] < 2:
+        return []
+    return [bool(x) for x in a.argmax(1) == b.argmax(1)]
+
+
+def _share(hits: list[bool]) -> float | None:
+    return sum(hits) / len(hits) if hits else None

@@ -1,0 +1,55 @@
+"""Whether a finished file is a valid model that ONNX Runtime loads."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import numpy as np
+import onnx
+import onnx_ir as ir
+import onnxruntime as ort
+
+from roundel.errors import VerifyError
+from roundel.model.graph import constant_array
+from roundel.model.session import open_session
+
+_HINT = "This is a defect of Roundel, not of your model: please report it with the model's structure."
+
+
+def check_file(path: Path) -> ort.InferenceSession:
+    """Check a written model and hand back a session on it, computing exactly as written.
+
+    Raises:
+        VerifyError: the ONNX checker or ONNX Runtime refuses it, or a scale is not usable.
+    """
+    try:
+        onnx.checker.check_model(str(path))
+    except onnx.checker.ValidationError as error:
+        raise VerifyError(
+            "The quantized model fails the ONNX checker.", observed=_short(error), hint=_HINT
+        ) from error
+    try:
+        return open_session(path, simulate=True)
+    except (RuntimeError, ort.capi.onnxruntime_pybind11_state.Fail, ValueError) as error:
+        raise VerifyError(
+            "ONNX Runtime does not load the quantized model.", observed=_short(error), hint=_HINT
+        ) from error
+
+
+def check_scales(model: ir.Model) -> None:
+    """Every Q/DQ node has finite, positive scales and as many as its axis has entries."""
+    for node in model.graph:
+        if node.op_type not in ("QuantizeLinear", "DequantizeLinear"):
+            continue
+        scale = constant_array(node.inputs[1])
+        if scale is None or not (np.isfinite(scale).all() and (scale > 0).all()):
+            raise VerifyError(
+                "A scale is not a positive finite number.",
+                where=f"{node.op_type} '{node.name}'",
+                observed=None if scale is None else scale.reshape(-1)[:4],
+                hint=_HINT,
+            )
+
+
+def _short(error: Exception) -> str:
+    return " ".join(str(error).split())[:400]
