@@ -135,8 +135,14 @@ def pip_install(python: Path, arguments: tuple[str, ...]) -> None:
         check=False,
     )
     if done.returncode:
-        tail = " | ".join(done.stderr.strip().splitlines()[-3:])
-        raise BenchSetupError(f"pip install {' '.join(arguments)} failed: {tail}")
+        raise BenchSetupError(f"pip install {' '.join(arguments)} failed: {telling_lines(done.stderr)}")
+
+
+def telling_lines(log: str) -> str:
+    """The last lines of a pip log that name an error; pip ends with hints that say nothing."""
+    lines = [line.strip(" │╰─>") for line in log.splitlines() if line.strip()]
+    errors = [line for line in lines if "Error" in line or "ERROR" in line or line.startswith("error:")]
+    return " | ".join((errors or lines)[-2:])
 
 
 def warm_up(name: str, python: Path) -> str:

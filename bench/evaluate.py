@@ -1,4 +1,6 @@
-"""Judges quantized files against the float model on labelled images (run in the ``ort`` environment).
+"""Judges quantized files against the float model on labelled images.
+
+Runs in the ``ort`` environment, or in ``quark`` for Quark's files: its custom-op library needs torch.
 
 Every file is simulated in the same way: ONNX Runtime on the CPU with ``session.disable_quant_qdq``, so that
 Q/DQ pairs are computed in float as written and no contender gains or loses through integer kernels. Batch 1.
@@ -8,6 +10,7 @@ from __future__ import annotations
 
 import argparse
 import hashlib
+import importlib
 import json
 import math
 from collections.abc import Sequence
@@ -55,6 +58,8 @@ def open_session(path: Path, library: Path | None) -> ort.InferenceSession:
             raise FileNotFoundError(
                 "the file uses com.amd.quark operators and no custom-op library was given"
             )
+        # Quark's library is linked against torch's, which the loader finds only once torch is imported.
+        importlib.import_module("torch")
         options.register_custom_ops_library(str(library))
     return ort.InferenceSession(str(path), options, providers=["CPUExecutionProvider"])
 

@@ -15,7 +15,6 @@ import sys
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any
 
 import environments
 import machine
@@ -35,6 +34,8 @@ from models import (
 )
 from processes import run_script, scrub
 from records import Contender, Failure, ModelResult, Report, Row, Run, Score
+
+EVALUATION_TIMEOUT_S = 3600.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -188,15 +189,19 @@ def quantize_once(
     return run, result["versions"]
 
 
-def judge(model: BenchModel, quantized: Path | None, tools: Tools, log: str) -> Score | Failure:
-    """Evaluates a file, or the float model itself when no file is given."""
+def judge(model: BenchModel, contender: Contender | None, tools: Tools) -> Score | Failure:
+    """Evaluates a contender's last output, or the float model itself when no contender is given."""
+    python = tools.ort
     arguments = ["--float", str(float_path(model)), "--data", str(eval_path(model))]
-    if quantized is not None:
-        arguments += ["--quantized", str(quantized)]
-    if tools.library:
-        arguments += ["--library", tools.library]
-    script = BENCH_DIR / "evaluate.py"
-    result: dict[str, Any] | Failure = run_script(tools.ort, script, arguments, log_path(model, log), 3600.0)
+    if contender is not None:
+        arguments += ["--quantized", str(output_path(model, contender))]
+        own = tools.peers[contender.peer]
+        # Quark's custom operators need torch beside them. Its environment has the same ONNX Runtime.
+        if contender.peer == "quark" and isinstance(own, Path):
+            python = own
+            arguments += ["--library", tools.library]
+    log = log_path(model, f"evaluate-{slug(contender) if contender else 'float'}")
+    result = run_script(python, BENCH_DIR / "evaluate.py", arguments, log, EVALUATION_TIMEOUT_S)
     return result if isinstance(result, Failure) else Score(**result)
 
 
@@ -220,7 +225,7 @@ def measure(model: BenchModel, plan: Plan, tools: Tools, versions: dict[str, dic
             run, versions[contender.peer] = outcome
             runs[contender].append(run)
             say(f"{model.name} {turn + 1}/{plan.repeat} {contender.label}: {run.wall_s:.2f} s")
-    float_score = judge(model, None, tools, "evaluate-float")
+    float_score = judge(model, None, tools)
     if isinstance(float_score, Failure):
         raise BenchSetupError(f"the float model {model.name} cannot be evaluated: {float_score.message}")
     rows = tuple(judged_row(model, c, tuple(runs[c]), failures[c], tools) for c in plan.contenders)
@@ -234,7 +239,7 @@ def judged_row(
     messages = list(dict.fromkeys(errors))
     score: Score | None = None
     if runs and output_path(model, contender).exists():
-        result = judge(model, output_path(model, contender), tools, f"evaluate-{slug(contender)}")
+        result = judge(model, contender, tools)
         if isinstance(result, Failure):
             messages.append(f"evaluation: {result.message}")
         else:

@@ -56,7 +56,7 @@ def gather(
     if data is None and not requests:
         return Evidence(data={"kind": "none needed"})
     samples = open_data(model, recipe.data, data)
-    told.step("calibrate", len_or_none(samples))
+    told.step("calibrate", samples.count)
     if stats is None:
         collected = collect(model, requests, samples, keep=recipe.verify.samples, progress=told.advance)
         return _evidence(collected, samples)
@@ -80,18 +80,13 @@ def open_data(model: ir.Model, settings: Data, data: object) -> Samples:
         raise DataError(
             "This recipe needs calibration data and none was given.",
             expected="a folder, a CalibrationDataReader or any iterable of samples",
-            hint="Pass data=… (--data DIR on the command line), or RandomData() (--random N) for a first look.",
+            hint="Pass data=… (command line: --data DIR), or RandomData() (--random N) for a first look.",
         )
     random = data if isinstance(data, RandomSpec) else None
     preprocessing = settings.model_dump(exclude={"samples"}, exclude_defaults=True)
     images = ImagePreprocess(**preprocessing) if preprocessing else None
     source = None if random is not None else data
     return open_samples(source, input_specs(model), limit=settings.samples, images=images, random=random)
-
-
-def len_or_none(samples: Samples) -> int | None:
-    """The number of samples where it is known beforehand."""
-    return samples.count
 
 
 def _evidence(collected: Collected, samples: Samples, notes: tuple[str, ...] = ()) -> Evidence:
@@ -118,7 +113,8 @@ def _reuse(
     model: ir.Model, saved: Statistics, samples: Samples, recipe: Recipe, path: Path
 ) -> Evidence | None:
     """The saved statistics, once the data proves to be the same; only the kept samples run forward."""
-    digest, inputs = SampleDigest(), []
+    digest = SampleDigest()
+    inputs: list[Sample] = []
     for sample in samples:
         digest.update(sample)
         if len(inputs) < recipe.verify.samples:

@@ -130,6 +130,8 @@ class Prepare(Section):
     fuse_layer_norm: bool = True
     fuse_gelu: bool = True
     fuse_l2_norm: bool = True
+    fold_pad: bool = True
+    decompose_hard_swish: bool = True
     unshare_biases: bool = True
     explicit_conv_attributes: bool = True
     split_to_slice: bool = False

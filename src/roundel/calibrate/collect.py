@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import hashlib
 import itertools
 import os
 import time
@@ -18,6 +17,7 @@ import onnx_ir as ir
 from roundel.calibrate.observers import Observer, StatKind
 from roundel.calibrate.runner import Runner
 from roundel.calibrate.shard import Seen, Shard
+from roundel.data.hashing import SampleDigest
 from roundel.errors import DataError, ModelError, did_you_mean
 from roundel.model.graph import is_constant, values_by_name
 from roundel.types import Sample
@@ -32,7 +32,7 @@ class Collected:
         samples_seen: number of samples.
         inputs: the first samples, copied.
         outputs: the float model's own outputs for them, in the same order.
-        data_digest: blake2b of all samples in order.
+        data_digest: `SampleDigest` of all samples in order.
         forward_seconds: time inside ONNX Runtime, added up over the samples that ran side by side.
         wall_seconds: time of the whole pass, sessions and reading of samples included.
     """
@@ -75,7 +75,8 @@ def collect(
     start = time.perf_counter()
     ordered = {name: requests[name] for name in _topological(model, requests)}
     cores = _cores() if threads is None else max(1, threads)
-    iterator = enumerate(_owned(samples))
+    digest = SampleDigest()
+    iterator = enumerate(_owned(digest.watch(samples)))
     # Looking ahead tells whether there are enough samples to keep every core busy with one of its own.
     ahead = list(itertools.islice(iterator, cores))
     if not ahead:
@@ -99,7 +100,7 @@ def collect(
         samples_seen=len(seen),
         inputs=inputs,
         outputs=[result.outputs for result in seen if result.outputs is not None],
-        data_digest=hashlib.blake2b(b"".join(s.digest for s in seen), digest_size=16).hexdigest(),
+        data_digest=digest.hexdigest(),
         forward_seconds=sum(result.seconds for result in seen),
         wall_seconds=time.perf_counter() - start,
     )

@@ -134,7 +134,7 @@ class _Resolver:
             return self.stats[names[0]]
         merged = type(self.stats[names[0]])()
         for name in names:
-            merged.merge(self.stats[name])  # type: ignore[arg-type]
+            merged.merge(self.stats[name])
         return merged
 
     def bias(self, tensor: TensorPlan) -> None:

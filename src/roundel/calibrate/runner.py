@@ -27,9 +27,10 @@ _MESSAGE_LIMIT = 400
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Run:
-    """One run's fetched arrays and the time it took."""
+    """One run: the requested tensors of a group, the model's own outputs if asked for, the time it took."""
 
-    arrays: dict[str, NDArray[Any]]
+    tensors: dict[str, NDArray[Any]]
+    finals: Sample
     seconds: float
 
 
@@ -74,22 +75,21 @@ class Runner:
         Args:
             sample: the model's inputs.
             index: its position, for messages.
-            finals: whether the first group also holds the model's own outputs.
+            finals: whether the first group also brings the model's own outputs.
 
         Raises:
             DataError: the sample does not fit the model.
             ModelError: ONNX Runtime cannot run the model.
         """
         for position, (session, group) in enumerate(self._sessions):
-            names = list(dict.fromkeys([*group, *(self._finals if finals and position == 0 else ())]))
+            own = self._finals if finals and position == 0 else []
+            names = list(dict.fromkeys([*group, *own]))
             start = time.perf_counter()
             # An empty list would mean every output to ONNX Runtime.
             arrays = run_session(session, names or self._finals, sample, index)
-            yield Run(arrays, time.perf_counter() - start)
-
-    def finals_of(self, arrays: dict[str, NDArray[Any]]) -> Sample:
-        """The model's own outputs among the tensors of the first group."""
-        return {name: arrays[name] for name in self._finals}
+            seconds = time.perf_counter() - start
+            # A final tensor may be observed in a later group: it must not count twice.
+            yield Run({name: arrays[name] for name in group}, {name: arrays[name] for name in own}, seconds)
 
 
 def run_session(session: Any, names: list[str], sample: Sample, index: int) -> dict[str, NDArray[Any]]:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import hashlib
 from collections import defaultdict
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -19,9 +18,8 @@ from roundel.types import Sample
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Seen:
-    """What one sample leaves behind, beside the statistics: its digest, perhaps its outputs."""
+    """What one sample leaves behind, beside the statistics."""
 
-    digest: bytes
     outputs: Sample | None
     seconds: float
 
@@ -50,11 +48,11 @@ class Shard:
         for run in runner.stream(sample, index, finals=finals):
             seconds += run.seconds
             if finals and outputs is None:
-                outputs = runner.finals_of(run.arrays)
-            faults |= self._observe(run.arrays, index)
+                outputs = run.finals
+            faults |= self._observe(run.tensors, index)
         if faults:
             raise self._not_finite(faults, sample, index)
-        return Seen(sample_digest(sample), outputs, seconds)
+        return Seen(outputs, seconds)
 
     def merge(self, other: Shard) -> None:
         """Add another worker's samples."""
@@ -93,18 +91,6 @@ class Shard:
             expected="finite values",
             hint=hint,
         )
-
-
-def sample_digest(sample: Sample) -> bytes:
-    """blake2b of a sample's names, types, shapes and values."""
-    digest = hashlib.blake2b(digest_size=16)
-    for name in sorted(sample):
-        array = np.ascontiguousarray(sample[name])
-        digest.update(f"{name} {array.dtype} {array.shape}\n".encode())
-        # Strings have no buffer of their own; their text stands for them.
-        plain = np.array(repr(array.tolist()).encode()) if array.dtype.hasobject else array
-        digest.update(plain.reshape(-1).view(np.uint8).data)
-    return digest.digest()
 
 
 def _merge(into: Observer, other: Observer) -> None:

@@ -17,7 +17,7 @@ from roundel.numerics.affine import params_from_range
 from roundel.numerics.histogram import Bins
 from roundel.types import PerTensor, QParams, QType, Range, Scheme
 
-_SEARCH_BINS = 2048
+_SEARCH_BINS = 1024
 _MIN_EXPONENT, _MAX_EXPONENT = -126, 127
 _EXPONENTS_BELOW = 11  # a range cut to 1/2048 of the largest magnitude is the last one tried
 _GRID = np.exp2(-np.arange(0, 8.01, 0.25))  # shrink factors 1 … 1/256
@@ -73,8 +73,8 @@ def least_squares_range(bins: Bins, scheme: Scheme) -> Range:
     if scheme.symmetric:
         whole = Range(-whole.absmax, whole.absmax)
     best = best_range(bins, (_shrunk(whole, f, f) for f in _GRID), scheme, ErrorMetric.MSE)
-    for reach in (1.0, 0.3, 0.1):
-        factors = [_STEP ** (reach * k / 4) for k in (0, -4, -3, -2, -1, 1, 2, 3, 4)]
+    for reach in (1.0, 0.3):
+        factors = [_STEP ** (reach * k / 3) for k in (0, -3, -2, -1, 1, 2, 3)]
         both = [(f, f) for f in factors]
         sides = [(f, 1.0) for f in factors[1:]] + [(1.0, f) for f in factors[1:]]
         moves: Sequence[tuple[float, float]] = both if scheme.symmetric else both + sides
@@ -90,11 +90,11 @@ def power_of_two_least_squares(bins: Bins, scheme: Scheme, *, narrow: bool = Fal
     choose between zero points that keep the lower end, the upper end, or the middle of the range.
     """
     if bins.absmax == 0.0:
-        return _params(0, _zero_points(bins, 1.0, scheme)[0], scheme)
+        return _params(0, _zero_points(0.0, 0.0, 1.0, scheme)[0], scheme)
     top = non_overflow_exponent(bins.low, bins.high, scheme, narrow=narrow)
     best: tuple[float, QParams] | None = None
     for exponent in range(min(top + 1, _MAX_EXPONENT), max(top - _EXPONENTS_BELOW, _MIN_EXPONENT) - 1, -1):
-        for zero in _zero_points(bins, math.ldexp(1.0, exponent), scheme):
+        for zero in _zero_points(bins.low, bins.high, math.ldexp(1.0, exponent), scheme):
             params = _params(exponent, zero, scheme)
             error = quantization_error(bins, params, narrow=narrow)
             if best is None or error < best[0]:
@@ -106,8 +106,7 @@ def power_of_two_least_squares(bins: Bins, scheme: Scheme, *, narrow: bool = Fal
 def non_overflow(low: float, high: float, scheme: Scheme, *, narrow: bool = False) -> QParams:
     """The smallest power-of-two scale at which no value in [low, high] saturates."""
     exponent = non_overflow_exponent(low, high, scheme, narrow=narrow)
-    bins = Bins(*(np.zeros(0) for _ in range(3)), 0, 0.0, min(low, 0.0), max(high, 0.0))
-    return _params(exponent, _zero_points(bins, math.ldexp(1.0, exponent), scheme)[0], scheme)
+    return _params(exponent, _zero_points(low, high, math.ldexp(1.0, exponent), scheme)[0], scheme)
 
 
 def non_overflow_exponent(low: float, high: float, scheme: Scheme, *, narrow: bool = False) -> int:
@@ -125,18 +124,20 @@ def non_overflow_exponent(low: float, high: float, scheme: Scheme, *, narrow: bo
 
 def _covers(low: float, high: float, exponent: int, scheme: Scheme, narrow: bool) -> bool:
     scale = math.ldexp(1.0, exponent)
-    zero = _zero_points(Bins(*(np.zeros(0) for _ in range(3)), 0, 0.0, low, high), scale, scheme)[0]
+    zero = _zero_points(low, high, scale, scheme)[0]
     first, last = _codes(scheme.qtype, zero, narrow)
     return first * scale <= low and high <= last * scale
 
 
-def _zero_points(bins: Bins, scale: float, scheme: Scheme) -> list[int]:
+def _zero_points(low: float, high: float, scale: float, scheme: Scheme) -> list[int]:
+    """Zero points worth a try: the lower end kept, the upper end kept, the middle of range and of codes."""
     qmin, qmax = scheme.qtype.qmin, scheme.qtype.qmax
+    middle = 0 if scheme.qtype.signed else (qmax + 1) // 2
     if scheme.symmetric:
-        return [0 if scheme.qtype.signed else (qmax + 1) // 2]
-    lower = qmin - min(bins.low, 0.0) / scale
-    upper = qmax - max(bins.high, 0.0) / scale
-    wanted = (math.ceil(lower), math.floor(upper), round((lower + upper) / 2))
+        return [middle]
+    lower = qmin - min(low, 0.0) / scale
+    upper = qmax - max(high, 0.0) / scale
+    wanted = (math.ceil(lower), math.floor(upper), round((lower + upper) / 2), middle)
     return list(dict.fromkeys(min(max(z, qmin), qmax) for z in wanted))
 
 

@@ -15,7 +15,7 @@ from roundel.numerics.histogram import Bins
 from roundel.types import Range
 
 Curve = tuple[NDArray[np.float64], NDArray[np.float64]]
-_ENTROPY_CANDIDATES = 512
+_ENTROPY_WORK = 1 << 16  # candidates times codes: bounds the time of one search
 # The bound that leaves a Gaussian 4 deviations when the deviation is measured on cube roots:
 # 4**(1/3) / sqrt(E|z|**(2/3)).
 _CUBE_ROOT_FACTOR = 1.7722 / 4.0 ** (1 / 3)
@@ -77,13 +77,15 @@ def distribution(bins: Bins, scenario: Scenario, deviations: float = 4.0) -> Ran
     ONNX Runtime defines this method for 8-bit floats, where a scale follows from the deviation alone.
     For integers the interval must be finite: 4 deviations is near the least squared error for a Gaussian
     at 8 bits. Scenario P3 measures on cube roots, which long tails stretch less, with the factor chosen
-    so that a Gaussian gets the same interval.
+    so that a Gaussian gets the same interval. A tensor with one sign only counts as half of a symmetric
+    distribution around zero: its exact zeros are what an activation cut off and say nothing of the rest.
     """
-    total = bins.total
-    if total == 0.0 or bins.absmax == 0.0:
+    if bins.counts.size == 0:
         return Range(bins.low, bins.high)
     values = bins.centres if scenario is Scenario.SAME else np.cbrt(bins.centres)
-    mean = float((bins.counts * values).sum() / total)
+    one_sided = bins.low >= 0.0 or bins.high <= 0.0
+    total = float(bins.counts.sum()) if one_sided else bins.total
+    mean = 0.0 if one_sided else float((bins.counts * values).sum() / total)
     power = float((bins.counts * values**2).sum() / total)
     spread = float(np.sqrt(max(power - mean**2, 0.0)))
     if scenario is Scenario.SAME:
@@ -137,14 +139,15 @@ def _magnitude_cells(bins: Bins, resolution: int) -> tuple[NDArray[np.float64], 
     """Dense counts of |x| from zero to the largest magnitude."""
     width = _cell_width(bins.absmax, bins.width, resolution)
     cells = np.floor(np.where(bins.left < 0.0, -bins.centres, bins.centres) / width)
-    return np.bincount(cells.astype(np.intp), weights=bins.counts), width
+    return np.bincount(cells.astype(np.intp), weights=bins.counts).astype(np.float64), width
 
 
 def _signed_cells(bins: Bins, resolution: int) -> tuple[NDArray[np.float64], float, int]:
     """Dense counts from the lowest to the highest value, and the number of the first cell."""
     width = _cell_width(bins.high - bins.low, bins.width, resolution)
     cells = np.floor(bins.centres / width).astype(np.intp)
-    return np.bincount(cells - cells[0], weights=bins.counts), width, int(cells[0])
+    dense = np.bincount(cells - cells[0], weights=bins.counts).astype(np.float64)
+    return dense, width, int(cells[0])
 
 
 def _cell_width(extent: float, width: float, resolution: int) -> float:
@@ -162,9 +165,8 @@ def _best_length(cells: NDArray[np.float64], levels: int) -> int:
     size = cells.size
     if size <= levels:
         return size
-    lengths = np.unique(
-        np.linspace(levels, size, min(_ENTROPY_CANDIDATES, size - levels + 1)).astype(np.intp)
-    )
+    tries = min(max(_ENTROPY_WORK // levels, 64), size - levels + 1)
+    lengths = np.unique(np.linspace(levels, size, tries).astype(np.intp))
     mass = np.concatenate([[0.0], np.cumsum(cells)])
     used = np.concatenate([[0.0], np.cumsum(cells > 0)])
     own = np.concatenate([[0.0], np.cumsum(_xlogx(cells))])

@@ -13,9 +13,11 @@ from roundel.passes.batch_norm_to_conv import BatchNormToConv
 from roundel.passes.constant_folding import ConstantFolding
 from roundel.passes.constants import Constants
 from roundel.passes.dead_code import DeadCode
+from roundel.passes.decompose_hard_swish import DecomposeHardSwish
 from roundel.passes.explicit_attributes import ExplicitAttributes
 from roundel.passes.fixed_shapes import FixedShapes
 from roundel.passes.fold_batch_norm import FoldBatchNorm
+from roundel.passes.fold_pad import FoldPad
 from roundel.passes.fuse_gelu import FuseGelu
 from roundel.passes.fuse_instance_norm import FuseInstanceNorm
 from roundel.passes.fuse_l2_norm import FuseL2Norm
@@ -54,6 +56,8 @@ STEPS: tuple[Step, ...] = (
     Step(lambda o: o.fuse_gelu, lambda o: FuseGelu()),
     Step(lambda o: o.fuse_l2_norm, lambda o: FuseL2Norm()),
     Step(lambda o: o.fold_batch_norm, lambda o: FoldBatchNorm()),
+    Step(lambda o: o.decompose_hard_swish, lambda o: DecomposeHardSwish()),
+    Step(lambda o: o.fold_pad, lambda o: FoldPad()),
     Step(lambda o: o.unshare_biases, lambda o: UnshareBiases()),
     Step(lambda o: o.reduce_mean_to_global_average_pool, lambda o: ReduceMeanToPool()),
     Step(lambda o: o.split_large_pools, lambda o: SplitLargePools()),  # also those just made from means

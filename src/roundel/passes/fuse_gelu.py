@@ -16,6 +16,7 @@ from roundel.passes.rewriting import (
     only_reader,
     operands,
     producer,
+    same_rank,
     scalar,
     with_number,
 )
@@ -55,7 +56,7 @@ def _fuse(editor: Editor, erf: ir.Node) -> bool:
     if product is None:
         return False
     last, nodes = product[0], nodes | product[1]
-    if not is_private(nodes, last):
+    if not same_rank(source, last.outputs[0]) or not is_private(nodes, last):
         return False
     editor.replace(last, "Gelu", [source], {})
     editor.drop_all(nodes - {last})

@@ -21,6 +21,7 @@ from roundel.passes.rewriting import (
     operands,
     producer,
     real_constant,
+    same_rank,
 )
 
 _SINCE = 6
@@ -60,7 +61,7 @@ def _fuse(editor: Editor, node: ir.Node) -> bool:
         return False
     found, last = match.found, match.last
     count = _channels(found)
-    if count is None or not is_private(found.nodes, last):
+    if count is None or not same_rank(found.source, last.outputs[0]) or not is_private(found.nodes, last):
         return False
     base = last.name or last.outputs[0].name or "InstanceNormalization"
     scale = np.ones(count) if match.scale is None else match.scale

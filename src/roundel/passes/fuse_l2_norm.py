@@ -20,6 +20,7 @@ from roundel.passes.rewriting import (
     operands,
     producer,
     reduced_axes,
+    same_rank,
     scalar,
     static_dims,
 )
@@ -77,7 +78,7 @@ def _fuse(editor: Editor, last: ir.Node) -> bool:
     if found is None or not 0 < found.clamp <= _LARGEST_CLAMP or found.source.dtype not in _TYPES:
         return False
     nodes = found.nodes | {last}
-    if not is_private(nodes, last):
+    if not same_rank(found.source, last.outputs[0]) or not is_private(nodes, last):
         return False
     editor.replace(last, "LpNormalization", [found.source], {"axis": found.axis, "p": 2})
     editor.drop_all(nodes - {last})

@@ -18,6 +18,7 @@ from roundel.passes.rewriting import (
     only_reader,
     operands,
     real_constant,
+    same_rank,
 )
 
 _SINCE = 17
@@ -56,7 +57,7 @@ def _fuse(editor: Editor, core: ir.Node) -> bool:
     bias, shifting = _operand(last, "Add", shape)
     if shifting is not None:
         nodes, last = nodes | {shifting}, shifting
-    if not is_private(nodes, last):
+    if not same_rank(found.source, last.outputs[0]) or not is_private(nodes, last):
         return False
     base = last.name or last.outputs[0].name or "LayerNormalization"
     if scale is None:

@@ -7,6 +7,7 @@ from dataclasses import dataclass
 import onnx_ir as ir
 
 from roundel.passes.rewriting import (
+    get_int,
     input_at,
     is_op,
     operands,
@@ -15,6 +16,8 @@ from roundel.passes.rewriting import (
     scalar,
     with_number,
 )
+
+_FLOATS = frozenset({ir.DataType.FLOAT16, ir.DataType.FLOAT, ir.DataType.DOUBLE})
 
 
 @dataclass(frozen=True, slots=True)
@@ -114,8 +117,8 @@ def _padded_variance(value: ir.Value | None) -> Deviation | None:
     if root is None:
         return None
     base, square_nodes = root
-    base, casts = _behind_cast(base)
-    center = centered(base)
+    center_value, casts = _behind_cast(base)
+    center = centered(center_value)
     if center is None or center.axes != axes:
         return None
     nodes = center.nodes | square_nodes | {add, mean_node, *casts}
@@ -138,7 +141,9 @@ def squared(value: ir.Value | None) -> tuple[ir.Value, frozenset[ir.Node]] | Non
 def _behind_cast(value: ir.Value | None) -> tuple[ir.Value | None, tuple[ir.Node, ...]]:
     """Mixed-precision exports widen the square and narrow the root; the fused operators do so inside."""
     node = producer(value, "Cast")
-    return (value, ()) if node is None else (input_at(node, 0), (node,))
+    if node is None or get_int(node, "to", 0) not in _FLOATS:
+        return value, ()
+    return input_at(node, 0), (node,)
 
 
 def _agree(center: Centered, found: Deviation) -> bool:

@@ -98,6 +98,11 @@ def dims(value: ir.Value | None) -> tuple[int | None, ...] | None:
     return tuple(d if isinstance(d, int) and d >= 0 else None for d in value.shape)
 
 
+def same_rank(left: ir.Value, right: ir.Value) -> bool:
+    """Whether both have the same, known number of dimensions: no constant on the way added any."""
+    return left.shape is not None and right.shape is not None and len(left.shape) == len(right.shape)
+
+
 def static_dims(value: ir.Value | None) -> tuple[int, ...] | None:
     """Dimensions, if every one is known."""
     known = dims(value)

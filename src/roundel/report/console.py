@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 from rich.console import Console
@@ -141,6 +141,51 @@ def show_plan(console: Console, plan: QuantPlan, tensor: str | None = None) -> N
             console.print(
                 f"[dim]float[/] {node.op} {_safe(node.name)}: {_safe(node.reason)}", highlight=False
             )
+
+
+def show_inspection(console: Console, found: Any, *, nodes: bool) -> None:
+    """A model's outline."""
+    table = Table(show_header=False, box=None, padding=(0, 1))
+    table.add_row("model", f"{found.name} ({size(found.file_bytes)}, weights {size(found.weight_bytes)})")
+    table.add_row("opset", str(found.opset))
+    table.add_row("inputs", "\n".join(_safe(text) for text in found.inputs))
+    table.add_row("outputs", "\n".join(_safe(text) for text in found.outputs))
+    types = ", ".join(f"{name} {size(count)}" for name, count in found.weight_types.items())
+    table.add_row("weights", types or "none")
+    console.print(table)
+    counts = Table(box=None, padding=(0, 1))
+    for heading in ("operator", "nodes"):
+        counts.add_column(heading, justify="left" if heading == "operator" else "right")
+    for op, count in found.operators.items():
+        counts.add_row(op, str(count))
+    console.print(counts)
+    if found.quantized_by is None:
+        console.print("the model is quantized already")
+    else:
+        whole = sum(found.quantized.values()) + sum(found.left.values())
+        text = f"{found.quantized_by} would quantize {sum(found.quantized.values())} of {whole} nodes"
+        console.print(text + (f"; float: {_counts(found.left)}" if found.left else ""), highlight=False)
+    if nodes:
+        listing = Table(box=None, padding=(0, 1))
+        for heading in ("node", "operator", "verdict"):
+            listing.add_column(heading, overflow="fold")
+        for row in found.nodes:
+            listing.add_row(*(_safe(text) for text in row))
+        console.print(listing)
+
+
+def show_demo(console: Console, rows: Sequence[Any]) -> None:
+    """The demo's comparison."""
+    table = Table(box=None, padding=(0, 1))
+    for heading in ("preset", "accuracy", "same as float", "SQNR", "size", "seconds"):
+        table.add_column(heading, justify="left" if heading == "preset" else "right", no_wrap=True)
+    for row in rows:
+        sqnr = "-" if row.sqnr_db is None else decibel(row.sqnr_db)
+        seconds = "-" if row.seconds is None else f"{row.seconds:.2f}"
+        table.add_row(
+            row.preset, f"{row.accuracy:.1%}", f"{row.agreement:.1%}", sqnr, size(row.bytes), seconds
+        )
+    console.print(table)
 
 
 def _counts(counts: Mapping[str, Any], most: int = 6) -> str:

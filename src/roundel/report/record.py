@@ -73,6 +73,27 @@ def plan_counts(plan: QuantPlan) -> dict[str, Any]:
     }
 
 
+def plan_json(plan: QuantPlan, tensor: str | None = None) -> str:
+    """The plan as JSON text."""
+    chosen = [t for t in plan.tensors.values() if tensor in (None, t.name)]
+    tensors = [
+        {
+            "name": t.name,
+            "role": t.role.value,
+            "stored_as": str(t.scheme),
+            "range": str(t.source),
+            "decided_by": t.decided_by,
+            "reason": t.reason,
+        }
+        for t in chosen
+    ]
+    tree: dict[str, Any] = {"tensors": tensors}
+    tree["float"] = {name: why for name, why in plan.kept_float.items() if tensor in (None, name)}
+    if tensor is None:
+        tree["nodes"] = [asdict(node) for node in plan.nodes.values()]
+    return json.dumps(tree, indent=1) + "\n"
+
+
 def recipe_dict(recipe: Recipe) -> dict[str, Any]:
     """The recipe as plain values."""
     return recipe.model_dump(mode="json")

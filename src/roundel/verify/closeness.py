@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -88,7 +89,7 @@ def check_prepared(source: ModelSource, inputs: Sample, outputs: Sample) -> str 
         where=f"output '{worst[0]}'",
         observed=f"{worst[1]:.1f} dB against the model as given",
         expected=f"at least {floor or _EXACT_ENOUGH_DB:.0f} dB",
-        hint="This is a defect of Roundel: please report it. Switching off passes under `prepare:` works around it.",
+        hint="This is a defect of Roundel: please report it. Passes can be switched off under `prepare:`.",
     )
 
 
@@ -97,8 +98,6 @@ def _original(source: ModelSource) -> ort.InferenceSession:
         return open_session(source)
     if hasattr(source, "SerializeToString"):
         return open_session(ir.from_proto(source))  # type: ignore[arg-type]
-    from pathlib import Path
-
     return open_session(Path(str(source)))
 
 

@@ -1,0 +1,198 @@
+"""The calibration methods, and the step from a statistic (or a constant) to scale and zero point."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+from typing import Any, ClassVar, Literal
+
+import numpy as np
+from numpy.typing import NDArray
+
+from roundel.calibrate.observers import HistogramObserver, Observer, StatKind
+from roundel.errors import RecipeError
+from roundel.numerics.affine import params_from_range, weight_params
+from roundel.numerics.histogram import Bins, bins_of
+from roundel.numerics.scale_search import (
+    ErrorMetric,
+    best_range,
+    least_squares_range,
+    non_overflow,
+    power_of_two_least_squares,
+)
+from roundel.numerics.thresholds import Scenario, distribution, entropy, percentile
+from roundel.numerics.weight_search import weight_least_squares, weight_power_of_two
+from roundel.types import PerChannel, PerTensor, QParams, Range, ScaleKind, Scheme
+
+
+@dataclass(frozen=True, slots=True)
+class MinMax:
+    """The observed extremes.
+
+    Args:
+        moving_average: None for the extremes over all samples; "mean" for the mean over samples of each
+            sample's extremes; a number in (0, 1] for an exponential moving average in sample order.
+    """
+
+    needs: ClassVar[StatKind] = StatKind.MINMAX
+    moving_average: float | Literal["mean"] | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Percentile:
+    """Keep a percentage of the values: of |x| when symmetric, else cutting both sides alike."""
+
+    needs: ClassVar[StatKind] = StatKind.HISTOGRAM
+    percent: float = 99.999
+    symmetric: bool = True
+
+
+@dataclass(frozen=True, slots=True)
+class Entropy:
+    """The range with the least Kullback-Leibler divergence, over all candidates.
+
+    Args:
+        symmetric: cut |x|, or each side by itself.
+        bins: resolution of the search.
+        quantized_bins: codes of the quantized distribution; None takes what an 8-bit type has (finer
+            types too: with as many codes as bins there would be nothing to compare).
+    """
+
+    needs: ClassVar[StatKind] = StatKind.HISTOGRAM
+    symmetric: bool = True
+    bins: int = 2048
+    quantized_bins: int | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Distribution:
+    """Mean and standard deviation; see `roundel.numerics.thresholds.distribution`."""
+
+    needs: ClassVar[StatKind] = StatKind.HISTOGRAM
+    scenario: Literal["same", "p3"] = "same"
+    deviations: float = 4.0
+
+
+@dataclass(frozen=True, slots=True)
+class LayerWisePercentile:
+    """For each tensor the percentile with the least quantization error."""
+
+    needs: ClassVar[StatKind] = StatKind.HISTOGRAM
+    candidates: tuple[float, ...] = (99.99, 99.999, 99.99999)
+    metric: Literal["mae", "mse"] = "mae"
+    symmetric: bool = True
+
+
+@dataclass(frozen=True, slots=True)
+class Mse:
+    """The scale with the least squared error; over exponents where the scale is a power of two."""
+
+    needs: ClassVar[StatKind] = StatKind.HISTOGRAM
+
+
+@dataclass(frozen=True, slots=True)
+class PowerOfTwoMse:
+    """The power-of-two scale with the least squared error."""
+
+    needs: ClassVar[StatKind] = StatKind.HISTOGRAM
+
+
+@dataclass(frozen=True, slots=True)
+class NonOverflow:
+    """The smallest power-of-two scale at which nothing saturates."""
+
+    needs: ClassVar[StatKind] = StatKind.MINMAX
+
+
+RangeMethod = MinMax | Percentile | Entropy | Distribution | LayerWisePercentile | Mse
+Method = RangeMethod | PowerOfTwoMse | NonOverflow
+
+
+def choose(method: Method, stat: Observer, scheme: Scheme) -> QParams:
+    """Scale and zero point of an activation.
+
+    Args:
+        method: how the range is chosen.
+        stat: what was observed; its kind must be what the method needs.
+        scheme: how the tensor is stored; per tensor.
+
+    Raises:
+        RecipeError: the method needs power-of-two scales and the scheme has others.
+    """
+    if isinstance(method, NonOverflow):
+        _require_power_of_two(method, scheme)
+        return non_overflow(stat.low, stat.high, scheme)
+    if isinstance(method, PowerOfTwoMse) or (isinstance(method, Mse) and _power_of_two(scheme)):
+        _require_power_of_two(method, scheme)
+        return power_of_two_least_squares(_bins(stat), scheme)
+    found = _extremes(method, stat) if isinstance(method, MinMax) else _search(method, _bins(stat), scheme)
+    return params_from_range(found.low, found.high, scheme)
+
+
+def choose_weight(method: Method, array: NDArray[Any], scheme: Scheme) -> QParams:
+    """Scale and zero point of a constant, per tensor or per channel as the scheme says.
+
+    A moving average has no meaning for a constant: MinMax takes its extremes.
+
+    Raises:
+        RecipeError: the method needs power-of-two scales and the scheme has others.
+    """
+    if isinstance(method, MinMax):
+        return weight_params(array, scheme)
+    if isinstance(method, NonOverflow | PowerOfTwoMse) or (isinstance(method, Mse) and _power_of_two(scheme)):
+        _require_power_of_two(method, scheme)
+        return weight_power_of_two(array, scheme, clip=not isinstance(method, NonOverflow))
+    if isinstance(method, Mse):
+        return weight_least_squares(array, scheme)
+    if not isinstance(scheme.granularity, PerChannel):
+        found = _search(method, bins_of(array), scheme)
+        return params_from_range(found.low, found.high, scheme)
+    one = replace(scheme, granularity=PerTensor())
+    ranges = [_search(method, bins_of(row), one) for row in np.moveaxis(array, scheme.granularity.axis, 0)]
+    return params_from_range([r.low for r in ranges], [r.high for r in ranges], scheme)
+
+
+def _extremes(method: MinMax, stat: Observer) -> Range:
+    match method.moving_average:
+        case None:
+            return Range(stat.low, stat.high)
+        case "mean":
+            return Range(*stat.mean())
+        case constant:
+            return Range(*stat.moving_average(constant))
+
+
+def _search(
+    method: Percentile | Entropy | Distribution | LayerWisePercentile | Mse, bins: Bins, scheme: Scheme
+) -> Range:
+    match method:
+        case Percentile(percent, symmetric):
+            return percentile(bins, percent, symmetric=symmetric)
+        case Entropy(symmetric, resolution, levels):
+            codes = levels if levels is not None else (128 if symmetric else 256)
+            return entropy(bins, levels=codes, symmetric=symmetric, resolution=resolution)
+        case Distribution(scenario, deviations):
+            return distribution(bins, Scenario(scenario), deviations)
+        case LayerWisePercentile(candidates, metric, symmetric):
+            tried = [percentile(bins, percent, symmetric=symmetric) for percent in candidates]
+            return best_range(bins, tried, scheme, ErrorMetric(metric))
+        case Mse():
+            return least_squares_range(bins, scheme)
+
+
+def _bins(stat: Observer) -> Bins:
+    if not isinstance(stat, HistogramObserver):
+        raise TypeError("this method needs a histogram, and only extremes were collected")
+    return stat.bins()
+
+
+def _power_of_two(scheme: Scheme) -> bool:
+    return scheme.scale is ScaleKind.POWER_OF_TWO
+
+
+def _require_power_of_two(method: Method, scheme: Scheme) -> None:
+    if not _power_of_two(scheme):
+        raise RecipeError(
+            f"{type(method).__name__} chooses powers of two, and this scheme has other scales.",
+            observed=scheme,
+            expected="a power-of-two scale",
+        )

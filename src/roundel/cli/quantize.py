@@ -1,0 +1,116 @@
+"""`roundel quantize`."""
+
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from roundel.cli.options import (
+    Exclude,
+    ExcludeSubgraph,
+    Include,
+    Json,
+    Model,
+    Preset,
+    RecipeFile,
+    Set,
+    numbers,
+    pixels,
+    recipe_changes,
+)
+
+_EPILOG = """[bold]Examples[/]
+
+roundel quantize model.onnx -o model.a8w8.onnx --data calib/ --mean 0.485,0.456,0.406 --std 0.229,0.224,0.225
+
+roundel quantize model.onnx -o out.onnx -p a16w8 --data inputs.npz --exclude 'op:Softmax' --exclude '/head/*'
+
+roundel quantize model.onnx -o out.onnx --random 4        (a first look, no data at hand)
+"""
+_DATA, _IMAGES, _SHOW = "Data", "Images", "Output"
+
+
+def register(app: typer.Typer) -> None:
+    """Add the command."""
+    app.command(epilog=_EPILOG, no_args_is_help=True)(quantize)
+
+
+def quantize(
+    model: Model,
+    output: Annotated[Path, typer.Option("--output", "-o", help="The file to write.", show_default=False)],
+    preset: Preset = "a8w8",
+    recipe: RecipeFile = None,
+    data: Annotated[
+        Path | None,
+        typer.Option(
+            help="Folder of images, .npy or .npz files, or one .npy/.npz file.", rich_help_panel=_DATA
+        ),
+    ] = None,
+    samples: Annotated[int | None, typer.Option(help="Use at most this many.", rich_help_panel=_DATA)] = None,
+    random: Annotated[
+        int | None, typer.Option(help="Calibrate on this many random samples.", rich_help_panel=_DATA)
+    ] = None,
+    stats: Annotated[
+        Path | None,
+        typer.Option(help="Statistics file: reused if it fits, else written.", rich_help_panel=_DATA),
+    ] = None,
+    mean: Annotated[
+        str | None, typer.Option(help="Per channel, e.g. 0.5,0.5,0.5", rich_help_panel=_IMAGES)
+    ] = None,
+    std: Annotated[str | None, typer.Option(help="Per channel.", rich_help_panel=_IMAGES)] = None,
+    scale: Annotated[
+        str | None, typer.Option(help="unit (pixels / 255, the default) or raw.", rich_help_panel=_IMAGES)
+    ] = None,
+    resize: Annotated[
+        str | None, typer.Option(help="Short side, or HEIGHTxWIDTH.", rich_help_panel=_IMAGES)
+    ] = None,
+    crop: Annotated[
+        str | None, typer.Option(help="Centre crop: side, or HEIGHTxWIDTH.", rich_help_panel=_IMAGES)
+    ] = None,
+    layout: Annotated[str | None, typer.Option(help="nchw or nhwc.", rich_help_panel=_IMAGES)] = None,
+    bgr: Annotated[bool, typer.Option("--bgr", help="Blue first.", rich_help_panel=_IMAGES)] = False,
+    exclude: Exclude = None,
+    include: Include = None,
+    exclude_subgraph: ExcludeSubgraph = None,
+    settings: Set = None,
+    quiet: Annotated[
+        bool, typer.Option("--quiet", "-q", help="Print nothing.", rich_help_panel=_SHOW)
+    ] = False,
+    as_json: Json = False,
+) -> None:
+    """Quantize a float ONNX model and write a verified Q/DQ model with its record beside it."""
+    image_options = {
+        "mean": numbers(mean, "--mean"),
+        "std": numbers(std, "--std"),
+        "scale": scale,
+        "resize": pixels(resize, "--resize"),
+        "crop": pixels(crop, "--crop"),
+        "layout": layout,
+        "bgr": bgr,
+    }
+    changes = recipe_changes(settings, include, exclude_subgraph, image_options)
+
+    from rich.console import Console
+
+    from roundel.data import RandomSpec
+    from roundel.pipeline import quantize as run
+    from roundel.report.console import ProgressListener, show_summary
+
+    result = run(
+        model,
+        output,
+        recipe=recipe if recipe is not None else preset,
+        data=RandomSpec(count=random) if random is not None else data,
+        samples=samples,
+        exclude=exclude or (),
+        changes=changes,
+        stats=stats,
+        listener=None if quiet or as_json else ProgressListener(),
+    )
+    if as_json:
+        sys.stdout.write(result.record.to_json())
+    elif not quiet:
+        show_summary(Console(), result.record)

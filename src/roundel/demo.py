@@ -1,0 +1,94 @@
+"""The embedded example through every preset: one table that shows what each format costs and keeps."""
+
+from __future__ import annotations
+
+import tempfile
+import time
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from roundel.errors import OutputError
+from roundel.example import Example, load_example
+from roundel.model.session import open_session
+from roundel.numerics.metrics import Closeness
+from roundel.pipeline import quantize
+from roundel.recipe_file import load_recipe, preset_names
+from roundel.report.listener import Listener, Silent
+
+
+@dataclass(frozen=True, slots=True)
+class DemoRow:
+    """One line of the table."""
+
+    preset: str
+    accuracy: float
+    agreement: float
+    sqnr_db: float | None
+    bytes: int
+    seconds: float | None
+
+
+def run_demo(
+    presets: Sequence[str] | None = None, output: Path | None = None, listener: Listener | None = None
+) -> list[DemoRow]:
+    """Quantize the example with each preset; the first row is the float model.
+
+    Args:
+        presets: names, or None for all.
+        output: an existing folder to keep the models in; None keeps nothing.
+        listener: told about progress.
+    """
+    names = [load_recipe(name).name for name in presets] if presets else list(preset_names())
+    example, told = load_example(), listener or Silent()
+    reference = _logits(example, example.model_path)
+    rows = [_row("float", example, reference, reference, (example.model_path.stat().st_size, None))]
+    try:
+        told.step("presets", len(names))
+        with _folder(output) as folder:
+            for done, name in enumerate(names):
+                path = folder / f"digits.{name}.onnx"
+                start = time.perf_counter()
+                quantize(example.model_path, path, recipe=name, data=example.calibration)
+                took = time.perf_counter() - start
+                logits = _logits(example, path)
+                rows.append(_row(name, example, reference, logits, (path.stat().st_size, took)))
+                told.advance(done + 1)
+    finally:
+        told.close()
+    return rows
+
+
+@contextmanager
+def _folder(output: Path | None) -> Iterator[Path]:
+    if output is not None:
+        if not output.is_dir():
+            raise OutputError("The output folder does not exist.", where=output, hint="Create it first.")
+        yield output
+        return
+    with tempfile.TemporaryDirectory(prefix="roundel-") as name:
+        yield Path(name)
+
+
+def _logits(example: Example, path: Path) -> NDArray[Any]:
+    session = open_session(path, simulate=True)
+    result = session.run(None, {session.get_inputs()[0].name: example.eval_x})
+    return np.asarray(result[0])
+
+
+def _row(
+    name: str,
+    example: Example,
+    reference: NDArray[Any],
+    logits: NDArray[Any],
+    cost: tuple[int, float | None],
+) -> DemoRow:
+    top = logits.argmax(1)
+    sqnr = None if logits is reference else Closeness.of(reference, logits).sqnr_db
+    right, same = (top == example.eval_y).mean(), (top == reference.argmax(1)).mean()
+    return DemoRow(name, float(right), float(same), sqnr, *cost)

@@ -1,0 +1,97 @@
+"""What a model is made of, and what a preset would do with it."""
+
+from __future__ import annotations
+
+from collections import Counter
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import onnx_ir as ir
+
+from roundel.model import load_model
+from roundel.model.graph import input_specs, op_key, opset_version, weight_bytes
+from roundel.pipeline import load_prepared
+from roundel.plan import build_plan
+from roundel.recipe_file import load_recipe
+
+_QUANTIZERS = frozenset({"QuantizeLinear", "DequantizeLinear", "DynamicQuantizeLinear"})
+
+
+@dataclass(frozen=True, slots=True)
+class Inspection:
+    """A model's outline.
+
+    Attributes:
+        operators: count of each operator in the file.
+        quantized_by: the preset asked about, or None when the model is quantized already.
+        quantized: count of each operator that the preset quantizes, in the prepared graph.
+        left: count of each operator that it leaves in float.
+        nodes: (name, operator, verdict) of every node.
+    """
+
+    name: str
+    file_bytes: int
+    weight_bytes: int
+    opset: int
+    inputs: tuple[str, ...]
+    outputs: tuple[str, ...]
+    operators: dict[str, int]
+    weight_types: dict[str, int]
+    quantized_by: str | None
+    quantized: dict[str, int]
+    left: dict[str, int]
+    nodes: tuple[tuple[str, str, str], ...]
+    notes: tuple[str, ...]
+
+    def to_dict(self, *, nodes: bool) -> dict[str, Any]:
+        """Plain values for JSON."""
+        tree = {name: getattr(self, name) for name in self.__dataclass_fields__ if name != "nodes"}
+        if nodes:
+            tree["nodes"] = [dict(zip(("name", "op", "verdict"), node, strict=True)) for node in self.nodes]
+        return tree
+
+
+def inspect_model(path: Path, preset: str) -> Inspection:
+    """Read a model, float or quantized, and outline it."""
+    loaded = load_model(path, allow_quantized=True)
+    graph = loaded.model.graph
+    operators = dict(Counter(op_key(node) for node in graph).most_common())
+    types: Counter[str] = Counter()
+    for value in graph.initializers.values():
+        if value.const_value is not None:
+            types[value.const_value.dtype.name.lower()] += value.const_value.nbytes
+    done = any(node.op_type in _QUANTIZERS for node in graph)
+    quantized, left, nodes = ({}, {}, _plain_nodes(graph)) if done else _verdicts(path, preset)
+    return Inspection(
+        name=path.name,
+        file_bytes=path.stat().st_size,
+        weight_bytes=weight_bytes(loaded.model),
+        opset=opset_version(loaded.model),
+        inputs=tuple(str(spec) for spec in input_specs(loaded.model)),
+        outputs=tuple(f"{v.name}: {v.dtype} {v.shape}" for v in graph.outputs),
+        operators=operators,
+        weight_types=dict(types.most_common()),
+        quantized_by=None if done else load_recipe(preset).name,
+        quantized=quantized,
+        left=left,
+        nodes=nodes,
+        notes=loaded.notes,
+    )
+
+
+def _plain_nodes(graph: ir.Graph) -> tuple[tuple[str, str, str], ...]:
+    return tuple((str(node.name), op_key(node), "") for node in graph)
+
+
+def _verdicts(
+    path: Path, preset: str
+) -> tuple[dict[str, int], dict[str, int], tuple[tuple[str, str, str], ...]]:
+    recipe = load_recipe(preset)
+    plan = build_plan(load_prepared(path, recipe).model, recipe)
+    verdicts = plan.nodes.values()
+    return (
+        dict(Counter(n.op for n in verdicts if n.quantized).most_common()),
+        dict(Counter(n.op for n in verdicts if not n.quantized).most_common()),
+        tuple((n.name, n.op, n.reason) for n in verdicts),
+    )
