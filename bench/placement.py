@@ -1,11 +1,11 @@
 """Compares where two quantized ONNX files quantize, and how.
 
-``python bench/placement.py A.onnx B.onnx`` prints the differences by kind and exits with 0 when there are none,
-1 otherwise. As a library: :func:`compare_placement`. Needs onnx and numpy, and no other file of bench/.
+``python bench/placement.py A.onnx B.onnx`` prints the differences by kind and exits with 0 when there are
+none, else 1. As a library: :func:`compare_placement`. Needs onnx and numpy, and no other file of bench/.
 
-A quantized tensor is one that passes through a Q/DQ pair, or an initializer stored as codes behind a DQ. Tools
-name things differently, so tensors are matched by original name first, then by the node beside them, and last
-by operator types and order; whatever is left is reported with its surroundings.
+A quantized tensor is one that passes through a Q/DQ pair, or an initializer stored as codes behind a DQ.
+Tools name things differently, so tensors are matched by original name first, then by the node beside them,
+and last by operator types and order; whatever is left is reported with its surroundings.
 """
 
 from __future__ import annotations
@@ -25,6 +25,8 @@ from onnx import numpy_helper
 
 Array = npt.NDArray[Any]
 Place = tuple[str, int]
+Renamed = tuple[str, str, str]
+Reads = Sequence[tuple[onnx.NodeProto, int]]
 
 QUANTIZE = frozenset({"QuantizeLinear", "ExtendedQuantizeLinear"})
 DEQUANTIZE = frozenset({"DequantizeLinear", "ExtendedDequantizeLinear"})
@@ -105,7 +107,7 @@ class PlacementDiff:
     """
 
     matched: int
-    renamed: tuple[tuple[str, str, str], ...]
+    renamed: tuple[Renamed, ...]
     only_a: tuple[QuantizedTensor, ...]
     only_b: tuple[QuantizedTensor, ...]
     differences: tuple[Difference, ...]
@@ -119,10 +121,7 @@ class PlacementDiff:
 
 def original_name(name: str) -> str:
     """Takes a tool's endings off a tensor name."""
-    for suffix in SUFFIXES:
-        if name.endswith(suffix) and name != suffix:
-            return name.removesuffix(suffix)
-    return name
+    return next((name.removesuffix(end) for end in SUFFIXES if name.endswith(end)), name)
 
 
 class _Graph:
@@ -208,8 +207,6 @@ def _tensor(
     made = graph.maker.get(name) if begin is not None else None
     constant = begin is None or name in graph.stored
     scale, zero = graph.values(first, 1), graph.values(first, 2)
-    if first.op_type in BLOCK_OPS or first.op_type == "Cast":
-        scale = zero = None
     return QuantizedTensor(
         name=original_name(name),
         role=_role(reads) if constant else "activation",
@@ -227,7 +224,7 @@ def _tensor(
     )
 
 
-def _role(reads: Sequence[tuple[onnx.NodeProto, int]]) -> str:
+def _role(reads: Reads) -> str:
     roles = {index for reader, index in reads if reader.op_type in WEIGHT_OPS}
     return "bias" if roles == {2} else "weight" if roles and 2 not in roles else "constant"
 
@@ -245,12 +242,15 @@ def _element_type(graph: _Graph, node: onnx.NodeProto) -> str:
     if len(node.input) > 2 and node.input[2] in graph.stored:
         return graph.type_name(node.input[2])
     # Without a zero point, stored codes tell their own type; a Q node then makes uint8.
-    return graph.type_name(node.input[0]) if node.input[0] in graph.stored else "uint8"
+    return graph.type_name(node.input[0]) if node.op_type in DEQUANTIZE else "uint8"
 
 
 def _axis(node: onnx.NodeProto) -> int:
     return next((int(a.i) for a in node.attribute if a.name == "axis"), 1)
 
+
+Tensors = dict[str, QuantizedTensor]
+Pair = tuple[QuantizedTensor, QuantizedTensor]
 
 # Most reliable first. The last key is not unique: it needs equal numbers of tensors on both sides.
 _KEYS: tuple[tuple[str, Callable[[QuantizedTensor], Hashable | None]], ...] = (
@@ -260,20 +260,10 @@ _KEYS: tuple[tuple[str, Callable[[QuantizedTensor], Hashable | None]], ...] = (
 )
 
 
-def match(
-    a: dict[str, QuantizedTensor], b: dict[str, QuantizedTensor]
-) -> tuple[list[tuple[QuantizedTensor, QuantizedTensor]], list[tuple[str, str, str]]]:
-    """Pairs the tensors of two files.
-
-    Args:
-        a: Tensors of the first file.
-        b: Tensors of the second file.
-
-    Returns:
-        The pairs, and for those with different names both names and how they were matched.
-    """
+def match(a: Tensors, b: Tensors) -> tuple[list[Pair], list[Renamed]]:
+    """Pairs the tensors of two files; for those with different names also says how they were matched."""
     pairs = [(a[name], b[name]) for name in a if name in b]
-    renamed: list[tuple[str, str, str]] = []
+    renamed: list[Renamed] = []
     left_a = [tensor for name, tensor in a.items() if name not in b]
     left_b = [tensor for name, tensor in b.items() if name not in a]
     for how, key in _KEYS:
@@ -313,7 +303,8 @@ def _differences(a: QuantizedTensor, b: QuantizedTensor) -> Iterable[Difference]
     for kind, one, other in exact:
         if one != other:
             yield Difference(kind, a.name, one, other)
-    same_scale = _close(a.scale, b.scale)
+    comparable = len(a.scale) == len(b.scale)
+    same_scale = comparable and np.allclose(a.scale, b.scale, rtol=SCALE_TOLERANCE, atol=0)
     if not same_scale:
         yield Difference("scale", a.name, _numbers(a.scale), _numbers(b.scale) + _ratio(a.scale, b.scale))
     if set(a.zero_point) != set(b.zero_point) and a.element_type == b.element_type:
@@ -323,10 +314,6 @@ def _differences(a: QuantizedTensor, b: QuantizedTensor) -> Iterable[Difference]
         if gap.any():
             share = f"{100 * float((gap > 0).mean()):.2f} % of {gap.size} differ"
             yield Difference("codes", a.name, share, f"by at most {int(gap.max())}")
-
-
-def _close(a: Sequence[float], b: Sequence[float]) -> bool:
-    return len(a) == len(b) and bool(np.allclose(a, b, rtol=SCALE_TOLERANCE, atol=0))
 
 
 def _numbers(values: Sequence[float]) -> str:

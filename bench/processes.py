@@ -15,15 +15,18 @@ from models import REPO_ROOT, SHARED_DIR
 from records import RESULT_PREFIX, Failure
 
 MESSAGE_LENGTH = 300
+SYSTEM_PATH = re.compile(r"/(?:home|lib|lib64|mnt|opt|private|root|srv|tmp|usr|Users|var)/(?:[\w.+@-]+/)*")
 
 
 def scrub(text: str) -> str:
     """Takes this machine's paths out of a text that goes into a committed file."""
     for path, shown in ((REPO_ROOT, "."), (SHARED_DIR, "../shared"), (Path.home(), "~")):
         text = text.replace(str(path), shown)
-    text = text.replace(tempfile.gettempdir(), "TMP")
-    # Whatever absolute path is left (another environment, a system library) keeps only its last part.
-    return re.sub(r"(?<![\w./:])/(?:[\w.+@-]+/)+", "", text)
+    for variable, value in os.environ.items():
+        if variable.startswith("ROUNDEL_BENCH_ENV_") and value:
+            text = text.replace(value, variable)
+    # Paths below system folders keep only their last part. Not any path: tensor names look like paths too.
+    return SYSTEM_PATH.sub("", text.replace(tempfile.gettempdir(), "TMP"))
 
 
 def failure_of(log: str, returncode: int) -> Failure:

@@ -21,6 +21,17 @@ from roundel.errors import DataError, OutputError
 
 _VERSION = 1
 _HEADER = "header"
+# What numpy, zipfile (RuntimeError: encrypted), zlib and json raise for content that is not ours.
+_UNREADABLE = (
+    OSError,
+    EOFError,
+    KeyError,
+    RuntimeError,
+    TypeError,
+    ValueError,
+    zipfile.BadZipFile,
+    zlib.error,
+)
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -86,8 +97,7 @@ def load_statistics(path: Path | str) -> Statistics:
             return Statistics(
                 stats, int(header["samples_seen"]), str(header["model_key"]), str(header["data_key"])
             )
-    except (OSError, zipfile.BadZipFile, zlib.error, EOFError, KeyError, TypeError, ValueError) as error:
-        # JSON and unicode errors are ValueErrors; all of these mean that the content is not ours.
+    except _UNREADABLE as error:
         raise DataError(
             "The statistics file cannot be read.",
             where=path,

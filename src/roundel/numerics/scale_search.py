@@ -90,11 +90,11 @@ def power_of_two_least_squares(bins: Bins, scheme: Scheme, *, narrow: bool = Fal
     choose between zero points that keep the lower end, the upper end, or the middle of the range.
     """
     if bins.absmax == 0.0:
-        return _params(0, _zero_points(0.0, 0.0, 1.0, scheme)[0], scheme)
+        return _params(0, _zero_points(0.0, 0.0, 1.0, scheme, narrow)[0], scheme)
     top = non_overflow_exponent(bins.low, bins.high, scheme, narrow=narrow)
     best: tuple[float, QParams] | None = None
     for exponent in range(min(top + 1, _MAX_EXPONENT), max(top - _EXPONENTS_BELOW, _MIN_EXPONENT) - 1, -1):
-        for zero in _zero_points(bins.low, bins.high, math.ldexp(1.0, exponent), scheme):
+        for zero in _zero_points(bins.low, bins.high, math.ldexp(1.0, exponent), scheme, narrow):
             params = _params(exponent, zero, scheme)
             error = quantization_error(bins, params, narrow=narrow)
             if best is None or error < best[0]:
@@ -106,7 +106,7 @@ def power_of_two_least_squares(bins: Bins, scheme: Scheme, *, narrow: bool = Fal
 def non_overflow(low: float, high: float, scheme: Scheme, *, narrow: bool = False) -> QParams:
     """The smallest power-of-two scale at which no value in [low, high] saturates."""
     exponent = non_overflow_exponent(low, high, scheme, narrow=narrow)
-    return _params(exponent, _zero_points(low, high, math.ldexp(1.0, exponent), scheme)[0], scheme)
+    return _params(exponent, _zero_points(low, high, math.ldexp(1.0, exponent), scheme, narrow)[0], scheme)
 
 
 def non_overflow_exponent(low: float, high: float, scheme: Scheme, *, narrow: bool = False) -> int:
@@ -124,21 +124,22 @@ def non_overflow_exponent(low: float, high: float, scheme: Scheme, *, narrow: bo
 
 def _covers(low: float, high: float, exponent: int, scheme: Scheme, narrow: bool) -> bool:
     scale = math.ldexp(1.0, exponent)
-    zero = _zero_points(low, high, scale, scheme)[0]
+    zero = _zero_points(low, high, scale, scheme, narrow)[0]
     first, last = _codes(scheme.qtype, zero, narrow)
     return first * scale <= low and high <= last * scale
 
 
-def _zero_points(low: float, high: float, scale: float, scheme: Scheme) -> list[int]:
+def _zero_points(low: float, high: float, scale: float, scheme: Scheme, narrow: bool) -> list[int]:
     """Zero points worth a try: the lower end kept, the upper end kept, the middle of range and of codes."""
-    qmin, qmax = scheme.qtype.qmin, scheme.qtype.qmax
-    middle = 0 if scheme.qtype.signed else (qmax + 1) // 2
+    first, last = _codes(scheme.qtype, 0, narrow)
+    middle = 0 if scheme.qtype.signed else (last + 1) // 2
     if scheme.symmetric:
         return [middle]
-    lower = qmin - min(low, 0.0) / scale
-    upper = qmax - max(high, 0.0) / scale
-    wanted = (math.ceil(lower), math.floor(upper), round((lower + upper) / 2), middle)
-    return list(dict.fromkeys(min(max(z, qmin), qmax) for z in wanted))
+    # The quotients stay apart from the codes: added first, a tiny end would vanish and be clipped.
+    lower = first + math.ceil(-min(low, 0.0) / scale)
+    upper = last - math.ceil(max(high, 0.0) / scale)
+    wanted = (lower, upper, (lower + upper) // 2, middle)
+    return list(dict.fromkeys(min(max(z, first), last) for z in wanted))
 
 
 def _params(exponent: int, zero: int, scheme: Scheme) -> QParams:

@@ -34,7 +34,12 @@ class FoldPad(Pass):
 def _fold(editor: Editor, node: ir.Node) -> bool:
     source = input_at(node, 0)
     reader = only_reader(node.outputs[0])
-    if source is None or reader is None or not is_op(reader, "Conv") or reader.inputs[0] is not node.outputs[0]:
+    if (
+        source is None
+        or reader is None
+        or not is_op(reader, "Conv")
+        or reader.inputs[0] is not node.outputs[0]
+    ):
         return False
     if get_string(reader, "auto_pad", "NOTSET") != "NOTSET" or not _pads_with_zero(node):
         return False

@@ -70,7 +70,8 @@ class Net:
 
     def proto(self) -> onnx.ModelProto:
         graph = helper.make_graph(self.nodes, "net", self.inputs, self.outputs, self.weights)
-        imports = [helper.make_opsetid("", self.opset)]
+        domains = sorted({node.domain for node in self.nodes} - {""})
+        imports = [helper.make_opsetid("", self.opset), *(helper.make_opsetid(d, 1) for d in domains)]
         model = helper.make_model(graph, opset_imports=imports, ir_version=8 if self.opset < 20 else 10)
         return onnx.shape_inference.infer_shapes(model)
 

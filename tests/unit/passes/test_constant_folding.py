@@ -106,7 +106,7 @@ def test_large_weight_is_rearranged_unless_another_node_reads_it(net, apply):
         n.node("MatMul", ["x", f"{name}t"], f"{name}y")
     n.node("MatMul", ["vy", "v"], "z")
     n.output("wy", "z")
-    done = apply(n, ConstantFolding(), 0)
+    done = apply(n, ConstantFolding())
     assert done.rewrites == 1
     assert done.array("wt").shape == (600, 500)
 
