@@ -31,8 +31,11 @@ class Activations(Section):
     """How tensors that flow through the graph are stored."""
 
     type: ActivationType = "int8"
+    """Element type."""
     symmetric: bool = True
+    """Zero point in the middle; otherwise the range decides it."""
     scale: ScaleName = "float"
+    """Which numbers a scale may be."""
 
     @property
     def scheme(self) -> Scheme:
@@ -44,11 +47,17 @@ class Weights(Section):
     """How constants are stored."""
 
     type: WeightType = "int8"
+    """Element type."""
     symmetric: bool = True
+    """Zero point in the middle."""
     scale: ScaleName = "float"
+    """Which numbers a scale may be."""
     per_channel: bool = False
+    """One scale for each output channel instead of one for the tensor."""
     reduce_range: bool = False
+    """Use one bit less, for CPUs whose 8-bit products saturate."""
     method: Literal["minmax", "mse"] = "minmax"
+    """How a weight's range is chosen."""
 
     @property
     def scheme(self) -> Scheme:
@@ -61,20 +70,26 @@ class Bias(Section):
     """How the biases of Conv, ConvTranspose, Gemm and InstanceNormalization are stored."""
 
     type: Literal["int32", "int16", "float"] = "int32"
+    """Int32 at input scale x weight scale; int16 where the values fit; float leaves biases alone."""
 
 
 class Calibration(Section):
     """How ranges are chosen from the data."""
 
     method: CalibrationMethod = "minmax"
+    """How a range follows from the data."""
     percentile: Percent = 99.999
+    """Share of the values that the range holds (method percentile)."""
     candidates: tuple[Percent, ...] = (99.99, 99.999, 99.99999)
+    """Percentiles to try (method layerwise_percentile)."""
     metric: Literal["mae", "mse"] = "mae"
+    """Error that layerwise_percentile minimises."""
     scenario: Literal["same", "p3"] = "same"
-    symmetric_range: bool = Field(
-        True, description="percentile and entropy cut |x| (true) or each side by itself (false)"
-    )
+    """Range from the values themselves or from their third power (method distribution)."""
+    symmetric_range: bool = True
+    """Percentile and entropy cut |x| (true) or each side by itself (false)."""
     moving_average: Annotated[float, Field(gt=0, le=1)] | Literal["mean"] | None = None
+    """Minmax: 'mean' of the samples' extremes, or the constant of an exponential average."""
 
 
 class Subgraph(Section):
@@ -87,23 +102,35 @@ class Subgraph(Section):
 class Selection(Section):
     """Which nodes are quantized. A selector is a name, a glob, 're:REGEX' or 'op:TYPE'."""
 
-    op_types: tuple[str, ...] | None = Field(None, description="only these operator types")
+    op_types: tuple[str, ...] | None = None
+    """Only these operator types."""
     extra_op_types: tuple[str, ...] = ()
+    """Operator types beside those of the table."""
     all_op_types: bool = False
+    """Every operator type of the model."""
     include: tuple[str, ...] = ()
+    """Quantize only these nodes."""
     exclude: tuple[str, ...] = ()
+    """Keep these nodes in float."""
     exclude_subgraphs: tuple[Subgraph, ...] = ()
+    """Keep all nodes between these tensors in float."""
 
 
 class Override(Section):
     """Another treatment for the tensors that one of the selectors matches."""
 
-    tensors: tuple[str, ...] = Field((), description="tensor names, globs or 're:REGEX'")
-    nodes: tuple[str, ...] = Field((), description="node selectors: their inputs and outputs change")
+    tensors: tuple[str, ...] = ()
+    """Tensor names, globs or 're:REGEX'."""
+    nodes: tuple[str, ...] = ()
+    """Node selectors: their inputs and outputs change."""
     type: ActivationType | Literal["float"] | None = None
+    """Element type, or 'float'."""
     symmetric: bool | None = None
+    """Zero point in the middle."""
     per_channel: bool | None = None
+    """Granularity of the weights."""
     range: tuple[float, float] | None = None
+    """[low, high] instead of the observed range."""
 
     @model_validator(mode="after")
     def _useful(self) -> Override:
@@ -125,52 +152,74 @@ class Prepare(Section):
     """Float-to-float passes that run before planning."""
 
     fold_constants: bool = True
+    """Compute what depends on constants only."""
     fold_batch_norm: bool = True
+    """Into the Conv, ConvTranspose, Gemm or MatMul before it."""
     fuse_instance_norm: bool = True
+    """Spelled-out instance normalization becomes one operator."""
     fuse_layer_norm: bool = True
+    """Spelled-out layer normalization becomes one operator."""
     fuse_gelu: bool = True
+    """Spelled-out Gelu becomes one operator (opset 20 and later)."""
     fuse_l2_norm: bool = True
+    """Spelled-out L2 normalization becomes LpNormalization."""
     fold_pad: bool = True
+    """Zero padding moves into the Conv behind it."""
     decompose_hard_swish: bool = True
+    """HardSwish becomes x * HardSigmoid(x), which the table knows."""
     unshare_biases: bool = True
+    """Each layer gets a bias of its own."""
     explicit_conv_attributes: bool = True
+    """Write out strides, pads, dilations, group and kernel_shape."""
     split_to_slice: bool = False
+    """Split becomes Slice nodes."""
     batch_norm_to_conv: bool = False
+    """A standalone BatchNormalization becomes a depthwise 1x1 Conv."""
     reduce_mean_to_global_average_pool: bool = False
+    """A mean over height and width becomes GlobalAveragePool."""
     split_large_pools: bool = False
+    """GlobalAveragePool over more than 512 positions becomes two pools."""
     nchw_to_nhwc: bool = False
+    """The graph takes and gives NHWC images."""
     fixed_shapes: dict[str, tuple[int, ...]] = {}
+    """Shape by input name, or size by the name of an open dimension."""
 
 
 class Placement(Section):
     """Where Q/DQ pairs go."""
 
     operators: Literal["standard", "extended", "matmul"] = "extended"
-    domain: Literal["auto", "ai.onnx", "com.microsoft"] = Field(
-        "auto", description="auto: ai.onnx for 8-bit types, com.microsoft for 16-bit ones below opset 21"
-    )
-    quantize_passthrough_inputs: bool = Field(
-        True, description="Reshape, Transpose, MaxPool … quantize their input even where nothing else does"
-    )
-    fold_relu: bool = Field(
-        False, description="asymmetric activations: drop Relu and Clip whose bounds the quantizer enforces"
-    )
-    fuse_activations: bool = Field(
-        True, description="no Q/DQ between Conv, Gemm, Add, pools … and the Relu-like node behind them"
-    )
+    """The operator table."""
+    domain: Literal["auto", "ai.onnx", "com.microsoft"] = "auto"
+    """Auto: ai.onnx for 8-bit types, com.microsoft for 16-bit ones below opset 21."""
+    quantize_passthrough_inputs: bool = True
+    """Reshape, Transpose, MaxPool … quantize their input even where nothing else does."""
+    fold_relu: bool = False
+    """Asymmetric activations: drop Relu and Clip whose bounds the quantizer enforces."""
+    fuse_activations: bool = True
+    """No Q/DQ between Conv, Gemm, Add, pools … and the Relu-like node behind them."""
     align_concat: bool = False
+    """The inputs of Concat take its output's scale."""
     align_pool: bool = False
+    """Average pools keep their input's scale."""
     align_slice: bool = False
+    """Slice keeps its input's scale."""
     align_pad: bool = False
+    """Pad's input takes its output's scale."""
     align_transpose: bool = False
+    """Transpose's input takes its output's scale."""
     align_reshape: bool = False
-    constants_as_activations: bool = Field(
-        False, description="constant operands of Add, Mul, Sub, Div, Min, Max take the activation type"
-    )
-    matmul_const_only: bool = Field(False, description="leave MatMul of two computed tensors in float")
+    """Reshape's input takes its output's scale."""
+    constants_as_activations: bool = False
+    """Constant operands of Add, Mul, Sub, Div, Min, Max take the activation type."""
+    matmul_const_only: bool = False
+    """Leave MatMul of two computed tensors in float."""
     weights_only: bool = False
-    dedicated_pairs: bool = Field(False, description="one Q/DQ pair for each reader of a tensor")
-    skip_output_op_types: tuple[str, ...] = Field((), description="operators whose outputs stay float")
+    """Leave activations and biases in float."""
+    dedicated_pairs: bool = False
+    """One Q/DQ pair for each reader of a tensor."""
+    skip_output_op_types: tuple[str, ...] = ()
+    """Operators whose outputs stay float."""
 
 
 Pixels = Annotated[int, Field(ge=1)]
@@ -179,43 +228,60 @@ Pixels = Annotated[int, Field(ge=1)]
 class Data(Section):
     """How files become samples; recorded so that a run can be repeated."""
 
-    samples: Pixels | None = Field(None, description="use at most this many samples")
-    mean: tuple[float, ...] | None = Field(None, description="subtracted, in units of the scaled image")
+    samples: Pixels | None = None
+    """Use at most this many samples."""
+    mean: tuple[float, ...] | None = None
+    """Subtracted, in units of the scaled image."""
     std: tuple[float, ...] | None = None
-    scale: Literal["unit", "raw"] | None = Field(None, description="unit: pixels / 255; raw: 0..255")
-    resize: Pixels | tuple[Pixels, Pixels] | None = Field(None, description="short side, or [height, width]")
-    crop: Pixels | tuple[Pixels, Pixels] | None = Field(None, description="side, or [height, width]")
+    """Divides, likewise."""
+    scale: Literal["unit", "raw"] | None = None
+    """Unit: pixels / 255; raw: 0..255."""
+    resize: Pixels | tuple[Pixels, Pixels] | None = None
+    """Short side, or [height, width]."""
+    crop: Pixels | tuple[Pixels, Pixels] | None = None
+    """Side, or [height, width]."""
     layout: Literal["nchw", "nhwc"] | None = None
+    """Axis order of the model input; read from its shape when not given."""
     bgr: bool = False
+    """Blue first."""
     interpolation: Literal["bilinear", "bicubic", "nearest"] = "bilinear"
+    """Of the resize."""
 
 
 class Output(Section):
     """The file."""
 
     external_data: bool = False
-    opset: Literal[17, 21] | None = Field(None, description="raise the opset; 21 has native 16-bit Q/DQ")
+    """Weights in a file of their own beside the model."""
+    opset: Literal[17, 21] | None = None
+    """Raise the opset; 21 has native 16-bit Q/DQ."""
 
 
 class Verify(Section):
     """What is checked before the file appears."""
 
-    samples: Annotated[int, Field(ge=0)] = Field(16, description="samples run through both models")
+    samples: Annotated[int, Field(ge=0)] = 16
+    """Samples run through both models."""
 
 
 class Recipe(Section):
     """A whole run. See `roundel presets` for the ones that ship, and docs/recipes.md for each field."""
 
     version: Literal[1] = 1
+    """Of the file format."""
     name: str = "custom"
+    """Of the preset or recipe."""
     title: str = ""
+    """One line for people."""
     mode: Literal["static", "dynamic"] = "static"
+    """Static: calibrated; dynamic: activations are measured at run time."""
     activations: Activations = Activations()
     weights: Weights = Weights()
     bias: Bias = Bias()
     calibration: Calibration = Calibration()
     selection: Selection = Selection()
     overrides: tuple[Override, ...] = ()
+    """Treatment of single tensors."""
     data: Data = Data()
     prepare: Prepare = Prepare()
     placement: Placement = Placement()
