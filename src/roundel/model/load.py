@@ -11,6 +11,7 @@ from google.protobuf.message import DecodeError  # type: ignore[import-untyped, 
 from onnx_ir.passes import common
 
 from roundel.errors import ModelError, did_you_mean
+from roundel.model.check import check_structure
 from roundel.model.float16 import widen_float16
 from roundel.model.graph import iter_values, op_key, opset_version
 from roundel.model.opset import raise_opset
@@ -52,6 +53,10 @@ _QUANTIZED_OPS = {
 }
 
 
+# What protobuf and onnx-ir raise for content that is no model.
+_UNREADABLE = (DecodeError, ir.serde.SerdeError, ValueError, TypeError, KeyError, AttributeError)
+
+
 @dataclass(frozen=True, slots=True)
 class LoadedModel:
     """A model that is ready for the passes, and what loading did to it."""
@@ -74,6 +79,7 @@ def load_model(source: ModelSource, *, allow_quantized: bool = False) -> LoadedM
     model = _read(source)
     where = path or "the model passed in"
     _refuse_empty(model, where)
+    check_structure(model, where)
     if not allow_quantized:
         _refuse_quantized(model, where)
     _check_external(model, where)
@@ -90,7 +96,7 @@ def _read(source: ModelSource) -> ir.Model:
     if isinstance(source, ir.Model):
         return source.clone()
     if isinstance(source, onnx.ModelProto):
-        return ir.from_proto(source)
+        return _converted(source, "the ModelProto passed in")
     if isinstance(source, bytes):
         return _decode(source)
     path = Path(source)
@@ -100,9 +106,10 @@ def _read(source: ModelSource) -> ir.Model:
         raise ModelError("The model path is a folder.", where=path, expected="an .onnx file")
     try:
         # onnx-ir checks that external data stays inside the model's folder, but only for absolute paths.
-        return ir.load(path.absolute())
-    except (DecodeError, ir.serde.SerdeError, ValueError, TypeError, KeyError) as error:
-        raise _undecodable(path, path.read_bytes()[:64], error) from error
+        return ir.load(path.absolute(), format="protobuf")
+    except _UNREADABLE as error:
+        with path.open("rb") as file:
+            raise _undecodable(path, file.read(64), error) from error
     except OSError as error:
         raise ModelError("The model cannot be read.", where=path, observed=error) from error
 
@@ -110,13 +117,22 @@ def _read(source: ModelSource) -> ir.Model:
 def _decode(data: bytes) -> ir.Model:
     try:
         return ir.from_proto(onnx.load_from_string(data))
-    except (DecodeError, ir.serde.SerdeError, ValueError, TypeError, KeyError) as error:
+    except _UNREADABLE as error:
         raise _undecodable("the bytes passed in", data[:64], error) from error
+
+
+def _converted(proto: onnx.ModelProto, where: str) -> ir.Model:
+    try:
+        return ir.from_proto(proto)
+    except _UNREADABLE as error:
+        raise ModelError(
+            "The model is not valid.", where=where, observed=_root_cause(error), expected="an ONNX model"
+        ) from error
 
 
 def _undecodable(where: object, head: bytes, error: Exception) -> ModelError:
     textual = bool(head) and all(32 <= b < 127 or b in b"\r\n\t" for b in head)
-    cause = f"{type(error).__name__}: {error}"
+    cause = _root_cause(error)
     seen = f"text that begins {head[:32].decode('ascii')!r}" if textual else cause
     return ModelError(
         "The file is not a readable ONNX model.",
@@ -125,6 +141,13 @@ def _undecodable(where: object, head: bytes, error: Exception) -> ModelError:
         expected="an ONNX protobuf",
         hint="Check that the download or export finished; a Git LFS pointer or an HTML page is common.",
     )
+
+
+def _root_cause(error: BaseException) -> str:
+    """onnx-ir wraps an error once for each level of the graph; the innermost one names the fault."""
+    while error.__cause__ is not None:
+        error = error.__cause__
+    return f"{type(error).__name__}: {' '.join(str(error).split())}"
 
 
 def _missing(path: Path) -> ModelError:
@@ -149,16 +172,24 @@ def _refuse_empty(model: ir.Model, where: object) -> None:
         raise ModelError("The model has no nodes: there is nothing to quantize.", where=where)
 
 
-def _refuse_quantized(model: ir.Model, where: object) -> None:
+def quantized_node(model: ir.Model) -> ir.Node | None:
+    """A node that only quantized models have, or None."""
     for node in model.graph.all_nodes():
         if node.op_type in _QUANTIZED_OPS.get(node.domain.removeprefix("ai.onnx"), ()):
-            raise ModelError(
-                "The model is already quantized.",
-                where=where,
-                observed=f"{op_key(node)} node '{node.name}'",
-                expected="a float model",
-                hint="Start from the float model that this one was made from.",
-            )
+            return node
+    return None
+
+
+def _refuse_quantized(model: ir.Model, where: object) -> None:
+    node = quantized_node(model)
+    if node is not None:
+        raise ModelError(
+            "The model is already quantized.",
+            where=where,
+            observed=f"{op_key(node)} node '{node.name}'",
+            expected="a float model",
+            hint="Start from the float model that this one was made from.",
+        )
 
 
 def _check_external(model: ir.Model, where: object) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
 import onnx_ir as ir
@@ -118,17 +119,21 @@ def channels(layer: ir.Node) -> int | None:
     return None
 
 
-def can_absorb(layer: ir.Node, reader: ir.Node, size: int) -> bool:
-    """Whether `reader` alone sees the output of the layer, and the channels agree."""
-    return only_reader(layer.outputs[0]) is reader and channels(layer) == size
+def can_absorb(layer: ir.Node, reader: ir.Node, affine: Affine) -> bool:
+    """Whether `reader` alone sees the output of the layer, channels agree, and 16 bits hold the result."""
+    if only_reader(layer.outputs[0]) is not reader or channels(layer) != affine.scale.size:
+        return False
+    weight = real_constant(layer.inputs[1])
+    if weight is None or weight.dtype != np.float16:
+        return weight is not None
+    return all(np.all(np.isfinite(array)) for array in _absorbed(layer, weight, affine))
 
 
 def absorb(editor: Editor, layer: ir.Node, affine: Affine) -> ir.Node:
     """Change the weights of a layer so that it applies the affine map too; return the layer."""
     weight = real_constant(layer.inputs[1])
     assert weight is not None, "checked by channels()"
-    scaled = (weight.astype(np.float64) * _along_outputs(layer, weight, affine.scale)).astype(weight.dtype)
-    bias = _new_bias(layer, affine).astype(weight.dtype)
+    scaled, bias = _absorbed(layer, weight, affine)
     base = layer.name or layer.outputs[0].name or layer.op_type
     if layer.op_type == "MatMul":
         attributes: dict[str, int | float] = {}
@@ -138,6 +143,13 @@ def absorb(editor: Editor, layer: ir.Node, affine: Affine) -> ir.Node:
     editor.set_constant(layer, 1, scaled, f"{base}_weight")
     editor.set_constant(layer, 2, bias, f"{base}_bias")
     return layer
+
+
+def _absorbed(layer: ir.Node, weight: NDArray[Any], affine: Affine) -> tuple[NDArray[Any], NDArray[Any]]:
+    """The new weight and bias, rounded to the type of the weight."""
+    scaled = weight.astype(np.float64) * _along_outputs(layer, weight, affine.scale)
+    with np.errstate(over="ignore"):
+        return scaled.astype(weight.dtype), _new_bias(layer, affine).astype(weight.dtype)
 
 
 def _bias(layer: ir.Node) -> NDArray[np.float64] | None:

@@ -53,7 +53,7 @@ def _fold_constant(editor: Editor, node: ir.Node) -> bool:
 
 
 def _fold_into_layer(editor: Editor, node: ir.Node, layer: ir.Node | None, affine: Affine | None) -> bool:
-    if layer is None or affine is None or not can_absorb(layer, node, affine.scale.size):
+    if layer is None or affine is None or not can_absorb(layer, node, affine):
         return False
     layer = absorb(editor, layer, affine)
     editor.take_over(node.outputs[0], layer.outputs[0])
@@ -69,19 +69,18 @@ def _fold_into_branches(editor: Editor, norm: ir.Node, affine: Affine) -> bool:
     sizes = [None if layer is None else channels(layer) for layer in layers]
     if not _joins_channels(concat) or sum(size or 0 for size in sizes) != affine.scale.size:
         return False
-    branches = [
-        (layer, size)
-        for layer, size in zip(layers, sizes, strict=True)
-        if layer is not None and size is not None and can_absorb(layer, concat, size)
-    ]
-    if len(branches) != len(layers):
-        return False
+    branches: list[tuple[ir.Node, Affine]] = []
     start = 0
-    for layer, size in branches:
-        changed = absorb(editor, layer, affine.part(start, start + size)).outputs[0]
+    for layer, size in zip(layers, sizes, strict=True):
+        part = affine.part(start, start + (size or 0))
+        if layer is None or not can_absorb(layer, concat, part):
+            return False
+        branches.append((layer, part))
+        start += part.scale.size
+    for layer, part in branches:
+        changed = absorb(editor, layer, part).outputs[0]
         # The value is a new one, and must not be taken for the old.
         changed.name = editor.fresh(f"{changed.name}_normalized")
-        start += size
     editor.take_over(norm.outputs[0], concat.outputs[0])
     editor.drop(norm)
     return True

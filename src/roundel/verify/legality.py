@@ -9,7 +9,7 @@ import onnx
 import onnx_ir as ir
 import onnxruntime as ort
 
-from roundel.errors import VerifyError
+from roundel.errors import ModelError, VerifyError
 from roundel.model.graph import constant_array
 from roundel.model.session import open_session
 
@@ -30,9 +30,9 @@ def check_file(path: Path) -> ort.InferenceSession:
         ) from error
     try:
         return open_session(path, simulate=True)
-    except (RuntimeError, ort.capi.onnxruntime_pybind11_state.Fail, ValueError) as error:
+    except ModelError as error:
         raise VerifyError(
-            "ONNX Runtime does not load the quantized model.", observed=_short(error), hint=_HINT
+            "ONNX Runtime does not load the quantized model.", observed=error.observed, hint=_HINT
         ) from error
 
 

@@ -261,3 +261,19 @@ def test_residual_addition_stays(net, apply):
     n.node("Add", ["c", "x"], "y")
     n.output("y")
     assert apply(n, FoldBatchNorm(), 0).rewrites == 0
+
+
+@pytest.mark.parametrize(("gamma", "folded"), [(2.0, True), (3e4, False)])
+def test_half_precision_folds_only_what_it_can_hold(net, gamma, folded):
+    n = net()
+    half = np.float16
+    n.input("x", (1, 2, 3, 3))
+    n.node("Cast", ["x"], "h", to=10)
+    n.const("w", np.full((2, 2, 1, 1), 8, half))
+    n.node("Conv", ["h", "w"], "c")
+    for name, value in (("g", gamma), ("b", 0), ("m", 0), ("v", 1)):
+        n.const(name, np.full(2, value, half))
+    n.node("BatchNormalization", ["c", "g", "b", "m", "v"], "y")
+    n.node("Cast", ["y"], "z", to=1)
+    n.output("z")
+    assert FoldBatchNorm()(n.model()) == folded

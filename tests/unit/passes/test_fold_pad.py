@@ -1,24 +1,27 @@
 import numpy as np
 import pytest
+from onnx import helper
 
 from roundel.passes.fold_pad import FoldPad
 
 
-def build(n, pads=(0, 0, 1, 2, 0, 0, 3, 0), filler=None, mode="constant", **attributes):
+def build(n, pads=(0, 0, 1, 2, 0, 0, 3, 0), filler=None, mode="constant", **conv):
     n.input("x", (1, 4, 6, 7))
     n.weight("w", 2, 4, 3, 3)
     inputs = ["x", n.const("pads", np.array(pads))]
     if filler is not None:
         inputs.append(n.const("filler", np.array(filler, np.float32)))
     n.node("Pad", inputs, "p", mode=mode)
-    return n.node("Conv", ["p", "w"], "y", **attributes)
+    return n.node("Conv", ["p", "w"], "y", **conv)
 
 
 @pytest.mark.parametrize("filler", [None, 0.0])
-@pytest.mark.parametrize("own", [{}, {"pads": [1, 0, 0, 2]}])
+@pytest.mark.parametrize("own", [None, (1, 0, 0, 2)])
 def test_joins_the_pads_of_the_conv(net, apply, filler, own):
     n = net()
-    n.output(build(n, filler=filler, **own))
+    n.output(build(n, filler=filler))
+    if own:
+        n.nodes[-1].attribute.append(helper.make_attribute("pads", own))
     assert apply(n, FoldPad()).ops == {"Conv": 1}
 
 
