@@ -10,6 +10,8 @@ from __future__ import annotations
 import importlib
 from typing import TYPE_CHECKING
 
+from roundel.version import VERSION
+
 if TYPE_CHECKING:
     from roundel.data import RandomSpec as RandomData
     from roundel.errors import (
@@ -27,7 +29,7 @@ if TYPE_CHECKING:
     from roundel.recipe import Recipe
     from roundel.recipe_file import load_recipe, preset_names
 
-__version__ = "0.1.0"
+__version__ = VERSION
 
 # Names are looked up on first use, so that `import roundel` costs nothing.
 _HOMES = {

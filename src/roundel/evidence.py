@@ -10,7 +10,7 @@ from typing import Any
 import onnx_ir as ir
 
 from roundel.calibrate.collect import Collected, collect
-from roundel.calibrate.observers import Observer, StatKind
+from roundel.calibrate.observers import OBSERVERS, Observer, StatKind
 from roundel.calibrate.resolve import requests_for
 from roundel.calibrate.statistics_file import Statistics, load_statistics, save_statistics
 from roundel.data import ImagePreprocess, RandomSpec, SampleDigest, Samples, open_samples
@@ -67,7 +67,7 @@ def gather(
         if reused is not None:
             return reused
     everything = {**_every_activation(model), **requests}
-    wanted = dict.fromkeys(everything, StatKind.HISTOGRAM)
+    wanted = dict.fromkeys(everything, _widest(requests))
     collected = collect(model, wanted, samples, keep=recipe.verify.samples, progress=told.advance)
     save_statistics(path, collected, key)
     why = "did not exist" if saved is None else "was of another model or other data"
@@ -104,7 +104,7 @@ def _evidence(collected: Collected, samples: Samples, notes: tuple[str, ...] = (
 
 def _covers(saved: Statistics, requests: Mapping[str, StatKind]) -> bool:
     return all(
-        name in saved.stats and (kind is StatKind.MINMAX or saved.stats[name].kind is kind)
+        name in saved.stats and isinstance(saved.stats[name], OBSERVERS[kind])
         for name, kind in requests.items()
     )
 
@@ -138,6 +138,11 @@ def _reuse(
         "statistics": path.name,
     }
     return Evidence(saved.stats, inputs, outputs, facts, (f"reused the statistics in {path.name}",))
+
+
+def _widest(requests: Mapping[str, StatKind]) -> StatKind:
+    """Statistics that serve later runs with other methods, too."""
+    return StatKind.EXPONENTS if StatKind.EXPONENTS in requests.values() else StatKind.HISTOGRAM
 
 
 def _every_activation(model: ir.Model) -> dict[str, StatKind]:

@@ -11,11 +11,10 @@ import onnx_ir as ir
 
 from roundel.model import load_model
 from roundel.model.graph import input_specs, op_key, opset_version, weight_bytes
+from roundel.model.load import quantized_node
 from roundel.pipeline import load_prepared
 from roundel.plan import build_plan
 from roundel.recipe_file import load_recipe
-
-_QUANTIZERS = frozenset({"QuantizeLinear", "DequantizeLinear", "DynamicQuantizeLinear"})
 
 
 @dataclass(frozen=True, slots=True)
@@ -61,7 +60,7 @@ def inspect_model(path: Path, preset: str) -> Inspection:
     for value in graph.initializers.values():
         if value.const_value is not None:
             types[value.const_value.dtype.name.lower()] += value.const_value.nbytes
-    done = any(node.op_type in _QUANTIZERS for node in graph)
+    done = quantized_node(loaded.model) is not None
     quantized, left, nodes = ({}, {}, _plain_nodes(graph)) if done else _verdicts(path, preset)
     return Inspection(
         name=path.name,

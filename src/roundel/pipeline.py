@@ -11,6 +11,7 @@ from typing import Any
 import onnx
 import onnx_ir as ir
 
+from roundel.calibrate.positions import refine
 from roundel.calibrate.resolve import resolve
 from roundel.errors import OutputError
 from roundel.evidence import Evidence, gather
@@ -21,7 +22,7 @@ from roundel.model.opset import raise_opset
 from roundel.model.save import check_writable, write_text
 from roundel.passes import PassReport, prepare
 from roundel.plan import QuantPlan, build_plan
-from roundel.qdq import write_dynamic, write_qdq
+from roundel.qdq import simulate, write_dynamic, write_qdq
 from roundel.recipe import Recipe
 from roundel.recipe_file import RecipeSource, load_recipe
 from roundel.report.clock import Clock
@@ -30,6 +31,7 @@ from roundel.report.record import Record, plan_counts, recipe_dict
 from roundel.verify import check_file, check_prepared, compare_outputs
 from roundel.verify.closeness import OutputReport
 from roundel.verify.legality import check_scales
+from roundel.version import VERSION
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -176,10 +178,12 @@ def _write(
         return _signed(written), plan, (f"{count} nodes quantize their input at run time",)
     if not plan.tensors:
         return _signed(model.clone()), plan, ("nothing to quantize: the float model was passed through",)
-    state = resolve(model, plan, evidence.stats, recipe)
+    state = refine(model, resolve(model, plan, evidence.stats, recipe), recipe.npu)
     written = write_qdq(model, state, recipe)
+    simulated = simulate(written, state, recipe.npu)
     check_scales(written)
-    return _signed(written), state.plan, state.notes
+    told = tuple(f"{what}: {count} nodes" for what, count in simulated.items())
+    return _signed(written), state.plan, (*state.notes, *told)
 
 
 def _verify(
@@ -216,9 +220,7 @@ def _checked_output(output: str | Path | None, model: ModelSource) -> Path | Non
 
 
 def _signed(model: ir.Model) -> ir.Model:
-    from roundel import __version__
-
-    model.producer_name, model.producer_version = "roundel", __version__
+    model.producer_name, model.producer_version = "roundel", VERSION
     return model
 
 

@@ -24,7 +24,7 @@ Percent = Annotated[float, Field(gt=50, le=100)]
 class Section(BaseModel):
     """A frozen part of the recipe that knows no key but its own."""
 
-    model_config = ConfigDict(extra="forbid", frozen=True)
+    model_config = ConfigDict(extra="forbid", frozen=True, allow_inf_nan=False)
 
 
 class Activations(Section):
@@ -69,8 +69,8 @@ class Weights(Section):
 class Bias(Section):
     """How the biases of Conv, ConvTranspose, Gemm and InstanceNormalization are stored."""
 
-    type: Literal["int32", "int16", "float"] = "int32"
-    """Int32 at input scale x weight scale; int16 where the values fit; float leaves biases alone."""
+    type: Literal["int32", "int16", "int8", "float"] = "int32"
+    """Int32 at input scale x weight scale; int16 where the values fit; int8 with a scale of its own."""
 
 
 class Calibration(Section):
@@ -88,6 +88,8 @@ class Calibration(Section):
     """Range from the values themselves or from their third power (method distribution)."""
     symmetric_range: bool = True
     """Percentile and entropy cut |x| (true) or each side by itself (false)."""
+    mode: Literal["all", "most_common", "percentile"] = "all"
+    """Mse with power-of-two scales: over all values, most common choice of the samples, without tails."""
     moving_average: Annotated[float, Field(gt=0, le=1)] | Literal["mean"] | None = None
     """Minmax: 'mean' of the samples' extremes, or the constant of an exponential average."""
 
@@ -169,6 +171,10 @@ class Prepare(Section):
     """HardSwish becomes x * HardSigmoid(x), which the table knows."""
     unshare_biases: bool = True
     """Each layer gets a bias of its own."""
+    unshare_weights: bool = False
+    """Each layer gets weights of its own."""
+    scale_clip_bounds: bool = False
+    """Rescale layers so that the bound of the Clip between them is the top of a power-of-two range."""
     explicit_conv_attributes: bool = True
     """Write out strides, pads, dilations, group and kernel_shape."""
     split_to_slice: bool = False
@@ -183,6 +189,46 @@ class Prepare(Section):
     """The graph takes and gives NHWC images."""
     fixed_shapes: dict[str, tuple[int, ...]] = {}
     """Shape by input name, or size by the name of an open dimension."""
+
+
+class Npu(Section):
+    """Limits and arithmetic of the NPU's 8-bit engine; for power-of-two scales unless said otherwise."""
+
+    adjust_shift_read: bool = False
+    """Inputs of Add and Sub lie at most 7 positions apart."""
+    adjust_shift_write: bool = False
+    """Outputs of Add, Sub and Mul stay within reach of their inputs."""
+    adjust_shift_cut: bool = False
+    """Conv and Gemm drop 0 to 16 bits of their accumulator."""
+    adjust_shift_bias: bool = False
+    """Biases stay within reach of the accumulator."""
+    adjust_hard_sigmoid: bool = False
+    """HardSigmoid's input and output positions stay within its table."""
+    adjust_shift_swish: bool = False
+    """The product of a swish drops 0 to 15 bits."""
+    leaky_relu: bool = False
+    """Round the slope of LeakyRelu to n / 256."""
+    sigmoid_to_hard_sigmoid: bool = False
+    """Compute Sigmoid as HardSigmoid."""
+    hard_sigmoid: bool = False
+    """Multiply HardSigmoid by the gain of the NPU's 1/6."""
+    average_pool: bool = False
+    """Multiply average pools by the gain of the NPU's reciprocal."""
+    reduce_mean: bool = False
+    """Multiply ReduceMean by the gain of the NPU's reciprocal."""
+    softmax: bool = False
+    """Compute Softmax with the NPU's bfloat16 exponential."""
+    instance_norm: bool = False
+    """Compute InstanceNormalization in bfloat16 steps."""
+    clip: bool = False
+    """Round the bounds of Clip to whole numbers in -128..127."""
+    clip_to_relu: bool = False
+    """Write Relu for Clip to [0, m] where the quantizer saturates at or below m (any scale)."""
+
+    @property
+    def limits(self) -> bool:
+        """Whether any position is adjusted."""
+        return any(getattr(self, name) for name in type(self).model_fields if name.startswith("adjust_"))
 
 
 class Placement(Section):
@@ -285,8 +331,30 @@ class Recipe(Section):
     data: Data = Data()
     prepare: Prepare = Prepare()
     placement: Placement = Placement()
+    npu: Npu = Npu()
     output: Output = Output()
     verify: Verify = Verify()
+
+    @model_validator(mode="after")
+    def _consistent(self) -> Recipe:
+        """What the NPU's shifters need: refused here, before any work is done."""
+        if not self.npu.limits:
+            return self
+        needs = {
+            "weights.scale and activations.scale power_of_two": self.weights.scale
+            == self.activations.scale
+            == "power_of_two",
+            "weights.per_channel false": not self.weights.per_channel,
+            "weights.reduce_range false": not self.weights.reduce_range,
+            "weights.type int8": self.weights.type == "int8",
+            "weights.symmetric and activations.symmetric true": self.weights.symmetric
+            and self.activations.symmetric,
+            "activations.type int8 or uint8": self.activations.type in ("int8", "uint8"),
+        }
+        for need, met in needs.items():
+            if not met:
+                raise ValueError(f"the NPU's shift limits (npu.adjust_*) need {need}")
+        return self
 
     def merged(self, changes: dict[str, Any]) -> Recipe:
         """A copy with nested changes applied and validated."""

@@ -67,7 +67,8 @@ def validate(tree: Mapping[str, Any], where: str) -> Recipe:
 
 def dump_yaml(recipe: Recipe) -> str:
     """The recipe as YAML that `load_recipe` reads back to an equal value; defaults are left out."""
-    tree = {"version": recipe.version, **recipe.model_dump(mode="json", exclude_defaults=True)}
+    changed = recipe.model_dump(mode="json", exclude_defaults=True)
+    tree = {"version": recipe.version, "name": recipe.name, **changed}
     return yaml.safe_dump(tree, sort_keys=False)
 
 
@@ -78,9 +79,12 @@ def _read_named(source: str | Path) -> tuple[dict[str, Any], str]:
         return _preset_tree(key), f"preset {key}"
     path = Path(text)
     if path.is_file():
-        return _parse(path.read_bytes(), path), str(path)
-    if path.suffix.casefold() in (".yaml", ".yml", ".json"):
-        raise RecipeError("The recipe file does not exist.", where=path, hint="Check the path.")
+        return {"name": path.stem, **_parse(_content(path), path)}, str(path)
+    if path.is_dir():
+        raise RecipeError("The recipe path is a folder.", where=path, expected="a YAML or JSON file")
+    if isinstance(source, Path) or path.suffix.casefold() in (".yaml", ".yml", ".json"):
+        hint = f"'{key}' is a preset: use --preset {key}." if key in preset_names() else "Check the path."
+        raise RecipeError("The recipe file does not exist.", where=path, hint=hint)
     raise RecipeError(
         f"There is no preset '{text}'.",
         expected=", ".join(preset_names()),
@@ -99,14 +103,34 @@ def _preset_tree(name: str) -> dict[str, Any]:
     return {"name": name, **_parse(file.read_bytes(), f"preset {name}")}
 
 
-def _parse(data: bytes, where: object) -> dict[str, Any]:
+def _content(path: Path) -> bytes:
+    try:
+        with path.open("rb") as file:
+            data = file.read(_MAX_BYTES + 1)
+    except OSError as error:
+        raise RecipeError("The recipe file cannot be read.", where=path, observed=error.strerror) from error
     if len(data) > _MAX_BYTES:
-        raise RecipeError("The recipe file is too large.", where=where, observed=f"{len(data)} bytes")
+        raise RecipeError(
+            "The recipe file is too large.",
+            where=path,
+            observed=f"{path.stat().st_size} bytes",
+            expected=f"at most {_MAX_BYTES} bytes",
+            hint="A recipe is a short YAML or JSON file; is this another file?",
+        )
+    return data
+
+
+def _parse(data: bytes, where: object) -> dict[str, Any]:
     try:
         tree = json.loads(data) if data.lstrip()[:1] == b"{" else yaml.load(data, _PlainLoader)
     except (yaml.YAMLError, ValueError, RecursionError) as error:
         reason = " ".join(str(error).split())[:300]
-        raise RecipeError("The recipe file cannot be parsed.", where=where, observed=reason) from error
+        raise RecipeError(
+            "The recipe file cannot be parsed.",
+            where=where,
+            observed=reason,
+            expected="plain YAML or JSON, as `roundel presets a8w8` prints it",
+        ) from error
     if not isinstance(tree, dict):
         seen = type(tree).__name__
         raise RecipeError(
@@ -120,6 +144,13 @@ def _extended(tree: dict[str, Any], where: str) -> dict[str, Any]:
     if "extends" not in tree:
         return tree
     base = str(tree["extends"]).casefold().replace("-", "_")
+    if base not in preset_names():
+        raise RecipeError(
+            f"The recipe extends '{tree['extends']}', which is not a preset.",
+            where=where,
+            expected=", ".join(preset_names()),
+            hint=did_you_mean(base, preset_names()),
+        )
     rest = {key: value for key, value in tree.items() if key != "extends"}
     return merge(_extended(_preset_tree(base), where), rest)
 

@@ -157,7 +157,7 @@ def test_prepare_preserves_every_output(proto: onnx.ModelProto, options: Prepare
     expected, found = run(proto, feed), run(after, feed)
     assert list(found) == list(expected)
     for name, array in expected.items():
-        scale = float(np.abs(array).max())
+        scale = float(np.abs(array).max(initial=0))  # a part of a split may be empty
         np.testing.assert_allclose(found[name], array, rtol=1e-4, atol=1e-4 * scale, err_msg=name)
     onnx.checker.check_model(after)
     # Once prepared, there is nothing left to do, unless a lone normalization just became a convolution:

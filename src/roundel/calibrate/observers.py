@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import enum
+import math
+from collections import Counter
 from collections.abc import Mapping
 from typing import Any, ClassVar, Self
 
@@ -10,6 +12,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from roundel.numerics.histogram import HALF, Bins, Histogram, as_real
+from roundel.numerics.scale_search import power_of_two_least_squares
+from roundel.types import QType, ScaleKind, Scheme
 
 Arrays = dict[str, NDArray[Any]]
 
@@ -19,6 +23,7 @@ class StatKind(enum.Enum):
 
     MINMAX = "minmax"
     HISTOGRAM = "histogram"
+    EXPONENTS = "exponents"
 
 
 class NonFiniteError(ValueError):
@@ -182,9 +187,61 @@ class HistogramObserver(MinMaxObserver):
         return observer
 
 
-Observer = MinMaxObserver | HistogramObserver
+class ExponentObserver(HistogramObserver):
+    """A histogram, and the exponent of the 8-bit power-of-two scale that each sample would choose."""
+
+    __slots__ = ("exponents",)
+    kind: ClassVar[StatKind] = StatKind.EXPONENTS
+    _scheme: ClassVar[Scheme] = Scheme(QType.INT8, scale=ScaleKind.POWER_OF_TWO)
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.exponents: list[int] = []
+
+    def update(self, array: NDArray[Any]) -> None:
+        """Take in the tensor's value for one sample.
+
+        Raises:
+            NonFiniteError: the array holds NaN or infinity. The observer is unchanged.
+        """
+        alone = HistogramObserver()
+        alone.update(array)
+        super().merge(alone)  # type: ignore[arg-type]
+        if alone.low < alone.high or alone.low != 0.0:
+            scale = float(power_of_two_least_squares(alone.bins(), self._scheme).scale)
+            self.exponents.append(math.frexp(scale)[1] - 1)
+
+    def merge(self, other: Self) -> None:
+        """Append another observer's samples after this one's."""
+        super().merge(other)
+        self.exponents += other.exponents
+
+    def most_common(self) -> int:
+        """The most frequent exponent; the largest of equally frequent ones, 0 when nothing was seen."""
+        counts = Counter(self.exponents)
+        return max(counts, key=lambda exponent: (counts[exponent], exponent), default=0)
+
+    def state(self) -> Arrays:
+        """Plain arrays that `from_state` reads back."""
+        return super().state() | {"exponents": np.array(self.exponents, np.int64)}
+
+    @classmethod
+    def from_state(cls, state: Mapping[str, NDArray[Any]]) -> Self:
+        """The inverse of `state`."""
+        observer = super().from_state(state)
+        exponents = state["exponents"]
+        if exponents.ndim != 1 or exponents.dtype.kind != "i":
+            raise ValueError("the exponents are not a list of whole numbers")
+        observer.exponents = exponents.tolist()
+        return observer
+
+
+Observer = MinMaxObserver | HistogramObserver | ExponentObserver
+OBSERVERS: Mapping[StatKind, type[Observer]] = {
+    kind.kind: kind for kind in (MinMaxObserver, HistogramObserver, ExponentObserver)
+}
 
 
 def new_observer(kind: StatKind) -> Observer:
     """An empty observer of the given kind."""
-    return HistogramObserver() if kind is StatKind.HISTOGRAM else MinMaxObserver()
+    return OBSERVERS[kind]()

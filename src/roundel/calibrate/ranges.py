@@ -8,7 +8,7 @@ from typing import Any, ClassVar, Literal
 import numpy as np
 from numpy.typing import NDArray
 
-from roundel.calibrate.observers import HistogramObserver, Observer, StatKind
+from roundel.calibrate.observers import ExponentObserver, HistogramObserver, Observer, StatKind
 from roundel.errors import RecipeError
 from roundel.numerics.affine import params_from_range, weight_params
 from roundel.numerics.histogram import Bins, bins_of
@@ -18,6 +18,7 @@ from roundel.numerics.scale_search import (
     least_squares_range,
     non_overflow,
     power_of_two_least_squares,
+    power_of_two_params,
 )
 from roundel.numerics.thresholds import Scenario, distribution, entropy, percentile
 from roundel.numerics.weight_search import weight_least_squares, weight_power_of_two
@@ -91,9 +92,21 @@ class Mse:
 
 @dataclass(frozen=True, slots=True)
 class PowerOfTwoMse:
-    """The power-of-two scale with the least squared error."""
+    """The power-of-two scale with the least squared error.
+
+    Args:
+        percent: leave out the values beyond this percentile of |x|; None takes all.
+    """
 
     needs: ClassVar[StatKind] = StatKind.HISTOGRAM
+    percent: float | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class MostCommonPowerOfTwo:
+    """The power-of-two scale that most samples would choose by themselves; 8-bit symmetric types."""
+
+    needs: ClassVar[StatKind] = StatKind.EXPONENTS
 
 
 @dataclass(frozen=True, slots=True)
@@ -104,7 +117,7 @@ class NonOverflow:
 
 
 RangeMethod = MinMax | Percentile | Entropy | Distribution | LayerWisePercentile | Mse
-Method = RangeMethod | PowerOfTwoMse | NonOverflow
+Method = RangeMethod | PowerOfTwoMse | MostCommonPowerOfTwo | NonOverflow
 
 
 def choose(method: Method, stat: Observer, scheme: Scheme) -> QParams:
@@ -121,9 +134,16 @@ def choose(method: Method, stat: Observer, scheme: Scheme) -> QParams:
     if isinstance(method, NonOverflow):
         _require_power_of_two(method, scheme)
         return non_overflow(stat.low, stat.high, scheme)
+    if isinstance(method, MostCommonPowerOfTwo):
+        _require_power_of_two(method, scheme)
+        return _most_common(stat, scheme)
     if isinstance(method, PowerOfTwoMse) or (isinstance(method, Mse) and _power_of_two(scheme)):
         _require_power_of_two(method, scheme)
-        return power_of_two_least_squares(_bins(stat), scheme)
+        bins = _bins(stat)
+        if isinstance(method, PowerOfTwoMse) and method.percent is not None:
+            cut = percentile(bins, method.percent, symmetric=True)
+            bins = bins.within(cut.low, cut.high)
+        return power_of_two_least_squares(bins, scheme)
     found = _extremes(method, stat) if isinstance(method, MinMax) else _search(method, _bins(stat), scheme)
     return params_from_range(found.low, found.high, scheme)
 
@@ -138,7 +158,9 @@ def choose_weight(method: Method, array: NDArray[Any], scheme: Scheme) -> QParam
     """
     if isinstance(method, MinMax):
         return weight_params(array, scheme)
-    if isinstance(method, NonOverflow | PowerOfTwoMse) or (isinstance(method, Mse) and _power_of_two(scheme)):
+    if isinstance(method, NonOverflow | PowerOfTwoMse | MostCommonPowerOfTwo) or (
+        isinstance(method, Mse) and _power_of_two(scheme)
+    ):
         _require_power_of_two(method, scheme)
         return weight_power_of_two(array, scheme, clip=not isinstance(method, NonOverflow))
     if isinstance(method, Mse):
@@ -177,6 +199,12 @@ def _search(
             return best_range(bins, tried, scheme, ErrorMetric(metric))
         case Mse():
             return least_squares_range(bins, scheme)
+
+
+def _most_common(stat: Observer, scheme: Scheme) -> QParams:
+    if not isinstance(stat, ExponentObserver) or not scheme.symmetric or scheme.qtype.bits != 8:
+        raise TypeError("the most common scale is collected for symmetric 8-bit types only")
+    return power_of_two_params(stat.most_common(), scheme)
 
 
 def _bins(stat: Observer) -> Bins:

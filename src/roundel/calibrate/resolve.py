@@ -17,8 +17,11 @@ from roundel.calibrate.ranges import (
     LayerWisePercentile,
     Method,
     MinMax,
+    MostCommonPowerOfTwo,
     Mse,
+    NonOverflow,
     Percentile,
+    PowerOfTwoMse,
     choose,
     choose_weight,
 )
@@ -26,33 +29,50 @@ from roundel.calibrate.state import QuantState
 from roundel.model.graph import constant_array
 from roundel.numerics.affine import bias_params, params_from_range
 from roundel.plan.types import Derived, Fixed, QuantPlan, Role, TensorPlan
-from roundel.recipe import Calibration, Recipe
-from roundel.types import QParams, QType, Range
+from roundel.recipe import Recipe, Weights
+from roundel.types import QParams, QType, Range, ScaleKind
 
 _INT32_ROOM = 2.0**31 - 2**8  # float32 scales round: stay clear of the very edge
 _TINY = float(np.finfo(np.float32).tiny)
 
 
-def method_of(calibration: Calibration) -> Method:
+def method_of(recipe: Recipe) -> Method:
     """The recipe's words as a method."""
+    calibration = recipe.calibration
+    power_of_two = recipe.activations.scale == "power_of_two"
     match calibration.method:
+        case "minmax" if power_of_two:
+            return NonOverflow()
         case "minmax":
             return MinMax(calibration.moving_average)
         case "percentile":
             return Percentile(calibration.percentile, calibration.symmetric_range)
         case "entropy":
-            return Entropy()
+            return Entropy(calibration.symmetric_range)
         case "distribution":
             return Distribution(calibration.scenario)
         case "layerwise_percentile":
-            return LayerWisePercentile(calibration.candidates, calibration.metric)
+            return LayerWisePercentile(
+                calibration.candidates, calibration.metric, calibration.symmetric_range
+            )
+        case "mse" if power_of_two and calibration.mode == "percentile":
+            return PowerOfTwoMse(calibration.percentile)
+        case "mse" if power_of_two and calibration.mode == "most_common":
+            return MostCommonPowerOfTwo()
         case "mse":
             return Mse()
 
 
+def weight_method(weights: Weights) -> Method:
+    """How constants get their scales."""
+    if weights.method == "mse":
+        return Mse()
+    return NonOverflow() if weights.scale == "power_of_two" else MinMax()
+
+
 def requests_for(plan: QuantPlan, recipe: Recipe) -> dict[str, StatKind]:
     """The statistics that must be collected for this plan."""
-    kind = method_of(recipe.calibration).needs
+    kind = method_of(recipe).needs
     return dict.fromkeys(plan.observed_activations(), kind)
 
 
@@ -67,10 +87,10 @@ def resolve(model: ir.Model, plan: QuantPlan, stats: Mapping[str, Observer], rec
     """
     resolver = _Resolver(model.graph.initializers, plan, stats, recipe)
     for tensor in plan.tensors.values():
-        if tensor.role is not Role.BIAS:
+        if not isinstance(tensor.source, Derived):
             resolver.params[tensor.name] = resolver.independent(tensor)
     for tensor in plan.tensors.values():
-        if tensor.role is Role.BIAS:
+        if isinstance(tensor.source, Derived):
             resolver.bias(tensor)
     kept = replace(plan, tensors=resolver.plans)
     return QuantState(kept, resolver.params, notes=tuple(resolver.notes))
@@ -88,14 +108,15 @@ class _Resolver:
         self.plans = dict(plan.tensors)
         self.params: dict[str, QParams] = {}
         self.notes: list[str] = []
+        self._method = method_of(recipe)
         self._groups: dict[tuple[str, ...], QParams] = {}
 
     def independent(self, tensor: TensorPlan) -> QParams:
         """Everything but a bias."""
         if isinstance(tensor.source, Fixed):
             return _fixed(tensor.source.range, tensor)
-        if tensor.role is Role.WEIGHT:
-            method = Mse() if self.recipe.weights.method == "mse" else MinMax()
+        if tensor.role is not Role.ACTIVATION:
+            method = weight_method(self.recipe.weights)
             return choose_weight(method, self.array(tensor.name), tensor.scheme)
         leaders = self.plan.leaders(tensor.name)
         if leaders not in self._groups:
@@ -120,8 +141,12 @@ class _Resolver:
                 return self.independent(led)
             else:
                 observed.append(name)
+        if not fixed and tensor.scheme.scale is ScaleKind.POWER_OF_TWO:
+            # Tied by the NPU's alignment: each member's own best scale, and the largest of them for all.
+            each = [choose(self._method, self.stats[name], tensor.scheme) for name in observed]
+            return max(each, key=lambda params: float(params.scale))
         if not fixed:
-            return choose(method_of(self.recipe.calibration), self._merged(observed), tensor.scheme)
+            return choose(self._method, self._merged(observed), tensor.scheme)
         whole = fixed[0]
         for more in fixed[1:]:
             whole = whole.union(more)

@@ -105,8 +105,9 @@ def run_session(session: Any, names: list[str], sample: Sample, index: int) -> d
         raise ModelError(
             "ONNX Runtime cannot run this model.", where=f"sample {index}", observed=_trim(error)
         ) from error
-    except (*_RUN_FAULTS, ValueError) as error:
-        # ValueError is what ONNX Runtime's Python layer raises for missing inputs.
+    except (*_RUN_FAULTS, ValueError, RuntimeError) as error:
+        # ONNX Runtime's Python layer raises ValueError for missing inputs and RuntimeError for arrays of
+        # types that numpy has only by extension (bfloat16, 8-bit floats).
         raise DataError(
             "The model could not run a calibration sample.",
             where=f"sample {index}",

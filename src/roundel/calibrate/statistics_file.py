@@ -16,7 +16,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from roundel.calibrate.collect import Collected
-from roundel.calibrate.observers import HistogramObserver, MinMaxObserver, Observer, StatKind
+from roundel.calibrate.observers import OBSERVERS, Observer, StatKind
 from roundel.errors import DataError, OutputError
 
 _VERSION = 1
@@ -109,7 +109,7 @@ def load_statistics(path: Path | str) -> Statistics:
 def _observer(archive: Any, number: int, kind: StatKind) -> Observer:
     prefix = f"{number}."
     state = {key.removeprefix(prefix): archive[key] for key in archive.files if key.startswith(prefix)}
-    return (HistogramObserver if kind is StatKind.HISTOGRAM else MinMaxObserver).from_state(state)
+    return OBSERVERS[kind].from_state(state)
 
 
 def _replace(path: Path, content: bytes) -> None:

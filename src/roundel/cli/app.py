@@ -2,15 +2,31 @@
 
 from __future__ import annotations
 
+import logging
 import sys
 
 import typer
+from typer.core import TyperGroup
 
 from roundel.cli import demo, explain, inspect, presets, quantize
 from roundel.errors import RoundelError
+from roundel.version import VERSION
+
+
+class _Group(TyperGroup):
+    """Commands that an interrupt ends in the shell's way, whatever typer's version makes of it."""
+
+    def invoke(self, ctx: typer.Context) -> object:
+        try:
+            return super().invoke(ctx)
+        except KeyboardInterrupt:
+            sys.stderr.write("interrupted: no partial file was left\n")
+            raise typer.Exit(130) from None
+
 
 app = typer.Typer(
     name="roundel",
+    cls=_Group,
     help="Quantize neural networks for AMD Ryzen AI NPUs.",
     epilog="First look: roundel demo. Own model: roundel quantize MODEL -o OUT --data DIR.",
     no_args_is_help=True,
@@ -25,9 +41,7 @@ for _command in (quantize, explain, inspect, presets, demo):
 
 def _version(value: bool) -> None:
     if value:
-        from roundel import __version__
-
-        typer.echo(f"roundel {__version__}")
+        typer.echo(f"roundel {VERSION}")
         raise typer.Exit
 
 
@@ -42,14 +56,13 @@ def _root(
 
 def main() -> None:
     """Run the command line; user errors become a short message and an exit code."""
+    # What onnx-ir logs about a broken model, the error that follows says better.
+    logging.getLogger("onnx_ir").setLevel(logging.CRITICAL)
     try:
         app()
     except RoundelError as error:
         _report(error)
         sys.exit(error.exit_code)
-    except KeyboardInterrupt:
-        sys.stderr.write("interrupted: nothing was written\n")
-        sys.exit(130)
 
 
 def _report(error: RoundelError) -> None:
@@ -59,8 +72,6 @@ def _report(error: RoundelError) -> None:
         details = dict(error.details())
         sys.stdout.write(json.dumps({"error": type(error).__name__, "what": error.what, **details}) + "\n")
         return
-    from rich.console import Console
+    from roundel.report.console import show_error, terminal
 
-    from roundel.report.console import show_error
-
-    show_error(Console(stderr=True), error)
+    show_error(terminal(stderr=True), error)

@@ -18,7 +18,7 @@ def fixed_batch(inputs: Sequence[InputSpec]) -> int | None:
     """
     sizes = {spec.shape[0] if spec.shape else None for spec in inputs}
     only = sizes.pop() if len(sizes) == 1 else None
-    return only if isinstance(only, int) else None
+    return only if isinstance(only, int) and only > 0 else None
 
 
 class Regrouper:

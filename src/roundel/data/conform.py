@@ -41,7 +41,7 @@ def fit_shape(shape: Shape, spec: InputSpec, where: str, *, free_batch: bool) ->
     if len(fed) == len(spec.shape):
         wanted = (None, *spec.shape[1:]) if free_batch and batch else spec.shape
         fits = all(not isinstance(w, int) or w == d for w, d in zip(wanted, fed, strict=True))
-        if fits and (not fed or fed[0] > 0):
+        if fits and (not fed or fed[0] > 0 or batch[0] == 0):
             return fed
     raise DataError(
         f"A sample does not have the shape of input '{spec.name}'",

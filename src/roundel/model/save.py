@@ -19,12 +19,12 @@ _PROTOBUF_LIMIT = 1_900_000_000
 @contextmanager
 def replacing(path: Path) -> Iterator[Path]:
     """Yield a temporary file next to `path`; on success it takes the path's place, else it vanishes."""
-    folder = path.parent
     check_writable(path)
-    handle, name = tempfile.mkstemp(prefix=f".{path.name}.", suffix=".tmp", dir=folder)
-    os.close(handle)
-    temporary = Path(name)
+    temporary: Path | None = None
     try:
+        handle, name = tempfile.mkstemp(prefix=".roundel-", suffix=".tmp", dir=path.parent)
+        temporary = Path(name)
+        os.close(handle)
         yield temporary
         temporary.chmod(0o666 & ~_umask())
         temporary.replace(path)
@@ -36,7 +36,8 @@ def replacing(path: Path) -> Iterator[Path]:
             hint="Free some space or choose another output path.",
         ) from error
     finally:
-        temporary.unlink(missing_ok=True)
+        if temporary is not None:
+            temporary.unlink(missing_ok=True)
 
 
 def check_writable(path: Path) -> None:

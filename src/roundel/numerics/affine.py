@@ -87,12 +87,13 @@ def quantize(x: NDArray[Any], params: QParams, *, narrow: bool = False) -> NDArr
     """
     work = np.float64 if params.qtype.bits == 32 else np.float32
     scale, zero = _spread(params, x.ndim)
-    codes = np.rint(x.astype(work, copy=False) / scale.astype(work))
+    # asarray: numpy turns results without dimensions into scalars, which cannot be written to.
+    codes = np.asarray(np.rint(x.astype(work, copy=False) / scale.astype(work)))
     if zero.any():
         codes += zero.astype(work)
     low = params.qtype.qmin + (1 if narrow and params.qtype.signed else 0)
     np.clip(codes, low, params.qtype.qmax, out=codes)
-    return np.asarray(codes.astype(params.qtype.dtype))
+    return codes.astype(params.qtype.dtype)
 
 
 def dequantize(codes: NDArray[Any], params: QParams) -> NDArray[np.float32]:

@@ -54,6 +54,15 @@ class Bins:
         """Middle of each interval."""
         return (self.left + self.right) / 2
 
+    def within(self, low: float, high: float) -> Bins:
+        """Only the values in [low, high]; a bin that straddles an end stays when its middle is inside."""
+        kept = (self.centres >= low) & (self.centres <= high)
+        if not kept.any():
+            return self
+        left, right = np.maximum(self.left[kept], low), np.minimum(self.right[kept], high)
+        ends = max(self.low, low), min(self.high, high)
+        return Bins(left, right, self.counts[kept], self.zeros, self.width, *ends)
+
     def coarse(self, most: int) -> Bins:
         """The same counts in at most `most` bins, for searches that try many candidates."""
         doublings = max(0, math.ceil(math.log2(max(self.counts.size, 1) / most)))

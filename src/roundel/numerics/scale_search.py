@@ -103,6 +103,11 @@ def power_of_two_least_squares(bins: Bins, scheme: Scheme, *, narrow: bool = Fal
     return best[1]
 
 
+def power_of_two_params(exponent: int, scheme: Scheme) -> QParams:
+    """Scale 2**exponent with the zero point of a symmetric scheme."""
+    return _params(exponent, _zero_points(0.0, 0.0, 1.0, scheme, narrow=False)[0], scheme)
+
+
 def non_overflow(low: float, high: float, scheme: Scheme, *, narrow: bool = False) -> QParams:
     """The smallest power-of-two scale at which no value in [low, high] saturates."""
     exponent = non_overflow_exponent(low, high, scheme, narrow=narrow)

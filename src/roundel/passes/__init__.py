@@ -26,10 +26,12 @@ from roundel.passes.initializer_inputs import InitializerInputs
 from roundel.passes.nchw_to_nhwc import NchwToNhwc
 from roundel.passes.no_ops import NoOps
 from roundel.passes.reduce_mean_to_pool import ReduceMeanToPool
+from roundel.passes.scale_clip_bounds import ScaleClipBounds
 from roundel.passes.shapes import refresh_shapes
 from roundel.passes.split_large_pools import SplitLargePools
 from roundel.passes.split_to_slice import SplitToSlice
 from roundel.passes.unshare_biases import UnshareBiases
+from roundel.passes.unshare_weights import UnshareWeights
 from roundel.recipe import Prepare
 
 __all__ = ["STEPS", "Pass", "PassReport", "Step", "prepare", "refresh_shapes"]
@@ -59,12 +61,16 @@ STEPS: tuple[Step, ...] = (
     Step(lambda o: o.decompose_hard_swish, lambda o: DecomposeHardSwish()),
     Step(lambda o: o.fold_pad, lambda o: FoldPad()),
     Step(lambda o: o.unshare_biases, lambda o: UnshareBiases()),
+    Step(lambda o: o.unshare_weights or o.scale_clip_bounds, lambda o: UnshareWeights()),
     Step(lambda o: o.reduce_mean_to_global_average_pool, lambda o: ReduceMeanToPool()),
     Step(lambda o: o.split_large_pools, lambda o: SplitLargePools()),  # also those just made from means
     Step(lambda o: o.split_to_slice, lambda o: SplitToSlice()),
     Step(lambda o: o.batch_norm_to_conv, lambda o: BatchNormToConv()),  # only those that could not be folded
     Step(lambda o: o.nchw_to_nhwc, lambda o: NchwToNhwc()),
     Step(lambda o: o.explicit_conv_attributes, lambda o: ExplicitAttributes()),
+    Step(
+        lambda o: o.scale_clip_bounds, lambda o: ScaleClipBounds()
+    ),  # needs layers with weights of their own
     Step(lambda o: True, lambda o: DeadCode()),
 )
 

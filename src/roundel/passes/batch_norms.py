@@ -44,7 +44,8 @@ def inference_affine(node: ir.Node, opset: int) -> Affine | None:
         return None
     arrays = [real_constant(value) for value in node.inputs[1:5]]
     vectors = [array.astype(np.float64) for array in arrays if array is not None and array.ndim == 1]
-    if len(vectors) != 4 or len({vector.size for vector in vectors}) != 1:
+    if len(vectors) != 4 or len({vector.size for vector in vectors}) != 1 or not vectors[0].size:
+        # Without channels there is nothing to compute, and a convolution of no groups is not one.
         return None
     gamma, beta, mean, variance = vectors
     spread = variance + get_float(node, "epsilon", _EPSILON)
@@ -102,7 +103,11 @@ def _is_inference(node: ir.Node, opset: int) -> bool:
 def channels(layer: ir.Node) -> int | None:
     """Output channels of a layer with constant weights; None for anything that cannot absorb."""
     weight = real_constant(input_at(layer, 1))
-    if weight is None or (len(layer.inputs) > 2 and layer.inputs[2] is not None and _bias(layer) is None):
+    if (
+        weight is None
+        or not weight.size
+        or (len(layer.inputs) > 2 and layer.inputs[2] is not None and _bias(layer) is None)
+    ):
         return None
     match layer.op_type if layer.domain == "" else "":
         case "Conv":

@@ -80,7 +80,7 @@ def _channels(found: Deviation) -> int | None:
     shape = dims(found.source)
     if shape is None or len(shape) < 3 or found.axes != tuple(range(2, len(shape))):
         return None
-    return shape[1]
+    return shape[1] or None
 
 
 def _plain_form(core: ir.Node) -> _Match | None:

@@ -12,6 +12,7 @@ from roundel.model.graph import clip_bounds, only_reader, rank
 from roundel.plan.draft import Draft
 from roundel.plan.marking import channel_axis
 from roundel.plan.select import matching_nodes, matching_tensors
+from roundel.plan.stored import stored_input, stored_output
 from roundel.plan.types import Fixed, NodePlan, Role
 from roundel.recipe import Override, Placement, Recipe
 from roundel.targets.operators import (
@@ -49,33 +50,40 @@ def _fuses(node: ir.Node, reader: ir.Node) -> bool:
 def align_groups(graph: ir.Graph, draft: Draft, nodes: Mapping[str, NodePlan], placement: Placement) -> None:
     """One scale where the hardware needs it."""
     for node in graph:
-        if not nodes[str(node.name)].quantized or not node.outputs or not draft.marked(node.outputs[0]):
+        out = stored_output(node, draft.marks) if nodes[str(node.name)].quantized else None
+        if out is None:
             continue
-        out = str(node.outputs[0].name)
-        inputs = [str(v.name) for v in node.inputs if v is not None and _alignable(draft, v, out)]
+        found = [stored_input(value, draft.marks) for value in node.inputs]
+        inputs = [name for name in found if name is not None and _alignable(draft, name, out)]
         if not inputs:
             continue
-        if node.op_type == "Concat" and placement.align_concat:
-            draft.align(out, inputs, f"Concat '{node.name}' joins values of one scale")
-        elif node.op_type in POOLS and placement.align_pool:
-            draft.share(out, inputs[0], f"{node.op_type} keeps its input's scale")
-        elif node.op_type == "Slice" and placement.align_slice:
-            draft.share(out, inputs[0], "Slice keeps its input's scale")
-        elif node.op_type == "Pad" and placement.align_pad:
-            draft.share(inputs[0], out, "Pad keeps its output's scale")
-        elif _swapped(node, placement):
-            draft.share(inputs[0], out, f"{node.op_type} keeps its output's scale")
+        why = f"{node.op_type} '{node.name}' works in one scale"
+        if draft.ties and _aligned(node, placement):
+            draft.tie([out, *(inputs if node.op_type == "Concat" else inputs[:1])], why)
+        elif node.op_type == "Concat" and placement.align_concat:
+            draft.align(out, inputs, why)
+        elif _aligned(node, placement):
+            leads = node.op_type in ("AveragePool", "GlobalAveragePool", "MaxPool", "Slice")
+            draft.share(*((out, inputs[0]) if leads else (inputs[0], out)), why)
 
 
-def _swapped(node: ir.Node, placement: Placement) -> bool:
-    return (node.op_type == "Transpose" and placement.align_transpose) or (
-        node.op_type == "Reshape" and placement.align_reshape
-    )
+def _aligned(node: ir.Node, placement: Placement) -> bool:
+    wanted = {
+        "Concat": placement.align_concat,
+        "AveragePool": placement.align_pool,
+        "GlobalAveragePool": placement.align_pool,
+        "MaxPool": placement.align_pool,
+        "Slice": placement.align_slice,
+        "Pad": placement.align_pad,
+        "Transpose": placement.align_transpose,
+        "Reshape": placement.align_reshape,
+    }
+    return wanted.get(node.op_type, False)
 
 
-def _alignable(draft: Draft, value: ir.Value, out: str) -> bool:
-    mark, target = draft.marks.get(str(value.name)), draft.marks[out]
-    return mark is not None and mark.scheme.qtype is target.scheme.qtype and mark.role is not Role.BIAS
+def _alignable(draft: Draft, name: str, out: str) -> bool:
+    mark, target = draft.marks[name], draft.marks[out]
+    return mark.scheme.qtype is target.scheme.qtype and mark.role is not Role.BIAS
 
 
 def apply_overrides(graph: ir.Graph, draft: Draft, recipe: Recipe, rules: Mapping[str, OpRule]) -> None:

@@ -23,7 +23,7 @@ def build_plan(model: ir.Model, recipe: Recipe) -> QuantPlan:
     graph = model.graph
     rules = operator_rules(graph, recipe)
     nodes = choose_nodes(model, recipe, rules)
-    draft = Draft()
+    draft = Draft(ties=recipe.activations.scale == "power_of_two")
     marker = Marker(draft, recipe)
     for node in graph:
         if nodes[str(node.name)].quantized:

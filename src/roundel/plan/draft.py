@@ -27,7 +27,8 @@ class Mark:
 class Draft:
     """Marks by tensor name, kept in graph order, and a union-find over tensors that share a scale."""
 
-    def __init__(self) -> None:
+    def __init__(self, *, ties: bool = False) -> None:
+        self.ties = ties  # aligned tensors all have a say, and the largest scale wins (power of two)
         self.marks: dict[str, Mark] = {}
         self.kept_float: dict[str, str] = {}
         self.folded: list[str] = []
@@ -75,6 +76,14 @@ class Draft:
         for name in covered:
             self._union(name, covering, merged)
             self._why[name] = why
+
+    def tie(self, names: list[str], why: str) -> None:
+        """One scale for all, each of them with its own say."""
+        leaders = tuple(dict.fromkeys(leader for name in names for leader in self.leaders(name)))
+        for name in names[1:]:
+            self._union(name, names[0], leaders)
+            self._why[name] = why
+        self._why[names[0]] = why
 
     def why(self, name: str) -> str | None:
         """Why the tensor shares its scale, when it does."""

@@ -86,6 +86,10 @@ class Marker:
         value = _input(node, index)
         if value is None or self.recipe.placement.weights_only or self.recipe.bias.type == "float":
             return
+        if self.recipe.bias.type == "int8":
+            scheme = replace(self.recipe.weights.scheme, reduce_range=False)
+            self.draft.mark(value, Mark(Role.BIAS, scheme, str(node.name), f"bias of {node.op_type}"))
+            return
         data, weight = node.inputs[0], node.inputs[1]
         if not is_constant(value):
             self._activation(node, value, f"computed bias of {node.op_type} '{node.name}'")

@@ -11,10 +11,10 @@ from dataclasses import asdict, dataclass
 from importlib import metadata
 from typing import Any
 
-from roundel import __version__
 from roundel.plan.types import QuantPlan, Role
 from roundel.recipe import Recipe
 from roundel.verify.closeness import OutputReport
+from roundel.version import VERSION
 
 RECORD_VERSION = 1
 
@@ -103,7 +103,7 @@ def versions() -> dict[str, str]:
     """What computed the numbers."""
     names = ("numpy", "onnx", "onnx-ir", "onnxruntime")
     return {
-        "roundel": __version__,
+        "roundel": VERSION,
         "python": platform.python_version(),
         **{name: metadata.version(name) for name in names},
     }

@@ -44,3 +44,11 @@ def test_shared_parameters(net, apply):
     n.node("BatchNormalization", ["a", *parameters], "y")
     n.output("a", "y")
     assert apply(n, BatchNormToConv()).ops == {"Conv": 2}
+
+
+def test_no_channels(net, apply):
+    """A convolution of no groups would end the process inside ONNX Runtime."""
+    n = net()
+    n.input("x", (2, 0, 4, 4))
+    n.output(n.norm("x", "y", 0))
+    assert apply(n, BatchNormToConv(), 0).rewrites == 0

@@ -277,3 +277,13 @@ def test_half_precision_folds_only_what_it_can_hold(net, gamma, folded):
     n.node("Cast", ["y"], "z", to=1)
     n.output("z")
     assert FoldBatchNorm()(n.model()) == folded
+
+
+@pytest.mark.parametrize(("op", "shape"), [("Conv", (2, 0, 1, 1)), ("ConvTranspose", (0, 2, 1, 1))])
+def test_no_input_channels(net, apply, op, shape):
+    n = net()
+    n.input("x", (1, 0, 4, 4))
+    n.weight("w", *shape)
+    n.node(op, ["x", "w"], "c")
+    n.output(n.norm("c", "y", 2))
+    assert apply(n, FoldBatchNorm(), 0).rewrites == 0

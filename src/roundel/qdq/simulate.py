@@ -1,0 +1,140 @@
+"""Make a Q/DQ model compute what the NPU computes, where its arithmetic differs from ONNX's."""
+
+from __future__ import annotations
+
+import math
+
+import numpy as np
+import onnx_ir as ir
+
+from roundel.calibrate.state import QuantState
+from roundel.model.graph import attribute_float, attribute_ints, constant_array
+from roundel.numerics.reciprocal import HARD_SIGMOID_GAIN, pool_gain, reciprocal_gain
+from roundel.plan.saturation import saturates, upper_bound
+from roundel.qdq.pairs import Names, constant
+from roundel.recipe import Npu
+
+
+def simulate(model: ir.Model, state: QuantState, npu: Npu) -> dict[str, int]:
+    """Rewrite quantized nodes in place; returns how many of each kind."""
+    work = _Simulation(model.graph, state, npu)
+    for node in list(model.graph):
+        verdict = state.plan.nodes.get(str(node.name))
+        if verdict is not None and verdict.quantized:
+            work.rewrite(node)
+    return work.counts
+
+
+class _Simulation:
+    def __init__(self, graph: ir.Graph, state: QuantState, npu: Npu) -> None:
+        self.graph, self.state, self.npu, self.names = graph, state, npu, Names(graph)
+        self.counts: dict[str, int] = {}
+
+    def rewrite(self, node: ir.Node) -> None:
+        """Apply whatever concerns this operator."""
+        npu, op = self.npu, node.op_type
+        if op == "LeakyRelu" and npu.leaky_relu:
+            slope = round(256 * attribute_float(node, "alpha", 0.01)) / 256
+            node.attributes["alpha"] = ir.AttrFloat32("alpha", slope)
+            self._count("LeakyRelu slope to n/256")
+        elif op == "Sigmoid" and npu.sigmoid_to_hard_sigmoid:
+            self._to_hard_sigmoid(node)
+        elif op == "HardSigmoid" and npu.hard_sigmoid:
+            self._gain(node, HARD_SIGMOID_GAIN)
+        elif op in ("AveragePool", "GlobalAveragePool") and npu.average_pool:
+            kernel = _kernel(node)
+            if kernel is not None:
+                self._gain(node, pool_gain(*kernel))
+        elif op == "ReduceMean" and npu.reduce_mean:
+            count = _reduced(node)
+            if count:
+                self._gain(node, reciprocal_gain(count))
+        elif op == "Clip":
+            self._clip(node)
+
+    def _count(self, what: str) -> None:
+        self.counts[what] = self.counts.get(what, 0) + 1
+
+    def _to_hard_sigmoid(self, node: ir.Node) -> None:
+        node.op_type = "HardSigmoid"
+        node.attributes["alpha"] = ir.AttrFloat32("alpha", 1 / 6)
+        node.attributes["beta"] = ir.AttrFloat32("beta", 0.5)
+        self._count("Sigmoid to HardSigmoid")
+        if self.npu.hard_sigmoid:
+            self._gain(node, HARD_SIGMOID_GAIN)
+
+    def _gain(self, node: ir.Node, gain: float) -> None:
+        """A Mul between the node and whoever reads it; 1 needs none."""
+        if gain == 1.0:
+            return
+        out = node.outputs[0]
+        uses = list(out.uses())
+        if out.is_graph_output():
+            return
+        factor = constant(self.graph, self.names(f"{node.name}_gain"), np.asarray(gain, np.float32))
+        # The product is the tensor that the plan speaks of: it keeps the name.
+        result = ir.Value(name=out.name, shape=out.shape, type=out.type)
+        out.name = self.names(f"{out.name}_without_gain")
+        multiply = ir.Node(
+            "", "Mul", [out, factor], outputs=[result], name=self.names(f"{node.name}_gain_Mul")
+        )
+        for use in uses:
+            use.node.replace_input_with(use.idx, result)
+        self.graph.insert_after(node, multiply)
+        self._count(f"{node.op_type} gain")
+
+    def _clip(self, node: ir.Node) -> None:
+        bound, params = upper_bound(node), self.state.params.get(_original(node))
+        if self.npu.clip_to_relu and bound is not None and params is not None and saturates(params, bound):
+            node.op_type = "Relu"
+            node.resize_inputs(1)
+            self._count("Clip to Relu")
+        elif self.npu.clip:
+            self._whole_bounds(node)
+
+    def _whole_bounds(self, node: ir.Node) -> None:
+        for index in range(1, len(node.inputs)):
+            array = constant_array(node.inputs[index])
+            if array is not None:
+                whole = np.clip(np.rint(array), -128, 127).astype(array.dtype)
+                name = self.names(f"{node.name}_bound")
+                node.replace_input_with(index, constant(self.graph, name, whole))
+        self._count("Clip bounds to whole numbers")
+
+
+def _original(node: ir.Node) -> str:
+    """The tensor's name in the plan: a graph output was renamed when its pair was written."""
+    return str(node.outputs[0].name).removesuffix("_QuantizeLinear_Input")
+
+
+def _kernel(node: ir.Node) -> tuple[int, int] | None:
+    if node.op_type == "GlobalAveragePool":
+        shape = _height_width(node.inputs[0])
+    else:
+        shape = attribute_ints(node, "kernel_shape")
+    if shape is None or len(shape) != 2:
+        return None
+    # The hardware's factors are for square kernels; others are computed without error of their own.
+    return (shape[0], shape[1]) if shape[0] == shape[1] else None
+
+
+def _height_width(value: ir.Value | None) -> tuple[int, ...] | None:
+    """Height and width when both are known, whatever the batch."""
+    if value is None or value.shape is None or len(value.shape) != 4:
+        return None
+    height, width = value.shape[2], value.shape[3]
+    return (height, width) if isinstance(height, int) and isinstance(width, int) else None
+
+
+def _reduced(node: ir.Node) -> int | None:
+    source = node.inputs[0]
+    if source is None or source.shape is None:
+        return None
+    axes = attribute_ints(node, "axes")
+    if axes is None and len(node.inputs) > 1:
+        array = constant_array(node.inputs[1])
+        axes = None if array is None else tuple(int(a) for a in array.reshape(-1))
+    dims = list(source.shape)
+    chosen = [dims[a % len(dims)] for a in axes] if axes else dims
+    sizes = [d for d in chosen if isinstance(d, int)]
+    return math.prod(sizes) if len(sizes) == len(chosen) else None

@@ -1,0 +1,15 @@
+"""What all tests share: their helper modules by name, and the flag that rewrites golden files."""
+
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+
+import pytest
+
+# Under pytest's importlib mode a test does not see the modules beside it.
+sys.path.insert(0, str(Path(__file__).parent))
+
+
+def pytest_addoption(parser: pytest.Parser) -> None:
+    parser.addoption("--regenerate", action="store_true", help="write the golden files anew")
