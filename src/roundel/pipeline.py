@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import tempfile
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -16,14 +17,15 @@ from roundel.calibrate.resolve import resolve
 from roundel.errors import OutputError
 from roundel.evidence import Evidence, gather
 from roundel.model import LoadedModel, load_model, save_model
+from roundel.model.external import external_values, self_contained
 from roundel.model.graph import fingerprint
 from roundel.model.load import ModelSource
 from roundel.model.opset import raise_opset
-from roundel.model.save import check_writable, write_text
+from roundel.model.save import check_writable, staged, write_text
 from roundel.passes import PassReport, prepare
 from roundel.plan import QuantPlan, build_plan
 from roundel.qdq import simulate, write_dynamic, write_qdq
-from roundel.recipe import Recipe
+from roundel.recipe import Recipe, merge
 from roundel.recipe_file import RecipeSource, load_recipe
 from roundel.report.clock import Clock
 from roundel.report.listener import Listener, Silent
@@ -53,7 +55,7 @@ class QuantizeResult:
     @property
     def model(self) -> onnx.ModelProto:
         """The quantized model as a protobuf."""
-        return ir.to_proto(self.ir)
+        return ir.to_proto(self_contained(self.ir))
 
     def save(self, path: str | Path) -> Path:
         """Write the model and, beside it, its record; both appear whole or not at all."""
@@ -103,12 +105,14 @@ def quantize(
         RoundelError: something in the model, the data or the recipe is wrong; nothing was written.
     """
     told, clock = listener or Silent(), Clock()
-    settings = load_recipe(recipe, changed(changes, samples, exclude))
-    target = _checked_output(output, model)
-    try:
+    with ExitStack() as cleanup:
+        cleanup.callback(told.close)
+        settings = load_recipe(recipe, changed(changes, samples, exclude))
+        target = _checked_output(output, model, recipe, stats)
         told.step("load and prepare")
         with clock("prepare"):
             ready = load_prepared(model, settings)
+        _refuse_external_target(target, ready.loaded)
         told.step("plan")
         with clock("plan"):
             plan = build_plan(ready.model, settings)
@@ -117,10 +121,12 @@ def quantize(
         told.step("write")
         with clock("write"):
             result, plan, notes = _write(ready.model, plan, evidence, settings)
+            # The file takes its place only when everything below has ended well.
+            file = cleanup.enter_context(_staged(result, target, settings))
         told.step("verify")
         with clock("verify"):
-            reports, doubt = _verify(model, result, evidence, settings, target)
-        size = target.stat().st_size if target else None
+            reports, doubt = _verify(model, file, evidence, settings)
+        size = file.stat().st_size if target else None
         record = Record(
             quantized=bool(plan.tensors) or settings.mode == "dynamic",
             model=_describe(ready),
@@ -136,9 +142,7 @@ def quantize(
         )
         if target is not None:
             write_text(record_path(target), record.to_json())
-        return QuantizeResult(result, target, plan, record)
-    finally:
-        told.close()
+    return QuantizeResult(result, target, plan, record)
 
 
 def load_prepared(source: ModelSource, recipe: Recipe) -> Prepared:
@@ -153,14 +157,14 @@ def load_prepared(source: ModelSource, recipe: Recipe) -> Prepared:
 
 def changed(changes: Mapping[str, Any] | None, samples: int | None, exclude: Sequence[str]) -> dict[str, Any]:
     """The short options as recipe changes."""
-    tree: dict[str, Any] = {
-        key: dict(v) if isinstance(v, Mapping) else v for key, v in (changes or {}).items()
-    }
+    tree: dict[str, Any] = dict(changes or {})
     if samples is not None:
-        tree.setdefault("data", {})["samples"] = samples
+        tree = merge(tree, {"data": {"samples": samples}})
     if exclude:
-        selection = tree.setdefault("selection", {})
-        selection["exclude"] = [*selection.get("exclude", ()), *exclude]
+        selection = tree.get("selection")
+        before = selection.get("exclude", ()) if isinstance(selection, Mapping) else ()
+        words = [before] if isinstance(before, str) else before
+        tree = merge(tree, {"selection": {"exclude": [*words, *exclude]}})
     return tree
 
 
@@ -186,37 +190,66 @@ def _write(
     return _signed(written), state.plan, (*state.notes, *told)
 
 
+@contextmanager
+def _staged(result: ir.Model, target: Path | None, recipe: Recipe) -> Iterator[Path]:
+    """The written file under a temporary name; without a target it never gets another."""
+    if target is not None:
+        with staged(result, target, external_data=recipe.output.external_data) as file:
+            yield file
+        return
+    with (
+        tempfile.TemporaryDirectory(prefix="roundel-") as folder,
+        staged(result, Path(folder) / "model.onnx") as file,
+    ):
+        yield file
+
+
 def _verify(
-    source: ModelSource, result: ir.Model, evidence: Evidence, recipe: Recipe, target: Path | None
+    source: ModelSource, file: Path, evidence: Evidence, recipe: Recipe
 ) -> tuple[tuple[OutputReport, ...], tuple[str, ...]]:
-    """Prove the result legal and measure it; only then does the file appear."""
-    reports: list[OutputReport] = []
-
-    def judge(path: Path) -> None:
-        session = check_file(path)
-        reports.extend(compare_outputs(session, evidence.inputs, evidence.outputs))
-
+    """Prove the written file legal and measure it."""
     doubt = None
     if evidence.inputs and not recipe.prepare.nchw_to_nhwc:
         doubt = check_prepared(source, evidence.inputs[0], evidence.outputs[0])
-    if target is not None:
-        save_model(result, target, external_data=recipe.output.external_data, check=judge)
-    else:
-        with tempfile.TemporaryDirectory(prefix="roundel-") as folder:
-            save_model(result, Path(folder) / "model.onnx", check=judge)
-    return tuple(reports), (doubt,) if doubt else ()
+    session = check_file(file)
+    return compare_outputs(session, evidence.inputs, evidence.outputs), (doubt,) if doubt else ()
 
 
-def _checked_output(output: str | Path | None, model: ModelSource) -> Path | None:
+def _checked_output(
+    output: str | Path | None, model: ModelSource, recipe: RecipeSource, stats: str | Path | None
+) -> Path | None:
     if output is None:
         return None
     target = Path(output)
     check_writable(target)
-    if isinstance(model, str | Path) and target.exists() and target.samefile(model):
+    if record_path(target) == target:
         raise OutputError(
-            "The output would overwrite the input model.", where=target, hint="Choose another output path."
+            "The output's name is that of its record.",
+            where=target,
+            expected="a name that does not end in .json, for example model.a8w8.onnx",
         )
+    check_writable(record_path(target))
+    sources = {"input model": model, "recipe": recipe, "statistics file": stats}
+    for what, source in sources.items():
+        if isinstance(source, str | Path):
+            _refuse_overwriting(target, Path(source), what)
     return target
+
+
+def _refuse_overwriting(target: Path, source: Path, what: str) -> None:
+    for written, name in ((target, "output"), (record_path(target), "output's record")):
+        if written.resolve() == source.resolve() or (
+            written.exists() and source.exists() and written.samefile(source)
+        ):
+            raise OutputError(
+                f"The {name} would overwrite the {what}.", where=written, hint="Choose another output path."
+            )
+
+
+def _refuse_external_target(target: Path | None, loaded: LoadedModel) -> None:
+    if target is not None:
+        for path in {str(tensor.path) for _, tensor in external_values(loaded.model)}:
+            _refuse_overwriting(target, Path(path), "input model's external data")
 
 
 def _signed(model: ir.Model) -> ir.Model:

@@ -12,8 +12,9 @@ from onnx_ir.passes import common
 
 from roundel.errors import ModelError, did_you_mean
 from roundel.model.check import check_structure
+from roundel.model.external import external_values
 from roundel.model.float16 import widen_float16
-from roundel.model.graph import iter_values, op_key, opset_version
+from roundel.model.graph import op_key, opset_version
 from roundel.model.opset import raise_opset
 
 ModelSource = str | Path | bytes | onnx.ModelProto | ir.Model
@@ -193,10 +194,7 @@ def _refuse_quantized(model: ir.Model, where: object) -> None:
 
 
 def _check_external(model: ir.Model, where: object) -> None:
-    for value in iter_values(model.graph):
-        tensor = value.const_value
-        if not isinstance(tensor, ir.ExternalTensor):
-            continue
+    for value, tensor in external_values(model):
         try:
             path = Path(tensor.path)
             size = path.stat().st_size

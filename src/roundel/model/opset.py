@@ -7,6 +7,7 @@ import onnx.version_converter
 import onnx_ir as ir
 
 from roundel.errors import ModelError
+from roundel.model.external import self_contained
 from roundel.model.graph import opset_version
 
 _MINIMUM = 10  # QuantizeLinear appeared here
@@ -42,7 +43,7 @@ def raise_opset(model: ir.Model, target: int) -> list[str]:
 
 def _convert(model: ir.Model, target: int) -> ir.Model:
     """Run the C++ converter on a copy whose large weights are plain inputs, then put them back."""
-    slim = model.clone()
+    slim = self_contained(model.clone())
     weights: dict[str, ir.TensorProtocol] = {}
     original_inputs = len(slim.graph.inputs)
     for name, value in list(slim.graph.initializers.items()):

@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import os
 import tempfile
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
 import onnx_ir as ir
 
 from roundel.errors import OutputError
+from roundel.model.external import self_contained
 from roundel.model.graph import weight_bytes
 
 _PROTOBUF_LIMIT = 1_900_000_000
@@ -64,29 +65,32 @@ def write_text(path: Path, text: str) -> None:
         temporary.write_text(text, encoding="utf-8")
 
 
-def save_model(
-    model: ir.Model, path: Path, *, external_data: bool = False, check: Callable[[Path], None] | None = None
-) -> None:
-    """Save atomically; weights go to `<name>.data` beside the model when asked for or when they must.
+def save_model(model: ir.Model, path: Path, *, external_data: bool = False) -> None:
+    """Save atomically; see `staged`."""
+    with staged(model, path, external_data=external_data):
+        pass
+
+
+@contextmanager
+def staged(model: ir.Model, path: Path, *, external_data: bool = False) -> Iterator[Path]:
+    """Save under a temporary name, which is yielded; when the block ends well, the file takes its place.
 
     Args:
         model: what to save.
         path: where to.
-        external_data: keep weights in a file of their own (always done beyond protobuf's 2 GB).
-        check: called with the temporary file before it takes the place of `path`; raises to refuse it.
+        external_data: keep weights in `<name>.data` beside the model (always done beyond protobuf's 2 GB).
     """
+    whole = self_contained(model)
     if not external_data and weight_bytes(model) < _PROTOBUF_LIMIT:
         with replacing(path) as temporary:
-            ir.save(model, temporary)
-            if check is not None:
-                check(temporary)
+            ir.save(whole, temporary)
+            yield temporary
         return
     data = _free_data_path(path)
     try:
         with replacing(path) as temporary:
-            ir.save(model, temporary, external_data=data.name)
-            if check is not None:
-                check(temporary)
+            ir.save(whole, temporary, external_data=data.name)
+            yield temporary
     except BaseException:
         data.unlink(missing_ok=True)
         raise

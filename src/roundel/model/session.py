@@ -11,6 +11,7 @@ import onnxruntime as ort
 from onnxruntime.capi import onnxruntime_pybind11_state as ort_state
 
 from roundel.errors import ModelError
+from roundel.model.external import self_contained
 from roundel.model.graph import weight_bytes
 
 # Protobuf stops at 2 GiB; graph structure needs room next to the weights.
@@ -69,10 +70,10 @@ def _open(source: str | bytes, options: ort.SessionOptions) -> ort.InferenceSess
 
 def _from_ir(model: ir.Model, options: ort.SessionOptions) -> ort.InferenceSession:
     if weight_bytes(model) < _IN_MEMORY_LIMIT:
-        return _open(ir.to_proto(model).SerializeToString(), options)
+        return _open(ir.to_proto(self_contained(model)).SerializeToString(), options)
     folder = tempfile.TemporaryDirectory(prefix="roundel-")
     path = Path(folder.name) / "model.onnx"
-    ir.save(model, path, external_data="model.data")
+    ir.save(self_contained(model), path, external_data="model.data")
     session = _open(str(path), options)
     # The session may map the weights: the folder lives exactly as long as the session does.
     weakref.finalize(session, folder.cleanup)

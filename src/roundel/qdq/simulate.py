@@ -11,6 +11,7 @@ from roundel.calibrate.state import QuantState
 from roundel.model.graph import attribute_float, attribute_ints, constant_array
 from roundel.numerics.reciprocal import HARD_SIGMOID_GAIN, pool_gain, reciprocal_gain
 from roundel.plan.saturation import saturates, upper_bound
+from roundel.qdq.bf16_variants import instance_norm, softmax
 from roundel.qdq.pairs import Names, constant
 from roundel.recipe import Npu
 
@@ -49,6 +50,12 @@ class _Simulation:
             count = _reduced(node)
             if count:
                 self._gain(node, reciprocal_gain(count))
+        elif op == "Softmax" and npu.softmax:
+            softmax(self.graph, self.names, node)
+            self._count("Softmax in bfloat16")
+        elif op == "InstanceNormalization" and npu.instance_norm:
+            if instance_norm(self.graph, self.names, node):
+                self._count("InstanceNormalization in bfloat16")
         elif op == "Clip":
             self._clip(node)
 
