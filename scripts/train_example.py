@@ -20,10 +20,12 @@ function is the same; a channel that comes near 6 on the training images keeps i
 compares the outputs before and after on held-out images too.
 
 How much to spread was chosen for the lesson: of some forty settings (the two sigmas, the least factor, the
-seed of the draw), judged on the evaluation images themselves, this is one where plain per-tensor int8 MinMax
-loses about two points of accuracy without a collapse, power-of-two scales somewhat more, and per-channel
-weights nothing. So the example shows what quantization methods do to such a network; it is no measure of
-how often, or how badly, networks suffer. ``--baseline`` measures it with onnxruntime.quantization.
+seed of the draw, and one shorter training), judged on the evaluation images themselves, this is one where
+plain per-tensor int8 MinMax loses about two points of accuracy without a collapse, power-of-two scales
+somewhat more, and per-channel weights nothing. Neighbouring settings differ by a point or more, and some
+collapse with power-of-two scales. So the example shows what quantization methods do to such a network; it is
+no measure of how often, or how badly, networks suffer. ``--baseline`` measures it with
+onnxruntime.quantization.
 
 Seeds are fixed. Another CPU or another build of torch may still round differently, and so give a slightly
 different file; the checks at the end hold for any.
@@ -68,7 +70,8 @@ CEILING = 5.0  # a channel is scaled only where it stays below this, so that ReL
 def load_package_example() -> Any:
     """Load ``roundel.example`` from its file, without the rest of the package and what it depends on."""
     spec = importlib.util.spec_from_file_location("roundel_example", EXAMPLE / "__init__.py")
-    assert spec is not None and spec.loader is not None
+    assert spec is not None
+    assert spec.loader is not None
     module = importlib.util.module_from_spec(spec)
     sys.modules[spec.name] = module
     spec.loader.exec_module(module)
@@ -257,10 +260,12 @@ class GraphWriter:
     def constant(self, name: str, value: np.ndarray | torch.Tensor) -> str:
         """Add an initializer."""
         array = value.detach().numpy() if isinstance(value, torch.Tensor) else value
-        self.initializers.append(numpy_helper.from_array(np.ascontiguousarray(array), name))
+        self.initializers.append(numpy_helper.from_array(np.array(array, order="C"), name))
         return name
 
-    def node(self, op: str, inputs: list[str], name: str, output: str | None = None, **attributes: Any) -> str:
+    def node(
+        self, op: str, inputs: list[str], name: str, output: str | None = None, **attributes: Any
+    ) -> str:
         """Add a node with one output and give the output's name."""
         result = output or f"{name}_out"
         self.nodes.append(helper.make_node(op, inputs, [result], name=name, **attributes))
@@ -358,7 +363,9 @@ def baseline(model: onnx.ModelProto, calib: np.ndarray, x: np.ndarray, labels: n
     reference = run_onnx(model, x)
     print(f"{'baseline':<24}{'accuracy':>10}{'agreement':>11}{'SQNR dB':>9}")
     with tempfile.TemporaryDirectory() as folder:
-        source, prepared, target = (Path(folder) / f"{stem}.onnx" for stem in ("source", "prepared", "target"))
+        source, prepared, target = (
+            Path(folder) / f"{stem}.onnx" for stem in ("source", "prepared", "target")
+        )
         onnx.save(model, source)
         quant_pre_process(str(source), str(prepared), skip_symbolic_shape=True)
         for title, per_channel, activation in (

@@ -36,6 +36,7 @@ class Case:
         positive: feed values above 1/4 only.
         outputs: names of the node's outputs.
         follows: put a 1x1 Conv between x and the node.
+        folds: the node vanishes, and the pair before it, where saturation does its work (fold_relu).
     """
 
     op: str
@@ -50,6 +51,7 @@ class Case:
     positive: bool = False
     outputs: str = "y"
     follows: bool = False
+    folds: bool = False
     opset: int = 17
     domain: str = ""
     types: Mapping[str, int] = field(default_factory=dict)
@@ -178,18 +180,18 @@ ACTIVATIONS = (
     Case("LeakyRelu", "alpha", "x", ROWS, attributes={"alpha": 0.2}),
     Case("HardSigmoid", "npu", "x", ROWS, attributes={"alpha": 1 / 6, "beta": 0.5}),
     Case("PRelu", "", "x s", IMAGE, {"s": np.abs(normal(4, 1, 1, seed=5)) * 0.2}, weights="s"),
-    Case("Relu", "", "c", IMAGE, activations="x y", weights="w", follows=True),
+    Case("Relu", "", "c", IMAGE, activations="x y", weights="w", follows=True, folds=True),
     Case("Clip", "six", "c lo hi", IMAGE, {"lo": _scalar(0), "hi": _scalar(6)},
-         activations="x y", weights="w", follows=True),
+         activations="x y", weights="w", follows=True, folds=True),
     Case("Clip", "symmetric", "c lo hi", IMAGE, {"lo": _scalar(-1), "hi": _scalar(1)},
-         activations="x c y", weights="w", follows=True),
+         activations="x c y", weights="w", follows=True, folds=True),
     Case("Clip", "min-only", "c lo", IMAGE, {"lo": _scalar(-0.5)},
-         activations="x c y", weights="w", follows=True),
+         activations="x c y", weights="w", follows=True, folds=True),
     Case("Clip", "max-only", "c - hi", IMAGE, {"hi": _scalar(0.5)},
-         activations="x c y", weights="w", follows=True),
+         activations="x c y", weights="w", follows=True, folds=True),
     Case("Clip", "above-zero", "c lo hi", IMAGE, {"lo": _scalar(0.5), "hi": _scalar(2)},
          activations="x c y", weights="w", follows=True),
-    Case("Clip", "no-bounds", "c", IMAGE, activations="x c y", weights="w", follows=True),
+    Case("Clip", "no-bounds", "c", IMAGE, activations="x c y", weights="w", follows=True, folds=True),
 )
 
 MOVERS = (

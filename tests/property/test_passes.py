@@ -91,6 +91,8 @@ def identity(draw: Any, sketch: Sketch, source: str) -> None:
 def pool(draw: Any, sketch: Sketch, source: str) -> None:
     op = draw(st.sampled_from(["MaxPool", "AveragePool"]))
     size = [sketch.channels[source]]
+    if not size[0]:
+        return  # ONNX Runtime refuses to pool an empty tensor
     sketch.add(op, [source], size, kernel_shape=[3, 3], auto_pad="SAME_LOWER", strides=[1, 1])
 
 

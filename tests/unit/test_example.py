@@ -62,7 +62,9 @@ def test_clip_bounds_are_initializers(model: onnx.ModelProto) -> None:
     values = {t.name: numpy_helper.to_array(t) for t in model.graph.initializer}
     for node in model.graph.node:
         if node.op_type == "Clip":
-            assert [float(values[name]) for name in node.input[1:]] == [0.0, 6.0]
+            bounds = [values[name] for name in node.input[1:]]
+            assert [bound.shape for bound in bounds] == [(), ()]
+            assert [float(bound) for bound in bounds] == [0.0, 6.0]
 
 
 def test_depthwise_ranges_are_uneven(model: onnx.ModelProto) -> None:

@@ -28,7 +28,7 @@ from roundel.calibrate.ranges import (
 from roundel.calibrate.state import QuantState
 from roundel.model.graph import constant_array
 from roundel.numerics.affine import bias_params, params_from_range
-from roundel.plan.types import Derived, Fixed, QuantPlan, Role, TensorPlan
+from roundel.plan.types import Derived, Fixed, QuantPlan, Role, Shared, TensorPlan
 from roundel.recipe import Recipe, Weights
 from roundel.types import QParams, QType, Range, ScaleKind
 
@@ -115,7 +115,7 @@ class _Resolver:
         """Everything but a bias."""
         if isinstance(tensor.source, Fixed):
             return _fixed(tensor.source.range, tensor)
-        if tensor.role is not Role.ACTIVATION:
+        if tensor.role is not Role.ACTIVATION and not isinstance(tensor.source, Shared):
             method = weight_method(self.recipe.weights)
             return choose_weight(method, self.array(tensor.name), tensor.scheme)
         leaders = self.plan.leaders(tensor.name)
@@ -137,8 +137,11 @@ class _Resolver:
             led = self.plan.tensors.get(name)
             if led is not None and isinstance(led.source, Fixed):
                 fixed.append(led.source.range)
-            elif led is not None and led.role is Role.WEIGHT:
-                return self.independent(led)
+            elif led is not None and led.role is not Role.ACTIVATION:
+                if len(leaders) == 1:
+                    return self.independent(led)
+                content = self.array(name)
+                fixed.append(Range(float(content.min()), float(content.max())))
             else:
                 observed.append(name)
         if not fixed and tensor.scheme.scale is ScaleKind.POWER_OF_TWO:

@@ -10,10 +10,17 @@ import typer
 
 from roundel.cli.options import Json
 
+_EPILOG = """[bold]Examples[/]
+
+roundel demo
+
+roundel demo -p a8w8 -p a16w8 -o models/
+"""
+
 
 def register(app: typer.Typer) -> None:
     """Add the command."""
-    app.command()(demo)
+    app.command(epilog=_EPILOG)(demo)
 
 
 def demo(
@@ -28,14 +35,12 @@ def demo(
     import json
     from dataclasses import asdict
 
-    from rich.console import Console
-
     from roundel.demo import run_demo
-    from roundel.report.console import ProgressListener, show_demo
+    from roundel.report.console import ProgressListener, show_demo, terminal
 
     listener = None if as_json else ProgressListener()
     rows = run_demo(preset, output, listener)
     if as_json:
         sys.stdout.write(json.dumps([asdict(row) for row in rows], indent=1) + "\n")
     else:
-        show_demo(Console(), rows)
+        show_demo(terminal(), rows)

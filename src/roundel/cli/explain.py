@@ -7,7 +7,17 @@ from typing import Annotated
 
 import typer
 
-from roundel.cli.options import Exclude, Include, Json, Model, Preset, RecipeFile, Set, recipe_changes
+from roundel.cli.options import (
+    Exclude,
+    Include,
+    Json,
+    Model,
+    Preset,
+    RecipeFile,
+    Set,
+    chosen_recipe,
+    recipe_changes,
+)
 
 _EPILOG = """[bold]Examples[/]
 
@@ -24,7 +34,7 @@ def register(app: typer.Typer) -> None:
 
 def explain(
     model: Model,
-    preset: Preset = "a8w8",
+    preset: Preset = None,
     recipe: RecipeFile = None,
     tensor: Annotated[str | None, typer.Option(help="Only this tensor.")] = None,
     exclude: Exclude = None,
@@ -33,17 +43,15 @@ def explain(
     as_json: Json = False,
 ) -> None:
     """Show what every tensor would become, and why. Needs no data."""
-    from rich.console import Console
-
     from roundel.errors import SelectionError, did_you_mean
     from roundel.pipeline import changed, load_prepared
     from roundel.plan import build_plan
     from roundel.recipe_file import load_recipe
-    from roundel.report.console import show_plan
+    from roundel.report.console import show_plan, terminal
     from roundel.report.record import plan_json
 
     changes = changed(recipe_changes(settings, include), None, exclude or ())
-    chosen = load_recipe(recipe if recipe is not None else preset, changes)
+    chosen = load_recipe(chosen_recipe(preset, recipe), changes)
     plan = build_plan(load_prepared(model, chosen).model, chosen)
     known = [*plan.tensors, *plan.kept_float]
     if tensor is not None and tensor not in known:
@@ -51,4 +59,4 @@ def explain(
     if as_json:
         sys.stdout.write(plan_json(plan, tensor))
     else:
-        show_plan(Console(), plan, tensor)
+        show_plan(terminal(), plan, tensor)

@@ -7,7 +7,7 @@ from typing import Annotated
 
 import typer
 
-from roundel.cli.options import Json, Model, Preset
+from roundel.cli.options import Json, Model, Preset, chosen_recipe
 
 
 def register(app: typer.Typer) -> None:
@@ -19,20 +19,18 @@ def register(app: typer.Typer) -> None:
 
 def inspect(
     model: Model,
-    preset: Preset = "a8w8",
+    preset: Preset = None,
     nodes: Annotated[bool, typer.Option("--nodes", help="List every node.")] = False,
     as_json: Json = False,
 ) -> None:
     """Show a model's inputs, operators, types and sizes, and what a preset would quantize."""
     import json
 
-    from rich.console import Console
-
     from roundel.inspection import inspect_model
-    from roundel.report.console import show_inspection
+    from roundel.report.console import show_inspection, terminal
 
-    found = inspect_model(model, preset)
+    found = inspect_model(model, chosen_recipe(preset, None))
     if as_json:
         sys.stdout.write(json.dumps(found.to_dict(nodes=nodes), indent=1) + "\n")
     else:
-        show_inspection(Console(), found, nodes=nodes)
+        show_inspection(terminal(), found, nodes=nodes)

@@ -10,7 +10,10 @@ import typer
 from roundel.errors import RecipeError
 
 Model = Annotated[Path, typer.Argument(help="The float ONNX model.", show_default=False)]
-Preset = Annotated[str, typer.Option("--preset", "-p", help="Preset name; see `roundel presets`.")]
+Preset = Annotated[
+    str | None,
+    typer.Option("--preset", "-p", help="Preset name, a8w8 if not given; see `roundel presets`."),
+]
 RecipeFile = Annotated[
     Path | None, typer.Option("--recipe", "-r", help="A recipe file (YAML or JSON) instead of a preset.")
 ]
@@ -34,6 +37,21 @@ Set = Annotated[
 Json = Annotated[bool, typer.Option("--json", help="Print JSON instead of tables.")]
 
 
+DEFAULT_PRESET = "a8w8"
+
+
+def chosen_recipe(preset: str | None, recipe: Path | None) -> str | Path:
+    """The one source of the recipe; two would leave the reader guessing which one won."""
+    if preset is not None and recipe is not None:
+        raise RecipeError(
+            "Both --preset and --recipe were given.",
+            observed=f"--preset {preset} --recipe {recipe}",
+            expected="one of them",
+            hint=f"To build on the preset, write `extends: {preset}` into the recipe file.",
+        )
+    return recipe if recipe is not None else preset or DEFAULT_PRESET
+
+
 def recipe_changes(
     settings: list[str] | None,
     include: list[str] | None = None,
@@ -45,13 +63,26 @@ def recipe_changes(
     for setting in settings or ():
         _assign(tree, setting)
     if include:
-        tree.setdefault("selection", {})["include"] = include
+        _section(tree, "selection", "--include")["include"] = include
     if subgraphs:
-        tree.setdefault("selection", {})["exclude_subgraphs"] = [_subgraph(text) for text in subgraphs]
+        borders = [_subgraph(text) for text in subgraphs]
+        _section(tree, "selection", "--exclude-subgraph")["exclude_subgraphs"] = borders
     given = {key: value for key, value in (data or {}).items() if value not in (None, False)}
     if given:
-        tree["data"] = {**tree.get("data", {}), **given}
+        _section(tree, "data", "an image option").update(given)
     return tree
+
+
+def _section(tree: dict[str, Any], key: str, setting: str) -> dict[str, Any]:
+    inner = tree.setdefault(key, {})
+    if not isinstance(inner, dict):
+        raise RecipeError(
+            f"'{key}' is a group of recipe values, and --set made it a single value.",
+            where=setting,
+            observed=f"{key}={inner}",
+            hint=f"Name the value: --set {key}.NAME=VALUE.",
+        )
+    return inner
 
 
 def _assign(tree: dict[str, Any], setting: str) -> None:
@@ -67,11 +98,16 @@ def _assign(tree: dict[str, Any], setting: str) -> None:
         )
     *path, last = key.strip().split(".")
     for part in path:
-        tree = tree.setdefault(part, {})
+        tree = _section(tree, part, setting)
     try:
         tree[last] = yaml.safe_load(text)
     except yaml.YAMLError as error:
-        raise RecipeError("The value of a --set option cannot be read.", where=setting) from error
+        raise RecipeError(
+            "The value of a --set option cannot be read.",
+            where=setting,
+            observed=" ".join(str(error).split())[:200],
+            expected="a YAML value: true, 8, int16, [1, 2]",
+        ) from error
 
 
 def _subgraph(text: str) -> dict[str, list[str]]:

@@ -35,12 +35,13 @@ def presets(
     if as_json:
         sys.stdout.write(json.dumps(titles, indent=1) + "\n")
         return
-    from rich.console import Console
     from rich.table import Table
+
+    from roundel.report.console import terminal
 
     table = Table(box=None)
     table.add_column("preset", no_wrap=True)
     table.add_column("what it is")
     for known, title in titles.items():
         table.add_row(known, title)
-    Console().print(table)
+    terminal().print(table)

@@ -17,10 +17,12 @@ from roundel.cli.options import (
     Preset,
     RecipeFile,
     Set,
+    chosen_recipe,
     numbers,
     pixels,
     recipe_changes,
 )
+from roundel.errors import RecipeError
 
 _EPILOG = """[bold]Examples[/]
 
@@ -41,7 +43,7 @@ def register(app: typer.Typer) -> None:
 def quantize(
     model: Model,
     output: Annotated[Path, typer.Option("--output", "-o", help="The file to write.", show_default=False)],
-    preset: Preset = "a8w8",
+    preset: Preset = None,
     recipe: RecipeFile = None,
     data: Annotated[
         Path | None,
@@ -92,17 +94,21 @@ def quantize(
         "bgr": bgr,
     }
     changes = recipe_changes(settings, include, exclude_subgraph, image_options)
-
-    from rich.console import Console
+    if data is not None and random is not None:
+        raise RecipeError(
+            "Both --data and --random were given.",
+            expected="one of them",
+            hint="Use --data for a real result, --random for a first look.",
+        )
 
     from roundel.data import RandomSpec
     from roundel.pipeline import quantize as run
-    from roundel.report.console import ProgressListener, show_summary
+    from roundel.report.console import ProgressListener, show_summary, terminal
 
     result = run(
         model,
         output,
-        recipe=recipe if recipe is not None else preset,
+        recipe=chosen_recipe(preset, recipe),
         data=RandomSpec(count=random) if random is not None else data,
         samples=samples,
         exclude=exclude or (),
@@ -113,4 +119,4 @@ def quantize(
     if as_json:
         sys.stdout.write(result.record.to_json())
     elif not quiet:
-        show_summary(Console(), result.record)
+        show_summary(terminal(), result.record)

@@ -37,7 +37,7 @@ class Device:
         return any(key == "xclbin" for key, _ in self.integer_options)
 
 
-# XDNA 1 has only the first integer compiler, which rounds half away from even unless told so.
+# Since Ryzen AI 1.7 the provider rounds half to even unless told otherwise; XDNA 1 needs the older way.
 _XDNA1_OPTIONS = (("target", "X1"), ("xclbin", _PHOENIX_XCLBIN), ("xlnx_enable_py3_round", "0"))
 _XDNA1 = frozenset({ModelFormat.XINT8})
 _XDNA2 = frozenset(ModelFormat)
@@ -45,8 +45,8 @@ _XDNA2 = frozenset(ModelFormat)
 DEVICES = {
     device.name: device
     for device in (
-        Device("phx", "Phoenix: Ryzen 7040, 200", _XDNA1, _XDNA1_OPTIONS),
-        Device("hpt", "Hawk Point: Ryzen 8040", _XDNA1, _XDNA1_OPTIONS),
+        Device("phx", "Phoenix: Ryzen 7040", _XDNA1, _XDNA1_OPTIONS),
+        Device("hpt", "Hawk Point: Ryzen 8040, 200", _XDNA1, _XDNA1_OPTIONS),
         Device("stx", "Strix: Ryzen AI 300", _XDNA2),
         Device("stx-halo", "Strix Halo: Ryzen AI Max", _XDNA2),
         Device("krk", "Krackan: Ryzen AI 300", _XDNA2),

@@ -39,8 +39,8 @@ _FOREIGN = frozenset(
 _WEIGHT_READERS = frozenset({"Conv", "ConvTranspose", "Gemm", "MatMul"})
 _MIDDLE = {ir.DataType.INT8: 0, ir.DataType.UINT8: 128, ir.DataType.INT16: 0, ir.DataType.UINT16: 32768}
 _BITS = {
-    **{kind: 8 for kind in (ir.DataType.INT8, ir.DataType.UINT8)},
-    **{kind: 16 for kind in (ir.DataType.INT16, ir.DataType.UINT16)},
+    **dict.fromkeys((ir.DataType.INT8, ir.DataType.UINT8), 8),
+    **dict.fromkeys((ir.DataType.INT16, ir.DataType.UINT16), 16),
     ir.DataType.INT32: 32,
 }
 

@@ -174,7 +174,9 @@ def read_input(session: Any, path: Path) -> dict[str, Any]:
             arrays = {name: loaded[name] for name in loaded.files}
     absent, unknown = sorted(set(specs) - set(arrays)), sorted(set(arrays) - set(specs))
     if absent or unknown:
-        fail(f"{path} lacks {absent or 'nothing'} and has {unknown or 'nothing'} that the model does not know")
+        fail(
+            f"{path} lacks {absent or 'nothing'} and has {unknown or 'nothing'} that the model does not know"
+        )
     print(f"input: {path}")
     return {name: fitted(specs[name], array) for name, array in arrays.items()}
 
@@ -218,8 +220,7 @@ def tell_output(name: str, result: Any) -> None:
         return
     values = array.astype(np.float64)
     print(
-        f"  min {values.min():.6g}  max {values.max():.6g}"
-        f"  mean {values.mean():.6g}  std {values.std():.6g}"
+        f"  min {values.min():.6g}  max {values.max():.6g}  mean {values.mean():.6g}  std {values.std():.6g}"
     )
     broken = int(np.count_nonzero(~np.isfinite(values)))
     if broken:

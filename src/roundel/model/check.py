@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
+from collections.abc import Iterable
 
 import onnx
 import onnx_ir as ir
@@ -20,6 +21,7 @@ def check_structure(model: ir.Model, where: object) -> None:
         ModelError: with the node or tensor concerned.
     """
     imports = model.graph.opset_imports
+    _check_text((*imports, *model.graph.initializers), "domain or initializer name", where)
     for graph in (model.graph, *model.graph.subgraphs()):
         _check_names(graph, where)
         for node in graph:
@@ -37,17 +39,20 @@ def check_structure(model: ir.Model, where: object) -> None:
 def _check_names(graph: ir.Graph | ir.Function, where: object) -> None:
     made = [*graph.inputs, *(value for node in graph for value in node.outputs)]
     for name, count in Counter(value.name for value in made if value.name).items():
-        # Protobuf hands out bytes where a string is not UTF-8.
-        if not isinstance(name, str):
-            raise _broken(where, f"the tensor name {name!r}", "UTF-8 text")
+        _check_text((name,), "tensor name", where)
         if count > 1:
             raise _broken(f"{where}, tensor '{name}'", f"{count} nodes or inputs make it", "exactly one")
 
 
+def _check_text(texts: Iterable[object], what: str, where: object) -> None:
+    # Protobuf hands out bytes where a string is not UTF-8.
+    for text in texts:
+        if isinstance(text, bytes):
+            raise _broken(where, f"the {what} {text!r}", "UTF-8 text")
+
+
 def _check_inputs(node: ir.Node, where: object) -> None:
-    for text in (node.name, node.op_type, node.domain):
-        if text is not None and not isinstance(text, str):
-            raise _broken(where, f"the node name or type {text!r}", "UTF-8 text")
+    _check_text((node.name, node.op_type, node.domain), "node name or type", where)
     for value in node.inputs:
         if value is not None and _undefined(value):
             raise _broken(
@@ -62,7 +67,15 @@ def _undefined(value: ir.Value) -> bool:
 
 
 def _check_attributes(node: ir.Node, imports: dict[str, int], where: object) -> None:
-    """The attributes' types, where ONNX has a schema for the operator; ONNX Runtime judges the rest."""
+    """Names, and types where ONNX has a schema for the operator; ONNX Runtime judges the rest."""
+    for name, attr in node.attributes.items():
+        _check_text((name,), "attribute name", where)
+        if not name or attr.type is ir.AttributeType.UNDEFINED:
+            raise _broken(
+                f"{where}, {op_key(node)} node '{node.name}'",
+                f"an attribute named {name!r} of type {attr.type.name}",
+                "a name and a type",
+            )
     domain = "" if node.domain == "ai.onnx" else node.domain
     try:
         schema = onnx.defs.get_schema(node.op_type, imports.get(domain, imports.get("ai.onnx", 1)), domain)

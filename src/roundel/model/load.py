@@ -199,13 +199,7 @@ def _check_external(model: ir.Model, where: object) -> None:
             path = Path(tensor.path)
             size = path.stat().st_size
         except (OSError, ValueError) as error:
-            raise ModelError(
-                "A weight's external data cannot be read.",
-                where=f"{where}, initializer '{value.name}'",
-                observed=f"{tensor.location}: {getattr(error, 'strerror', None) or error}",
-                expected="a file next to the model",
-                hint="Keep the .data file in the model's own folder.",
-            ) from error
+            raise _unreadable_data(value, tensor, where, error) from error
         needed = (tensor.offset or 0) + (tensor.length or tensor.nbytes)
         if size < needed:
             raise ModelError(
@@ -215,6 +209,22 @@ def _check_external(model: ir.Model, where: object) -> None:
                 expected=f"at least {needed} bytes",
                 hint="Copy or download the data file again.",
             )
+        try:
+            tensor.numpy()  # maps the file, after onnx-ir has proved that it lies in the model's folder
+        except (OSError, ValueError) as error:
+            raise _unreadable_data(value, tensor, where, error) from error
+
+
+def _unreadable_data(
+    value: ir.Value, tensor: ir.ExternalTensor, where: object, error: Exception
+) -> ModelError:
+    return ModelError(
+        "A weight's external data cannot be read.",
+        where=f"{where}, initializer '{value.name}'",
+        observed=f"{tensor.location}: {getattr(error, 'strerror', None) or error}",
+        expected="a file in the model's own folder, not a link to another one",
+        hint="Copy the data file next to the model, under the name that the model gives it.",
+    )
 
 
 def _normalise(model: ir.Model, where: object) -> list[str]:

@@ -30,7 +30,7 @@ def params_from_range(low: ArrayLike, high: ArrayLike, scheme: Scheme) -> QParam
     """Scale and zero point that cover [low, high] (arrays along the channel axis when per channel).
 
     The interval is widened to hold zero, since zero must be exact (padding). A range of width zero
-    gets scale 1: every code then means itself and zero stays zero.
+    gets scale 1; of an asymmetric type the codes then start at zero, as for any range without negatives.
     """
     lo = np.minimum(np.asarray(low, np.float64), 0.0).clip(-_F32_HALF_MAX, 0)
     hi = np.maximum(np.asarray(high, np.float64), 0.0).clip(0, _F32_HALF_MAX)
@@ -41,17 +41,17 @@ def params_from_range(low: ArrayLike, high: ArrayLike, scheme: Scheme) -> QParam
     raw = (hi - lo) / float(qmax - qmin)
     degenerate = raw < np.finfo(np.float32).tiny
     scale = round_scale(np.where(degenerate, 1.0, raw), scheme.scale)
-    return QParams(scale, _zero_point(lo, scale, scheme, degenerate), scheme.qtype, _axis(scheme))
+    return QParams(scale, _zero_point(lo, scale, scheme), scheme.qtype, _axis(scheme))
 
 
-def _zero_point(lo: Any, scale: Any, scheme: Scheme, degenerate: Any) -> NDArray[Any]:
+def _zero_point(lo: Any, scale: Any, scheme: Scheme) -> NDArray[Any]:
     qmin, qmax = code_limits(scheme)
     if scheme.symmetric:
         # The middle of an unsigned type: 128 of 0..255, as the NPU expects, never 127.
         middle = 0 if scheme.qtype.signed else (scheme.qtype.qmax + 1) // 2
         return np.full(np.shape(scale), middle, scheme.qtype.dtype)
     zero = np.clip(np.rint(qmin - lo / scale.astype(np.float64)), qmin, qmax)
-    return np.asarray(np.where(degenerate, 0, zero)).astype(scheme.qtype.dtype)
+    return np.asarray(zero).astype(scheme.qtype.dtype)
 
 
 def round_scale(scale: ArrayLike, kind: ScaleKind) -> NDArray[np.float32]:

@@ -31,7 +31,8 @@ def _convert(editor: Editor, node: ir.Node) -> bool:
     shape = dims(source)
     if source is None or shape is None or len(shape) != 4 or source.dtype not in _FLOATS:
         return False
-    if any_reduced_axes(node, 4) != (2, 3):
+    # Unlike a mean, a pool over an empty tensor is an error in ONNX Runtime.
+    if any_reduced_axes(node, 4) != (2, 3) or 0 in shape:
         return False
     if get_int(node, "keepdims", 1):
         editor.replace(node, "GlobalAveragePool", [source], {})

@@ -32,7 +32,7 @@ class SplitLargePools(Pass):
 def _split(editor: Editor, node: ir.Node) -> bool:
     source = input_at(node, 0)
     shape = dims(source)
-    if shape is None or len(shape) != 4:
+    if shape is None or len(shape) != 4 or 0 in shape:
         return False
     height, width = shape[2], shape[3]
     if not height or not width or height * width <= _LIMIT:

@@ -13,7 +13,7 @@ from roundel.plan.draft import Draft
 from roundel.plan.marking import channel_axis
 from roundel.plan.select import matching_nodes, matching_tensors
 from roundel.plan.stored import stored_input, stored_output
-from roundel.plan.types import Fixed, NodePlan, Role
+from roundel.plan.types import Fixed, NodePlan, Observed, Role
 from roundel.recipe import Override, Placement, Recipe
 from roundel.targets.operators import (
     FUSING_CLIP_BOUNDS,
@@ -84,6 +84,19 @@ def _aligned(node: ir.Node, placement: Placement) -> bool:
 def _alignable(draft: Draft, name: str, out: str) -> bool:
     mark, target = draft.marks[name], draft.marks[out]
     return mark.scheme.qtype is target.scheme.qtype and mark.role is not Role.BIAS
+
+
+def keep_unsaturated(graph: ir.Graph, draft: Draft) -> None:
+    """A Relu or Clip stays where an override or a shared scale took the saturation away that replaced it."""
+    for node in graph:
+        if str(node.name) not in draft.folded:
+            continue
+        value, out = node.inputs[0], str(node.outputs[0].name)
+        mark = draft.marks.get(out)
+        observed = mark is not None and isinstance(mark.source, Observed) and not mark.scheme.symmetric
+        if value is not None and not (observed and draft.leaders(out) == (out,)):
+            draft.folded.remove(str(node.name))
+            draft.drop(str(value.name), f"only {node.op_type} '{node.name}' reads it: computed as one")
 
 
 def apply_overrides(graph: ir.Graph, draft: Draft, recipe: Recipe, rules: Mapping[str, OpRule]) -> None:

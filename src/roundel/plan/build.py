@@ -7,7 +7,7 @@ from collections.abc import Mapping
 import onnx_ir as ir
 
 from roundel.model.graph import is_constant, is_float32, iter_values
-from roundel.plan.adjust import align_groups, apply_overrides, fuse_activations
+from roundel.plan.adjust import align_groups, apply_overrides, fuse_activations, keep_unsaturated
 from roundel.plan.draft import Draft
 from roundel.plan.marking import Marker
 from roundel.plan.nodes import choose_nodes, operator_rules
@@ -32,6 +32,7 @@ def build_plan(model: ir.Model, recipe: Recipe) -> QuantPlan:
         fuse_activations(graph, draft, nodes)
     align_groups(graph, draft, nodes, recipe.placement)
     apply_overrides(graph, draft, recipe, rules)
+    keep_unsaturated(graph, draft)
     tensors = _in_graph_order(graph, draft)
     return QuantPlan(tensors, _kept_float(graph, draft, nodes), nodes, tuple(draft.folded))
 

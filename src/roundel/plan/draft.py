@@ -7,7 +7,7 @@ from dataclasses import dataclass, replace
 import onnx_ir as ir
 
 from roundel.model.graph import is_constant, is_float32
-from roundel.plan.types import Derived, Fixed, Observed, Role, Shared, Source, TensorPlan
+from roundel.plan.types import Derived, Observed, Role, Shared, Source, TensorPlan
 from roundel.types import Scheme
 
 OBSERVED = Observed()
@@ -98,7 +98,7 @@ class Draft:
         scheme, reason = mark.scheme, mark.reason
         leaders = self.leaders(name)
         alone = name in self.pinned or not self.pinned.isdisjoint(leaders)
-        if leaders != (name,) and not alone and not isinstance(source, Derived | Fixed):
+        if leaders != (name,) and not alone and not isinstance(source, Derived):
             source = Shared(leaders)
             reason = self.why(name) or reason
             lead = self.marks.get(leaders[0])

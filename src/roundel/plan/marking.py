@@ -6,7 +6,15 @@ from dataclasses import dataclass, replace
 
 import onnx_ir as ir
 
-from roundel.model.graph import attribute_float, attribute_int, is_constant, only_reader, rank
+from roundel.model.graph import (
+    attribute_float,
+    attribute_int,
+    clip_bounds,
+    is_constant,
+    only_reader,
+    rank,
+    static_shape,
+)
 from roundel.plan.draft import Draft, Mark, quantizable
 from roundel.plan.types import Derived, Fixed, Role
 from roundel.recipe import Recipe
@@ -77,7 +85,7 @@ class Marker:
     def _weight_scheme(self, node: ir.Node, value: ir.Value, rule: OpRule) -> Scheme:
         scheme = self.recipe.weights.scheme
         ndim = rank(value) or 0
-        if not self.recipe.weights.per_channel or ndim < 2:
+        if not self.recipe.weights.per_channel or ndim < 2 or value is node.inputs[0]:
             return scheme
         axis = channel_axis(node, rule, ndim)
         return scheme if axis is None else replace(scheme, granularity=PerChannel(axis))
@@ -86,22 +94,34 @@ class Marker:
         value = _input(node, index)
         if value is None or self.recipe.placement.weights_only or self.recipe.bias.type == "float":
             return
+        if not is_constant(value):
+            self._activation(node, value, f"computed bias of {node.op_type} '{node.name}'")
+            return
         if self.recipe.bias.type == "int8":
             scheme = replace(self.recipe.weights.scheme, reduce_range=False)
             self.draft.mark(value, Mark(Role.BIAS, scheme, str(node.name), f"bias of {node.op_type}"))
             return
         data, weight = node.inputs[0], node.inputs[1]
-        if not is_constant(value):
-            self._activation(node, value, f"computed bias of {node.op_type} '{node.name}'")
-            return
         if data is None or weight is None or self.draft.marked(value):
             return
         if not (self.draft.marked(data) and self.draft.marked(weight)):
+            return
+        if not self._fits_channels(value, weight):
             return
         source = Derived(str(data.name), str(weight.name), *_bias_factors(node))
         scheme = Scheme(QType(self.recipe.bias.type))
         why = "bias: shares the accumulator's step"
         self.draft.mark(value, Mark(Role.BIAS, scheme, str(node.name), why, source))
+
+    def _fits_channels(self, bias: ir.Value, weight: ir.Value) -> bool:
+        """Whether the bias has an entry for each scale of its weight; C of a Gemm may have other shapes."""
+        granularity = self.draft.marks[str(weight.name)].scheme.granularity
+        if not isinstance(granularity, PerChannel):
+            return True
+        shape, channels = static_shape(bias), static_shape(weight)
+        if shape is None or channels is None or len(shape) != 1:
+            return False
+        return shape[0] % channels[granularity.axis] == 0  # a ConvTranspose has as many for each group
 
     def _outputs(self, node: ir.Node, rule: OpRule | None = None) -> None:
         if node.op_type in self.recipe.placement.skip_output_op_types:
@@ -141,6 +161,8 @@ class Marker:
             placement.fold_relu
             and not activations.symmetric
             and activations.scale == "float"
+            and node.op_type not in placement.skip_output_op_types
+            and _spans_zero(node)
             and only_reader(value) is node
             and value.producer() is not None
             and value.producer().op_type not in ("Split", "If", "Loop")  # type: ignore[union-attr]
@@ -174,6 +196,14 @@ class Marker:
         return self.draft.marked(_input(node, 1)) and self.draft.marked(_input(node, 2))
 
 
+def _spans_zero(node: ir.Node) -> bool:
+    """Whether zero, which every range holds, lies within the bounds: else saturation would come too late."""
+    if node.op_type != "Clip":
+        return True
+    bounds = clip_bounds(node)
+    return bounds is not None and (bounds[0] or 0.0) <= 0.0 <= (bounds[1] or 0.0)
+
+
 def channel_axis(node: ir.Node, rule: OpRule, ndim: int) -> int | None:
     """The axis along which each output channel has its own weights."""
     if rule.channel_axis is None:
@@ -186,7 +216,7 @@ def channel_axis(node: ir.Node, rule: OpRule, ndim: int) -> int | None:
 def _bias_factors(node: ir.Node) -> tuple[float, int]:
     if node.op_type == "Gemm":
         alpha, beta = attribute_float(node, "alpha", 1.0), attribute_float(node, "beta", 1.0)
-        return (alpha / beta if alpha and beta else 1.0), 1
+        return (abs(alpha / beta) if alpha and beta else 1.0), 1
     if node.op_type == "ConvTranspose":
         return 1.0, attribute_int(node, "group", 1)
     return 1.0, 1

@@ -112,6 +112,6 @@ class QuantPlan:
                 continue
             for leader in self.leaders(name):
                 led = self.tensors.get(leader)
-                if led is None or not isinstance(led.source, Fixed):
+                if led is None or (led.role is Role.ACTIVATION and not isinstance(led.source, Fixed)):
                     needed[leader] = None
         return tuple(needed)

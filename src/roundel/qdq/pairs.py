@@ -51,6 +51,9 @@ class Names:
 
     def __init__(self, graph: ir.Graph) -> None:
         self._taken = {str(v.name) for v in iter_values(graph)} | {str(n.name) for n in graph}
+        for inner in graph.subgraphs():  # whose names must not repeat those around them
+            made = (*inner.inputs, *inner.initializers.values(), *(v for n in inner for v in n.outputs))
+            self._taken |= {str(v.name) for v in made}
 
     def __call__(self, wanted: str) -> str:
         """`wanted`, or `wanted_1` and so on when it is taken."""

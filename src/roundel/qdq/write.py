@@ -14,6 +14,7 @@ from roundel.numerics.affine import quantize
 from roundel.plan.types import Role, Shared, TensorPlan
 from roundel.qdq.pairs import MICROSOFT, Dialect, Names, constant, dequantize_node, quantize_node
 from roundel.recipe import Recipe
+from roundel.targets.operators import is_operand
 
 
 def write_qdq(model: ir.Model, state: QuantState, recipe: Recipe) -> ir.Model:
@@ -55,7 +56,11 @@ class _Writer:
             name = str(out.name)
             position = next((i for i, v in enumerate(self.graph.outputs) if v is out), None)
             out.replace_all_uses_with(source, replace_graph_outputs=True)
+            bounds = [value for value in node.inputs[1:] if value is not None]
             self.graph.remove(node, safe=True)
+            for value in bounds:
+                if not value.uses() and not value.is_graph_output():
+                    self.graph.initializers.pop(str(value.name), None)
             if position is not None:
                 self.graph.outputs[position] = source
             source.name = name
@@ -83,7 +88,7 @@ class _Writer:
         is_bias = tensor.role is Role.BIAS
         base = f"{tensor.name}_quantized" if is_bias else tensor.name
         scales = self._scales(tensor, base)
-        uses = [u for u in value.uses() if self._reads_quantized(u.node)]
+        uses = [u for u in value.uses() if self._reads_quantized(u.node, u.idx)]
         leaves = len(uses) == len(value.uses()) and not value.is_graph_output()
         if leaves:
             del self.graph.initializers[tensor.name]
@@ -105,7 +110,8 @@ class _Writer:
                 out = self._pair(tensor, value, f"_{index}", out_name)
                 use.node.replace_input_with(use.idx, out)
             return
-        if value.is_graph_output():
+        leaves = value.is_graph_output() and not value.is_graph_input()
+        if leaves:
             out_name = tensor.name
             value.name = self.names(f"{tensor.name}_QuantizeLinear_Input")
         else:
@@ -113,7 +119,7 @@ class _Writer:
         out = self._pair(tensor, value, "", out_name)
         for use in uses:
             use.node.replace_input_with(use.idx, out)
-        if value.is_graph_output():
+        if leaves:
             out.shape, out.type = value.shape, value.type
             for index, old in enumerate(self.graph.outputs):
                 if old is value:
@@ -151,9 +157,10 @@ class _Writer:
             self._constants.setdefault(owner, made)
         return made
 
-    def _reads_quantized(self, node: ir.Node) -> bool:
+    def _reads_quantized(self, node: ir.Node, index: int) -> bool:
         plan = self.state.plan.nodes.get(str(node.name))
-        return node.graph is self.graph and plan is not None and plan.quantized
+        chosen = node.graph is self.graph and plan is not None and plan.quantized
+        return chosen and is_operand(node.op_type, index)
 
 
 def _equal(made: tuple[ir.Value, ir.Value], state: QuantState, tensor: TensorPlan) -> bool:

@@ -7,6 +7,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from rich.console import Console
+from rich.markup import escape
 from rich.progress import (
     BarColumn,
     MofNCompleteColumn,
@@ -24,6 +25,11 @@ from roundel.plan.types import QuantPlan
 from roundel.report.record import Record
 
 
+def terminal(*, stderr: bool = False) -> Console:
+    """Where tables and messages go. No emoji codes: tensor names may hold ':key:'."""
+    return Console(stderr=stderr, emoji=False)
+
+
 class ProgressListener:
     """A live line for the current step, with the time left where it can be known."""
 
@@ -35,14 +41,15 @@ class ProgressListener:
             MofNCompleteColumn(),
             TimeElapsedColumn(),
             TimeRemainingColumn(),
-            console=console or Console(stderr=True),
+            console=console or terminal(stderr=True),
             transient=True,
         )
         self._task: TaskID | None = None
-        self._progress.start()
 
     def step(self, name: str, total: int | None = None) -> None:
         """Show the next step in place of the last."""
+        # Not in the constructor: a run that fails before its first step must leave the terminal alone.
+        self._progress.start()
         if self._task is not None:
             self._progress.remove_task(self._task)
         self._task = self._progress.add_task(name, total=total)
@@ -78,9 +85,9 @@ def size(count: int | None) -> str:
 
 def show_error(console: Console, error: RoundelError) -> None:
     """A short message that says what to do; never a traceback."""
-    console.print(f"[bold red]error:[/] {_safe(error.what)}", highlight=False)
+    console.print(f"[bold red]error:[/] {escape(error.what)}", highlight=False)
     for label, text in error.details():
-        console.print(f"  [bold]{label}[/]: {_safe(text)}", highlight=False, soft_wrap=True)
+        console.print(f"  [bold]{label}[/]: {escape(text)}", highlight=False, soft_wrap=True)
 
 
 def show_summary(console: Console, record: Record) -> None:
@@ -89,16 +96,19 @@ def show_summary(console: Console, record: Record) -> None:
     quantized = sum(counts.get("quantized_nodes", {}).values())
     left = counts.get("float_nodes", {})
     table = Table(show_header=False, box=None, padding=(0, 1))
-    table.add_row("model", f"{record.model.get('name')} ({size(record.model.get('bytes'))})")
     file = record.file
-    table.add_row("result", f"{file.get('name') or 'in memory'} ({size(file.get('bytes'))})")
-    table.add_row("recipe", str(record.recipe.get("name")))
+    for label, name, count in (
+        ("model", record.model.get("name"), record.model.get("bytes")),
+        ("result", file.get("name") or "in memory", file.get("bytes")),
+    ):
+        table.add_row(label, f"{escape(str(name))} ({size(count)})")
+    table.add_row("recipe", escape(str(record.recipe.get("name"))))
     data = record.data
-    label = "[bold yellow]random data[/]" if data.get("random") else str(data.get("kind", "none"))
+    label = "[bold yellow]random data[/]" if data.get("random") else escape(str(data.get("kind", "none")))
     table.add_row("data", f"{label}, {data.get('samples_seen', 0)} samples")
     table.add_row("quantized", f"{quantized} of {quantized + sum(left.values())} nodes")
     if left:
-        table.add_row("left in float", _counts(left))
+        table.add_row("left in float", escape(_counts(left)))
     total = sum(record.seconds.values())
     steps = ", ".join(f"{name} {seconds:.1f}" for name, seconds in record.seconds.items() if seconds >= 0.05)
     table.add_row("seconds", f"{total:.1f} ({steps})")
@@ -106,7 +116,7 @@ def show_summary(console: Console, record: Record) -> None:
     if record.outputs:
         console.print(_outputs_table(record))
     for note in record.notes:
-        console.print(f"[yellow]note:[/] {_safe(note)}", highlight=False)
+        console.print(f"[yellow]note:[/] {escape(note)}", highlight=False)
 
 
 def _outputs_table(record: Record, most: int = 8) -> Table:
@@ -116,7 +126,7 @@ def _outputs_table(record: Record, most: int = 8) -> Table:
         table.add_column(heading, justify="left" if heading == "output" else "right", overflow="fold")
     for out in record.outputs[:most]:
         top = "-" if out.same_top is None else f"{out.same_top:.1%}"
-        table.add_row(out.name, decibel(out.sqnr_db), f"{out.cosine:.5f}", f"{out.worst:.3g}", top)
+        table.add_row(escape(out.name), decibel(out.sqnr_db), f"{out.cosine:.5f}", f"{out.worst:.3g}", top)
     if len(record.outputs) > most:
         table.add_row(f"… {len(record.outputs) - most} more in the record", "", "", "", "")
     return table
@@ -129,27 +139,29 @@ def show_plan(console: Console, plan: QuantPlan, tensor: str | None = None) -> N
         table.add_column(heading, overflow="fold")
     for name, item in plan.tensors.items():
         if tensor in (None, name):
-            table.add_row(name, item.role.value, str(item.scheme), str(item.source), item.reason)
+            cells = (name, item.role.value, str(item.scheme), str(item.source), item.reason)
+            table.add_row(*(escape(text) for text in cells))
     for name, reason in plan.kept_float.items():
         if tensor in (None, name):
-            table.add_row(name, "activation", "[dim]float[/]", "-", reason)
+            table.add_row(escape(name), "activation", "[dim]float[/]", "-", escape(reason))
     console.print(table)
     if tensor is not None:
         return
     for node in plan.nodes.values():
         if not node.quantized:
             console.print(
-                f"[dim]float[/] {node.op} {_safe(node.name)}: {_safe(node.reason)}", highlight=False
+                f"[dim]float[/] {node.op} {escape(node.name)}: {escape(node.reason)}", highlight=False
             )
 
 
 def show_inspection(console: Console, found: Any, *, nodes: bool) -> None:
     """A model's outline."""
     table = Table(show_header=False, box=None, padding=(0, 1))
-    table.add_row("model", f"{found.name} ({size(found.file_bytes)}, weights {size(found.weight_bytes)})")
+    sizes = f"({size(found.file_bytes)}, weights {size(found.weight_bytes)})"
+    table.add_row("model", f"{escape(found.name)} {sizes}")
     table.add_row("opset", str(found.opset))
-    table.add_row("inputs", "\n".join(_safe(text) for text in found.inputs))
-    table.add_row("outputs", "\n".join(_safe(text) for text in found.outputs))
+    table.add_row("inputs", "\n".join(escape(text) for text in found.inputs))
+    table.add_row("outputs", "\n".join(escape(text) for text in found.outputs))
     types = ", ".join(f"{name} {size(count)}" for name, count in found.weight_types.items())
     table.add_row("weights", types or "none")
     console.print(table)
@@ -157,20 +169,21 @@ def show_inspection(console: Console, found: Any, *, nodes: bool) -> None:
     for heading in ("operator", "nodes"):
         counts.add_column(heading, justify="left" if heading == "operator" else "right")
     for op, count in found.operators.items():
-        counts.add_row(op, str(count))
+        counts.add_row(escape(op), str(count))
     console.print(counts)
     if found.quantized_by is None:
         console.print("the model is quantized already")
     else:
         whole = sum(found.quantized.values()) + sum(found.left.values())
         text = f"{found.quantized_by} would quantize {sum(found.quantized.values())} of {whole} nodes"
-        console.print(text + (f"; float: {_counts(found.left)}" if found.left else ""), highlight=False)
+        text += f"; float: {_counts(found.left)}" if found.left else ""
+        console.print(escape(text), highlight=False)
     if nodes:
         listing = Table(box=None, padding=(0, 1))
         for heading in ("node", "operator", "verdict"):
             listing.add_column(heading, overflow="fold")
         for row in found.nodes:
-            listing.add_row(*(_safe(text) for text in row))
+            listing.add_row(*(escape(text) for text in row))
         console.print(listing)
 
 
@@ -192,7 +205,3 @@ def _counts(counts: Mapping[str, Any], most: int = 6) -> str:
     ranked = sorted(counts.items(), key=lambda item: -item[1])
     text = ", ".join(f"{count} {op}" for op, count in ranked[:most])
     return text + (f" and {len(ranked) - most} more kinds" if len(ranked) > most else "")
-
-
-def _safe(text: str) -> str:
-    return text.replace("[", r"\[")

@@ -110,6 +110,15 @@ OPERATOR_SETS: Mapping[str, Mapping[str, OpRule]] = MappingProxyType(
 
 ELEMENTWISE = frozenset({"Add", "Mul", "Sub", "Div", "Min", "Max"})
 
+
+def is_operand(op: str, index: int) -> bool:
+    """Whether the operator computes with this input; a bound, a size or a padding value it only obeys."""
+    rule = EXTENDED.get(op)
+    if rule is None or rule.data in (EVERY_INPUT, ()):
+        return True
+    return index in (*rule.data, *rule.weights, rule.bias)
+
+
 # A Q/DQ between these pairs would only cost accuracy: the hardware computes them as one operation.
 FUSING_PRODUCERS = frozenset(
     {

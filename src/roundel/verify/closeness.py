@@ -12,7 +12,7 @@ import onnx_ir as ir
 import onnxruntime as ort
 from numpy.typing import NDArray
 
-from roundel.errors import VerifyError
+from roundel.errors import ModelError, VerifyError
 from roundel.model.load import ModelSource
 from roundel.model.session import open_session
 from roundel.numerics.metrics import Closeness
@@ -63,9 +63,13 @@ def check_prepared(source: ModelSource, inputs: Sample, outputs: Sample) -> str 
         outputs: what the prepared model made of it.
 
     Returns:
-        A note when the question cannot be decided (the model itself is not deterministic).
+        A note when the question cannot be decided (the model itself is not deterministic, or only its
+        normalised form loads).
     """
-    session = _original(source)
+    try:
+        session = _original(source)
+    except ModelError as error:
+        return f"the prepared graph could not be compared with the model as given: {error.observed}"
     types = {i.name: i.type for i in session.get_inputs()}
     feed = {
         name: array.astype(np.float16) if types[name] == "tensor(float16)" else array

@@ -42,3 +42,11 @@ def test_all_axes_and_integers_stay(net, apply):
     n.node("Cast", ["m"], "z", to=onnx.TensorProto.FLOAT)
     n.output("y", "z")
     assert apply(n, ReduceMeanToPool(), 0).rewrites == 0
+
+
+def test_empty_tensors_stay(net, apply):
+    n = net()
+    n.input("x", (1, 0, 3, 4))
+    n.node("ReduceMean", ["x"], "y", axes=[2, 3])
+    n.output("y")
+    assert apply(n, ReduceMeanToPool(), 0).rewrites == 0

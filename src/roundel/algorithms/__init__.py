@@ -1,0 +1,1 @@
+"""Improve a quantized model beyond calibration. Algorithms take a state and return a state."""

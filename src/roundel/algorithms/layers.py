@@ -1,0 +1,189 @@
+"""Conv, ConvTranspose, Gemm and MatMul seen as matrices: rows of inputs in, rows of outputs out."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import onnx_ir as ir
+from numpy.lib.stride_tricks import sliding_window_view
+from numpy.typing import NDArray
+
+from roundel.model.graph import attribute_float, attribute_int, attribute_ints, constant_array
+from roundel.plan.types import QuantPlan
+
+_CONVS = ("Conv", "ConvTranspose")
+
+
+@dataclass(frozen=True, slots=True)
+class Layer:
+    """A quantized layer with constant weights.
+
+    Attributes:
+        name: the node.
+        op: its operator.
+        data, weight, bias, output: the tensors around it (float graph's names).
+        groups: number of independent groups.
+        kernel, strides, dilations, begin: of a convolution; empty for a matrix product.
+        transposed: Gemm's transB.
+        factor: Gemm's alpha, by which the product is multiplied.
+    """
+
+    name: str
+    op: str
+    data: str
+    weight: str
+    bias: str | None
+    output: str
+    groups: int = 1
+    kernel: tuple[int, ...] = ()
+    strides: tuple[int, ...] = ()
+    dilations: tuple[int, ...] = ()
+    begin: tuple[int, ...] = ()
+    end: tuple[int, ...] = ()
+    transposed: bool = False
+
+    def matrix(self, weight: NDArray[Any]) -> NDArray[Any]:
+        """The weight tensor as (groups, outputs per group, inputs per output)."""
+        if self.op == "Conv":
+            return weight.reshape(self.groups, weight.shape[0] // self.groups, -1)
+        if self.op == "ConvTranspose":
+            split = weight.reshape(self.groups, weight.shape[0] // self.groups, *weight.shape[1:])
+            flipped = split[(..., *[slice(None, None, -1)] * len(self.kernel))]
+            turned = np.moveaxis(flipped, 2, 1)
+            return turned.reshape(self.groups, weight.shape[1], -1)
+        return (weight if self.transposed else weight.T)[None]
+
+    def tensor(self, matrix: NDArray[Any], shape: tuple[int, ...]) -> NDArray[Any]:
+        """The inverse of `matrix`."""
+        if self.op == "Conv":
+            return matrix.reshape(shape)
+        if self.op == "ConvTranspose":
+            split = matrix.reshape(self.groups, shape[1], shape[0] // self.groups, *self.kernel)
+            flipped = np.moveaxis(split, 1, 2)[(..., *[slice(None, None, -1)] * len(self.kernel))]
+            return np.ascontiguousarray(flipped.reshape(shape))
+        return matrix[0] if self.transposed else np.ascontiguousarray(matrix[0].T)
+
+    def places(self, shape: tuple[int, ...], most: int, rng: np.random.Generator) -> NDArray[np.intp]:
+        """Up to `most` flat positions of an output of this shape, for one sample."""
+        if self.op in _CONVS:
+            count = shape[0] * int(np.prod(shape[2:]))
+        else:
+            count = int(np.prod(shape[:-1]))
+        if count <= most:
+            return np.arange(count)
+        return np.sort(rng.choice(count, most, replace=False))
+
+    def targets(self, output: NDArray[Any], places: NDArray[np.intp]) -> NDArray[np.float32]:
+        """(n, groups, outputs per group) at the given places."""
+        if self.op in _CONVS:
+            flat = np.moveaxis(output, 1, -1).reshape(-1, output.shape[1])
+        else:
+            flat = output.reshape(-1, output.shape[-1])
+        rows = flat[places]
+        return rows.reshape(len(places), self.groups, -1).astype(np.float32, copy=False)
+
+    def inputs(self, data: NDArray[Any], places: NDArray[np.intp], spatial: tuple[int, ...]) -> NDArray[Any]:
+        """(n, groups, inputs per output): what each place of the output is computed from.
+
+        Args:
+            data: the layer's input, zero meaning zero.
+            places: flat positions of the output.
+            spatial: height, width … of the output.
+        """
+        if self.op not in _CONVS:
+            return data.reshape(-1, data.shape[-1])[places][:, None]
+        padded = self._stuffed(data) if self.op == "ConvTranspose" else self._padded(data, spatial)
+        reach = tuple((k - 1) * d + 1 for k, d in zip(self.kernel, self.dilations, strict=True))
+        axes = tuple(range(2, 2 + len(self.kernel)))
+        windows = sliding_window_view(padded, reach, axis=axes)  # type: ignore[call-overload]
+        steps = self.strides if self.op == "Conv" else (1,) * len(self.kernel)
+        batch, *where = np.unravel_index(places, (data.shape[0], *spatial))
+        index = (batch, slice(None), *(w * s for w, s in zip(where, steps, strict=True)))
+        picked = windows[index][(..., *[slice(None, None, d) for d in self.dilations])]
+        return picked.reshape(len(places), self.groups, -1)
+
+    def _padded(self, data: NDArray[Any], spatial: tuple[int, ...]) -> NDArray[Any]:
+        pads = [(0, 0), (0, 0)]
+        for i, size in enumerate(spatial):
+            reach = (self.kernel[i] - 1) * self.dilations[i] + 1
+            needed = (size - 1) * self.strides[i] + reach
+            end = max(self.end[i], needed - data.shape[2 + i] - self.begin[i], 0)
+            pads.append((self.begin[i], end))
+        return np.pad(data, pads) if any(p != (0, 0) for p in pads) else data
+
+    def _stuffed(self, data: NDArray[Any]) -> NDArray[Any]:
+        """A transposed convolution is a plain one over the input with zeros between its entries."""
+        sizes = [(n - 1) * s + 1 for n, s in zip(data.shape[2:], self.strides, strict=True)]
+        wide = np.zeros((*data.shape[:2], *sizes), data.dtype)
+        wide[(..., *[slice(None, None, s) for s in self.strides])] = data
+        pads = [(0, 0), (0, 0)]
+        for i, kernel in enumerate(self.kernel):
+            edge = (kernel - 1) * self.dilations[i]
+            pads.append((edge - self.begin[i], edge - self.end[i] + self.strides[i]))
+        low = [(max(a, 0), max(b, 0)) for a, b in pads]
+        return np.pad(wide, low)
+
+
+def quantized_layers(graph: ir.Graph, plan: QuantPlan) -> tuple[Layer, ...]:
+    """The layers whose input and weight are quantized, in graph order."""
+    found = []
+    for node in graph:
+        verdict = plan.nodes.get(str(node.name))
+        if verdict is None or not verdict.quantized or len(node.inputs) < 2:
+            continue
+        layer = _layer(node, plan)
+        if layer is not None:
+            found.append(layer)
+    return tuple(found)
+
+
+def _layer(node: ir.Node, plan: QuantPlan) -> Layer | None:
+    data, weight = node.inputs[0], node.inputs[1]
+    if data is None or weight is None or data.name not in plan.tensors or weight.name not in plan.tensors:
+        return None
+    array = constant_array(weight)
+    if array is None or len(weight.uses()) != 1:
+        return None
+    bias = node.inputs[2] if len(node.inputs) > 2 else None
+    if bias is not None and (constant_array(bias) is None or len(bias.uses()) != 1):
+        return None
+    names = (str(data.name), str(weight.name), None if bias is None else str(bias.name))
+    common = (str(node.name), node.op_type, *names, str(node.outputs[0].name))
+    if node.op_type == "MatMul":
+        return Layer(*common) if array.ndim == 2 else None
+    if node.op_type == "Gemm":
+        plain = attribute_float(node, "alpha", 1.0) == attribute_float(node, "beta", 1.0) == 1.0
+        if not plain or attribute_int(node, "transA", 0) or (bias is not None and not _vector(bias)):
+            return None
+        return Layer(*common, transposed=bool(attribute_int(node, "transB", 0)))
+    if node.op_type not in _CONVS or node.attributes.get("auto_pad") not in (None,) and _auto(node):
+        return None
+    return _convolution(node, common, array)
+
+
+def _auto(node: ir.Node) -> bool:
+    return node.attributes["auto_pad"].as_string() != "NOTSET"
+
+
+def _vector(value: ir.Value) -> bool:
+    array = constant_array(value)
+    return array is not None and array.size == array.shape[-1] if array is not None and array.ndim else False
+
+
+def _convolution(node: ir.Node, common: tuple[Any, ...], array: NDArray[Any]) -> Layer | None:
+    kernel = tuple(array.shape[2:])
+    ones = (1,) * len(kernel)
+    pads = attribute_ints(node, "pads") or (0,) * (2 * len(kernel))
+    if node.op_type == "ConvTranspose" and ("output_shape" in node.attributes or min(pads) < 0):
+        return None
+    return Layer(
+        *common,
+        groups=attribute_int(node, "group", 1),
+        kernel=kernel,
+        strides=attribute_ints(node, "strides") or ones,
+        dilations=attribute_ints(node, "dilations") or ones,
+        begin=pads[: len(kernel)],
+        end=pads[len(kernel) :],
+    )

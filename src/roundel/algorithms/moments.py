@@ -1,0 +1,69 @@
+"""Second moments of a layer: all that its least-squares problems need, whatever the number of images."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+
+import numpy as np
+from numpy.typing import NDArray
+
+Array = NDArray[np.float64]
+
+
+@dataclass(slots=True)
+class Moments:
+    """Sums over rows of inputs x (n, G, K) and wanted outputs y (n, G, O)."""
+
+    count: int = 0
+    xx: Array = field(default_factory=lambda: np.zeros(0))
+    xy: Array = field(default_factory=lambda: np.zeros(0))
+    yy: Array = field(default_factory=lambda: np.zeros(0))
+    x: Array = field(default_factory=lambda: np.zeros(0))
+    y: Array = field(default_factory=lambda: np.zeros(0))
+
+    def add(self, inputs: NDArray[np.float32], outputs: NDArray[np.float32]) -> None:
+        """Take in rows."""
+        x = np.ascontiguousarray(inputs.transpose(1, 0, 2))
+        y = np.ascontiguousarray(outputs.transpose(1, 0, 2))
+        xx = (x.transpose(0, 2, 1) @ x).astype(np.float64)
+        xy = (y.transpose(0, 2, 1) @ x).astype(np.float64)
+        yy = np.einsum("gno,gno->go", y, y, dtype=np.float64)
+        sums = x.sum(1, dtype=np.float64), y.sum(1, dtype=np.float64)
+        if self.count == 0:
+            self.xx, self.xy, self.yy, self.x, self.y = xx, xy, yy, *sums
+        else:
+            self.xx += xx
+            self.xy += xy
+            self.yy += yy
+            self.x += sums[0]
+            self.y += sums[1]
+        self.count += inputs.shape[0]
+
+    def centred(self) -> Centred:
+        """Means and centred second moments."""
+        n = max(self.count, 1)
+        x, y = self.x / n, self.y / n
+        return Centred(
+            self.xx / n - x[:, :, None] * x[:, None, :],
+            self.xy / n - y[:, :, None] * x[:, None, :],
+            self.yy / n - y * y,
+            x,
+            y,
+        )
+
+
+@dataclass(frozen=True, slots=True)
+class Centred:
+    """Centred moments: xx (G, K, K), xy (G, O, K), yy (G, O), and the means x (G, K), y (G, O)."""
+
+    xx: Array
+    xy: Array
+    yy: Array
+    x: Array
+    y: Array
+
+    def error(self, weight: Array, bias: Array) -> Array:
+        """E[(w x + b - y)²] of each output, (G, O)."""
+        spread = np.einsum("gok,gok->go", weight @ self.xx - 2 * self.xy, weight) + self.yy
+        offset = np.einsum("gok,gk->go", weight, self.x) + bias - self.y
+        return np.asarray(spread + offset * offset)

@@ -1,0 +1,102 @@
+"""Rounding that minimises the error of a layer's output instead of the error of its weights.
+
+A layer's squared output error is tr(D H Dᵀ) for codes Q = T + D, target T and H the second moment of the
+layer's inputs. All functions work on a batch of groups: targets (G, O, K), moments (G, K, K).
+"""
+
+from __future__ import annotations
+
+import numpy as np
+from numpy.typing import NDArray
+
+Array = NDArray[np.float64]
+_BLOCK = 64
+
+
+def damped(moment: Array, share: float) -> Array:
+    """The moment with a share of its mean diagonal added; never singular."""
+    size = moment.shape[-1]
+    diagonal = np.einsum("gkk->gk", moment)
+    extra = share * diagonal.mean(-1, keepdims=True) + 1e-12
+    result = moment.copy()
+    result[:, np.arange(size), np.arange(size)] += np.where(diagonal > 0, extra, np.maximum(extra, 1e-6))
+    return result
+
+
+def least_squares(weight: Array, moment: Array, cross: Array, share: float) -> Array:
+    """Weights that best map the seen inputs to the wanted outputs, held to the given ones by a ridge.
+
+    Args:
+        weight: (G, O, K), the float weights.
+        moment: (G, K, K), E[x xᵀ] of the inputs that the layer will really see, centred.
+        cross: (G, O, K), E[y xᵀ] of the outputs that it should give, centred.
+        share: strength of the ridge, as a share of the moment's mean diagonal.
+    """
+    held = damped(moment, share)
+    ridge = held - moment
+    wanted = cross + weight @ ridge
+    return np.asarray(np.linalg.solve(held, wanted.transpose(0, 2, 1)).transpose(0, 2, 1))
+
+
+def compensated(target: Array, moment: Array, limits: tuple[int, int], share: float = 0.01) -> Array:
+    """Round input by input, each time correcting the inputs that are still to come.
+
+    Args:
+        target: (G, O, K) in units of the scale.
+        moment: (G, K, K), centred second moment of the inputs.
+        limits: smallest and largest code.
+        share: damping, as a share of the moment's mean diagonal.
+    """
+    size = target.shape[-1]
+    inverse = np.linalg.inv(damped(moment, share))
+    upper = np.linalg.cholesky((inverse + inverse.transpose(0, 2, 1)) / 2).transpose(0, 2, 1)
+    work, codes = target.copy(), np.empty_like(target)
+    for start in range(0, size, _BLOCK):
+        stop = min(start + _BLOCK, size)
+        errors = np.empty((*target.shape[:2], stop - start))
+        for k in range(start, stop):
+            column = work[:, :, k]
+            codes[:, :, k] = np.clip(np.rint(column), *limits)
+            error = (column - codes[:, :, k]) / upper[:, k, k, None]
+            errors[:, :, k - start] = error
+            work[:, :, k + 1 : stop] -= error[:, :, None] * upper[:, None, k, k + 1 : stop]
+        if stop < size:
+            work[:, :, stop:] -= errors @ upper[:, start:stop, stop:]
+    return codes
+
+
+def descend(codes: Array, target: Array, moment: Array, limits: tuple[int, int], sweeps: int = 3) -> Array:
+    """Coordinate descent over the codes: each move lowers tr(D H Dᵀ), so the result is never worse."""
+    codes = codes.copy()
+    size = codes.shape[-1]
+    diagonal = np.maximum(np.einsum("gkk->gk", moment), 1e-30)
+    slope = (codes - target) @ moment
+    for _ in range(sweeps):
+        moved = False
+        for k in range(size):
+            step = -np.rint(slope[:, :, k] / diagonal[:, k, None])
+            step = np.clip(codes[:, :, k] + step, *limits) - codes[:, :, k]
+            if not step.any():
+                continue
+            moved = True
+            codes[:, :, k] += step
+            if len(codes) == 1:
+                rows = np.flatnonzero(step[0])
+                slope[0, rows] += step[0, rows, None] * moment[0, k]
+            else:
+                slope += step[:, :, None] * moment[:, None, k]
+        if not moved:
+            break
+    return codes
+
+
+def output_error(weight: Array, moment: Array, cross: Array, power: Array) -> Array:
+    """E[(w x - y)²] of each output, (G, O): from the moments alone.
+
+    Args:
+        weight: (G, O, K) in real units.
+        moment: E[x xᵀ], centred.
+        cross: E[y xᵀ], centred.
+        power: E[y²], centred, (G, O).
+    """
+    return np.einsum("gok,gok->go", weight @ moment - 2 * cross, weight) + power

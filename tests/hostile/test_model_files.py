@@ -1,0 +1,351 @@
+"""Files that are not the model that they claim to be."""
+
+from __future__ import annotations
+
+import os
+import random
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import onnx
+import pytest
+
+import roundel
+from helpers import build, node, normal
+from roundel.errors import ModelError, OutputError, RoundelError
+
+
+def test_a_missing_file_is_named_and_a_neighbour_suggested(refused: Any, model: Path) -> None:
+    error = refused(model.with_name("modle.onnx"), ModelError)
+    assert error.what == "The model file does not exist."
+    assert str(model.with_name("modle.onnx")) == error.where
+    assert "'model.onnx'" in error.hint
+
+
+def test_a_missing_folder_is_no_crash(refused: Any, tmp_path: Path) -> None:
+    error = refused(tmp_path / "no" / "such.onnx", ModelError)
+    assert "does not exist" in error.what
+
+
+@pytest.mark.parametrize("share", [0.02, 0.3, 0.6, 0.9, 0.999])
+def test_a_truncated_file(refused: Any, model: Path, share: float) -> None:
+    whole = model.read_bytes()
+    model.write_bytes(whole[: int(len(whole) * share)])
+    error = refused(model, ModelError)
+    assert str(model) in error.where
+    assert "download" in error.hint
+
+
+def test_an_empty_file(refused: Any, model: Path) -> None:
+    model.write_bytes(b"")
+    error = refused(model, ModelError)
+    assert error.where == str(model)
+    assert "no opset import" in error.observed
+
+
+@pytest.mark.parametrize(
+    ("content", "seen"),
+    [
+        ("<!DOCTYPE html><html><body>404 Not Found</body></html>", "<!DOCTYPE html>"),
+        ("version https://git-lfs.github.com/spec/v1\noid sha256:00\nsize 5\n", "version https://git-lfs"),
+        ("hello, I am a text file and no model at all\n", "hello, I am a text file"),
+    ],
+)
+def test_text_is_quoted(refused: Any, model: Path, content: str, seen: str) -> None:
+    model.write_text(content)
+    error = refused(model, ModelError)
+    assert "not a readable ONNX model" in error.what
+    assert seen in error.observed
+    assert "LFS" in error.hint
+
+
+def test_a_folder(refused: Any, tmp_path: Path) -> None:
+    folder = tmp_path / "folder.onnx"
+    folder.mkdir()
+    error = refused(folder, ModelError)
+    assert "is a folder" in error.what
+    assert ".onnx" in error.expected
+
+
+def test_other_formats_by_suffix_are_read_as_onnx(refused: Any, tmp_path: Path) -> None:
+    for name in ("model.json", "model.textproto", "model.onnxtxt"):
+        path = tmp_path / name
+        path.write_text("{}")
+        assert "not a readable ONNX model" in refused(path, ModelError).what
+
+
+def test_random_bytes(refused: Any, model: Path) -> None:
+    generator = np.random.default_rng(0)
+    for size in (1, 7, 64, 1000):
+        model.write_bytes(generator.bytes(size))
+        refused(model, ModelError)
+
+
+def test_flipped_bits_give_an_error_or_a_model(proto: onnx.ModelProto, samples: list[Any]) -> None:
+    whole = proto.SerializeToString()
+    chooser = random.Random(5)
+    outcomes: dict[str, int] = {}
+    for _ in range(200):
+        damaged = bytearray(whole)
+        damaged[chooser.randrange(len(whole))] ^= 1 << chooser.randrange(8)
+        try:
+            roundel.quantize(bytes(damaged), data=samples)
+        except RoundelError as error:
+            outcomes[type(error).__name__] = outcomes.get(type(error).__name__, 0) + 1
+        else:
+            outcomes["quantized"] = outcomes.get("quantized", 0) + 1
+    # Most bits are weights; any exception that is not ours has failed the test by now.
+    assert outcomes["quantized"] > 50
+    assert outcomes["ModelError"] > 20
+    assert outcomes.get("VerifyError", 0) < 10
+
+
+# Weights in a file of their own.
+
+
+@pytest.fixture
+def split(tmp_path: Path, proto: onnx.ModelProto) -> Path:
+    folder = tmp_path / "split"
+    folder.mkdir()
+    copy = onnx.ModelProto()
+    copy.CopyFrom(proto)
+    path = folder / "model.onnx"
+    onnx.save_model(copy, path, save_as_external_data=True, location="model.data", size_threshold=0)
+    return path
+
+
+def point_at(path: Path, location: str) -> None:
+    proto = onnx.load(path, load_external_data=False)
+    for tensor in proto.graph.initializer:
+        for entry in tensor.external_data:
+            if entry.key == "location":
+                entry.value = location
+    path.write_bytes(proto.SerializeToString())
+
+
+def test_external_data_missing(refused: Any, split: Path) -> None:
+    split.with_name("model.data").unlink()
+    error = refused(split, ModelError)
+    assert "external data cannot be read" in error.what
+    assert "initializer 'w'" in error.where
+    assert "model.data" in error.observed
+    assert "next to the model" in error.hint
+
+
+def test_external_data_too_short(refused: Any, split: Path) -> None:
+    data = split.with_name("model.data")
+    data.write_bytes(data.read_bytes()[:100])
+    error = refused(split, ModelError)
+    assert "too short" in error.what
+    assert "has 100 bytes" in error.observed
+    assert "at least" in error.expected
+
+
+def test_external_data_in_the_folder_above(refused: Any, split: Path, tmp_path: Path) -> None:
+    (tmp_path / "secret").write_bytes(split.with_name("model.data").read_bytes())
+    point_at(split, "../secret")
+    error = refused(split, ModelError)
+    assert "initializer 'w'" in error.where
+    assert "../secret" in error.observed
+    assert "outside" in error.observed
+    assert "own folder" in error.expected
+
+
+def test_external_data_in_the_folder_above_by_a_bare_name(
+    split: Path, tmp_path: Path, samples: list[Any], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "secret").write_bytes(split.with_name("model.data").read_bytes())
+    point_at(split, "../secret")
+    monkeypatch.chdir(split.parent)
+    with pytest.raises(ModelError):
+        roundel.quantize("model.onnx", data=samples)
+
+
+def test_external_data_by_an_absolute_path(refused: Any, split: Path, tmp_path: Path) -> None:
+    secret = tmp_path / "secret"
+    secret.write_bytes(split.with_name("model.data").read_bytes())
+    point_at(split, str(secret))
+    refused(split, ModelError)
+
+
+def test_external_data_by_a_link_that_leaves_the_folder(refused: Any, split: Path, tmp_path: Path) -> None:
+    data = split.with_name("model.data")
+    secret = tmp_path / "secret"
+    data.rename(secret)
+    data.symlink_to(os.path.relpath(secret, data.parent))
+    refused(split, ModelError)
+
+
+def test_the_output_may_not_replace_the_input_s_data(refused: Any, split: Path) -> None:
+    error = refused(split, OutputError, output=split.with_name("model.data"))
+    assert "external data" in error.what
+
+
+# Graphs that no file format forbids.
+
+
+def one_node(op: str, domain: str, inputs: dict[str, Any], **attributes: Any) -> onnx.ModelProto:
+    constants = {k: v for k, v in inputs.items() if v is not None}
+    made = node(op, list(inputs), ["y"], name="quantized_one", domain=domain, **attributes)
+    graph = onnx.helper.make_graph(
+        [made],
+        "g",
+        [onnx.helper.make_tensor_value_info("x", onnx.TensorProto.FLOAT, [1, 4])],
+        [onnx.helper.make_tensor_value_info("y", onnx.TensorProto.FLOAT, None)],
+        [onnx.numpy_helper.from_array(v, k) for k, v in constants.items()],
+    )
+    imports = [onnx.helper.make_opsetid("", 17), onnx.helper.make_opsetid("com.microsoft", 1)]
+    return onnx.helper.make_model(graph, opset_imports=imports, ir_version=8)
+
+
+SCALE, ZERO = np.float32(0.1), np.int8(0)
+QUANTIZED = {
+    "QuantizeLinear": one_node("QuantizeLinear", "", {"x": None, "s": SCALE, "z": ZERO}),
+    "com.microsoft::QuantizeLinear": one_node(
+        "QuantizeLinear", "com.microsoft", {"x": None, "s": SCALE, "z": ZERO}
+    ),
+    "QLinearMatMul": one_node(
+        "QLinearMatMul",
+        "",
+        {"x": None, "s": SCALE, "z": ZERO, "k": np.ones((4, 4), np.int8), "s2": SCALE, "z2": ZERO}
+        | {"s3": SCALE, "z3": ZERO},
+    ),
+    "com.microsoft::MatMulNBits": one_node(
+        "MatMulNBits",
+        "com.microsoft",
+        {"x": None, "k": np.zeros((4, 1, 8), np.uint8), "s": np.ones(4, np.float32)},
+        K=4,
+        N=4,
+        bits=4,
+        block_size=16,
+    ),
+}
+
+
+@pytest.mark.parametrize("kind", QUANTIZED)
+def test_a_quantized_model(refused: Any, tmp_path: Path, kind: str) -> None:
+    path = tmp_path / "quantized.onnx"
+    path.write_bytes(QUANTIZED[kind].SerializeToString())
+    error = refused(path, ModelError)
+    assert error.what == "The model is already quantized."
+    assert error.observed == f"{kind} node 'quantized_one'"
+    assert "float model" in error.hint
+
+
+def test_our_own_result_is_not_quantized_twice(
+    refused: Any, model: Path, tmp_path: Path, samples: list[Any]
+) -> None:
+    roundel.quantize(model, tmp_path / "once.onnx", data=samples)
+    assert "already quantized" in refused(tmp_path / "once.onnx", ModelError).what
+
+
+def test_an_empty_graph(refused: Any, model: Path) -> None:
+    value = onnx.helper.make_tensor_value_info("x", onnx.TensorProto.FLOAT, [1])
+    empty = onnx.helper.make_model(onnx.helper.make_graph([], "g", [value], [value]))
+    model.write_bytes(empty.SerializeToString())
+    assert "no nodes" in refused(model, ModelError).what
+
+
+def damaged(proto: onnx.ModelProto, change: Any) -> bytes:
+    copy = onnx.ModelProto()
+    copy.CopyFrom(proto)
+    change(copy.graph)
+    return bytes(copy.SerializeToString())
+
+
+def test_a_cycle(refused: Any, model: Path, proto: onnx.ModelProto) -> None:
+    def bend(graph: onnx.GraphProto) -> None:
+        graph.node[1].input[0] = "r2"
+        graph.node.append(node("Add", ["r", "c"], ["r2"], name="back"))
+
+    model.write_bytes(damaged(proto, bend))
+    error = refused(model, ModelError)
+    assert error.what == "The graph has a cycle."
+    assert error.where == str(model)
+
+
+def test_two_nodes_that_make_one_tensor(refused: Any, model: Path, proto: onnx.ModelProto) -> None:
+    def double(graph: onnx.GraphProto) -> None:
+        graph.node.append(node("Relu", ["c"], ["r"], name="again"))
+
+    model.write_bytes(damaged(proto, double))
+    error = refused(model, ModelError)
+    assert "'r'" in str(error)
+
+
+def test_two_inputs_of_one_name(refused: Any, model: Path, proto: onnx.ModelProto) -> None:
+    model.write_bytes(damaged(proto, lambda graph: graph.input.append(graph.input[0])))
+    assert "'x'" in str(refused(model, ModelError))
+
+
+def test_two_nodes_of_one_name_are_told_apart(proto: onnx.ModelProto, samples: list[Any]) -> None:
+    def rename(graph: onnx.GraphProto) -> None:
+        for each in graph.node:
+            each.name = "same"
+
+    result = roundel.quantize(damaged(proto, rename), data=samples)
+    assert any("could not be compared" in note for note in result.record.notes)
+    names = [n.name for n in result.model.graph.node]
+    assert len(set(names)) == len(names)
+
+
+def test_a_tensor_that_nothing_makes(refused: Any, model: Path, proto: onnx.ModelProto) -> None:
+    def cut(graph: onnx.GraphProto) -> None:
+        graph.node[1].input[0] = "nowhere"
+
+    model.write_bytes(damaged(proto, cut))
+    error = refused(model, ModelError)
+    assert "Relu node 'relu'" in error.where
+    assert "'nowhere', which nothing makes" in error.observed
+
+
+def test_an_output_that_nothing_makes(refused: Any, model: Path, proto: onnx.ModelProto) -> None:
+    def rename(graph: onnx.GraphProto) -> None:
+        graph.output[0].name = "nowhere"
+
+    model.write_bytes(damaged(proto, rename))
+    assert "graph output 'nowhere'" in refused(model, ModelError).where
+
+
+def test_a_weight_shorter_than_its_shape(refused: Any, model: Path, proto: onnx.ModelProto) -> None:
+    def cut(graph: onnx.GraphProto) -> None:
+        graph.initializer[0].raw_data = graph.initializer[0].raw_data[:-4]
+
+    model.write_bytes(damaged(proto, cut))
+    error = refused(model, ModelError)
+    assert "initializer 'w'" in error.where
+    assert "[4,3,3,3]" in error.expected
+
+
+def test_an_attribute_of_another_type(refused: Any, model: Path, proto: onnx.ModelProto) -> None:
+    def change(graph: onnx.GraphProto) -> None:
+        graph.node[0].attribute[0].CopyFrom(onnx.helper.make_attribute("pads", 1.5))
+
+    model.write_bytes(damaged(proto, change))
+    error = refused(model, ModelError)
+    assert "Conv node 'conv'" in error.where
+    assert "'pads' has type FLOAT" in error.observed
+    assert error.expected == "type INTS"
+
+
+def test_an_operator_that_does_not_exist(refused: Any, model: Path, proto: onnx.ModelProto) -> None:
+    def rename(graph: onnx.GraphProto) -> None:
+        graph.node[1].op_type = "Rleu"
+
+    model.write_bytes(damaged(proto, rename))
+    error = refused(model, ModelError)
+    assert "Rleu" in str(error)
+
+
+def test_infinite_weights_keep_their_node_in_float(samples: list[Any]) -> None:
+    weight = normal(4, 3, 1, 1)
+    weight[0, 0] = np.inf
+    nodes = [
+        node("Conv", ["x", "w"], ["c"], name="broken"),
+        node("Clip", ["c", "low", "high"], ["y"], name="clip"),
+    ]
+    constants = {"w": weight, "low": np.float32(0), "high": np.float32(6)}
+    model = build(nodes, {"x": [1, 3, 8, 8]}, ["y"], constants)
+    result = roundel.quantize(model, data=samples)
+    assert "infinite or NaN" in result.record.float_nodes["broken"]
