@@ -238,12 +238,17 @@ def _checked_output(
 
 def _refuse_overwriting(target: Path, source: Path, what: str) -> None:
     for written, name in ((target, "output"), (record_path(target), "output's record")):
-        if written.resolve() == source.resolve() or (
-            written.exists() and source.exists() and written.samefile(source)
-        ):
+        if _same_file(written, source):
             raise OutputError(
                 f"The {name} would overwrite the {what}.", where=written, hint="Choose another output path."
             )
+
+
+def _same_file(one: Path, other: Path) -> bool:
+    try:
+        return one.resolve() == other.resolve() or one.samefile(other)
+    except OSError:  # one of them does not exist
+        return False
 
 
 def _refuse_external_target(target: Path | None, loaded: LoadedModel) -> None:

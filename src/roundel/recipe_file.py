@@ -78,15 +78,15 @@ def _read_named(source: str | Path) -> tuple[dict[str, Any], str]:
     if isinstance(source, str) and key in preset_names():
         return _preset_tree(key), f"preset {key}"
     path = Path(text)
-    if path.is_file():
+    if _exists(path) and path.is_file():
         return {"name": path.stem, **_parse(_content(path), path)}, str(path)
-    if path.is_dir():
+    if _exists(path):
         raise RecipeError("The recipe path is a folder.", where=path, expected="a YAML or JSON file")
     if isinstance(source, Path) or path.suffix.casefold() in (".yaml", ".yml", ".json"):
         hint = f"'{key}' is a preset: use --preset {key}." if key in preset_names() else "Check the path."
         raise RecipeError("The recipe file does not exist.", where=path, hint=hint)
     raise RecipeError(
-        f"There is no preset '{text}'.",
+        f"There is no preset '{text[:80]}'.",
         expected=", ".join(preset_names()),
         hint=did_you_mean(key, preset_names()) or "List them with `roundel presets`.",
     )
@@ -101,6 +101,13 @@ def _preset_tree(name: str) -> dict[str, Any]:
         )
     file = resources.files("roundel") / "presets" / f"{name}.yaml"
     return {"name": name, **_parse(file.read_bytes(), f"preset {name}")}
+
+
+def _exists(path: Path) -> bool:
+    try:
+        return path.exists()
+    except OSError:  # a text too long for a file name
+        return False
 
 
 def _content(path: Path) -> bytes:
@@ -156,7 +163,8 @@ def _extended(tree: dict[str, Any], where: str) -> dict[str, Any]:
 
 
 def _explain(error: ValidationError, where: str) -> RecipeError:
-    first = error.errors()[0]
+    # An unknown key first: a misspelt one is why another is missing.
+    first = min(error.errors(), key=lambda found: found["type"] != "extra_forbidden")
     location = [str(part) for part in first["loc"]]
     dotted = ".".join(location)
     more = f" (and {error.error_count() - 1} more)" if error.error_count() > 1 else ""

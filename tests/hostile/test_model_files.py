@@ -28,6 +28,10 @@ def test_a_missing_folder_is_no_crash(refused: Any, tmp_path: Path) -> None:
     assert "does not exist" in error.what
 
 
+def test_a_name_that_no_file_can_have(refused: Any, tmp_path: Path) -> None:
+    assert "name too long" in refused(tmp_path / ("n" * 300), ModelError).observed
+
+
 @pytest.mark.parametrize("share", [0.02, 0.3, 0.6, 0.9, 0.999])
 def test_a_truncated_file(refused: Any, model: Path, share: float) -> None:
     whole = model.read_bytes()

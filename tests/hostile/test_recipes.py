@@ -21,6 +21,13 @@ def write(tmp_path: Path) -> Any:
     return put
 
 
+def test_a_recipe_s_text_in_place_of_its_path(refused: Any, model: Path) -> None:
+    assert (
+        "There is no preset 'extends: a8w8"
+        in refused(model, RecipeError, recipe="extends: a8w8\n" * 300).what
+    )
+
+
 def test_an_unknown_preset(refused: Any, model: Path) -> None:
     error = refused(model, RecipeError, recipe="a8w9")
     assert "'a8w9'" in error.what
@@ -127,7 +134,7 @@ BOMB = "a: &a [x, x, x, x, x, x, x, x, x]\n" + "".join(
         ("name: !!python/name:os.system", "could not determine a constructor"),
         ("[" * 5000, "recursion"),
         ("{" + '"a":{' * 100_000, "recursion"),
-        ("{a: [}", "expected"),
+        ("a: [}", "expected"),
         ("\x00\x01\x02", "special characters"),
     ],
     ids=["bomb", "object", "name", "nesting", "json nesting", "syntax", "binary"],

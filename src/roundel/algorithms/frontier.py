@@ -97,7 +97,7 @@ class Frontier:
             "segment",
             [_info(value) for value in feeds.values()],
             [onnx.helper.make_empty_tensor_value_info(name) for name in wanted],
-            [ir.to_proto(value.const_value) for value in constants.values() if value.const_value is not None],
+            [_tensor(value) for value in constants.values()],
         )
         imports = [onnx.helper.make_opsetid(d, v) for d, v in self._model.graph.opset_imports.items()]
         proto = onnx.helper.make_model(graph, opset_imports=imports, ir_version=self._model.ir_version or 8)
@@ -120,6 +120,13 @@ class Frontier:
 def _inputs(nodes: Iterable[ir.Node]) -> Iterable[ir.Value]:
     for node in nodes:
         yield from (value for value in node.inputs if value is not None)
+
+
+def _tensor(value: ir.Value) -> onnx.TensorProto:
+    assert value.const_value is not None
+    proto = ir.to_proto(value.const_value)
+    proto.name = str(value.name)  # a tensor may have been replaced by one without a name
+    return proto
 
 
 def _info(value: ir.Value) -> onnx.ValueInfoProto:

@@ -8,13 +8,28 @@ import onnx_ir as ir
 
 from roundel.check.patterns import conv_before, is_depthwise
 from roundel.check.stored import StoredTensors
+from roundel.model.graph import op_key
 from roundel.passes.scale_clip_bounds import rescalable
 from roundel.plan.saturation import on_grid, saturates, upper_bound, will_saturate
-from roundel.plan.types import Observed, QuantPlan
+from roundel.plan.types import Observed, QuantPlan, Shared
 from roundel.targets.devices import Compiler, Device, Format
 from roundel.types import ScaleKind
 
 _TOUCHED = frozenset({Format.XINT8, Format.A8W8})
+_NEVER_LARGER = frozenset(
+    {
+        "MaxPool",
+        "AveragePool",
+        "GlobalAveragePool",
+        "Reshape",
+        "Flatten",
+        "Transpose",
+        "Squeeze",
+        "Unsqueeze",
+        "Slice",
+        "Split",
+    }
+)
 
 
 @dataclass(frozen=True, slots=True)
@@ -53,13 +68,29 @@ class Legaliser:
         if will_saturate(plan, node):
             return True
         tensor = plan.tensors.get(str(node.outputs[0].name))
-        if tensor is None or not isinstance(tensor.source, Observed):
+        if tensor is None or not isinstance(tensor.source, Observed | Shared):
             return False
-        powers = tensor.scheme.scale is ScaleKind.POWER_OF_TWO
-        return powers and (on_grid(bound, tensor.scheme) or bool(rescalable(node)))
+        if not _held_below(node.outputs[0]).issuperset(plan.leaders(tensor.name)):
+            return False
+        if tensor.scheme.scale is ScaleKind.FLOAT:
+            return True
+        return on_grid(bound, tensor.scheme) or bool(rescalable(node))
 
     def _does(self, node: ir.Node, bound: float) -> bool:
         tensors = self.stored.tensors if self.stored is not None else {}
         stored = tensors.get(str(node.outputs[0].name))
         params = None if stored is None else stored.params
         return params is not None and saturates(params, bound)
+
+
+def _held_below(value: ir.Value) -> set[str]:
+    """The tensor and those made from it that hold nothing larger: one scale for them keeps the bound."""
+    found: set[str] = set()
+    stack = [value]
+    while stack:
+        current = stack.pop()
+        found.add(str(current.name))
+        stack.extend(
+            out for node in current.consumers() if op_key(node) in _NEVER_LARGER for out in node.outputs
+        )
+    return found

@@ -7,6 +7,7 @@ import onnx_ir as ir
 from roundel.model.graph import attribute_int, only_reader, op_key, rank
 
 _SHUFFLE_RANK = 5
+_ACTIVATIONS = ("Relu", "Clip")
 
 
 def maker_of(node: ir.Node, index: int = 0) -> ir.Node | None:
@@ -26,7 +27,7 @@ def is_depthwise(conv: ir.Node) -> bool:
 
 def conv_before(node: ir.Node) -> ir.Node | None:
     """The Conv whose result only this activation reads."""
-    maker = maker_of(node)
+    maker = maker_of(node) if op_key(node) in _ACTIVATIONS else None
     if maker is None or op_key(maker) != "Conv" or only_reader(maker.outputs[0]) is not node:
         return None
     return maker
@@ -35,7 +36,7 @@ def conv_before(node: ir.Node) -> ir.Node | None:
 def activation_behind(conv: ir.Node) -> ir.Node | None:
     """The Relu or Clip that alone reads the Conv."""
     reader = only_reader(conv.outputs[0])
-    return reader if reader is not None and op_key(reader) in ("Relu", "Clip") else None
+    return reader if reader is not None and op_key(reader) in _ACTIVATIONS else None
 
 
 def channel_shuffle(transpose: ir.Node) -> tuple[ir.Node, ir.Node, ir.Node] | None:

@@ -71,6 +71,9 @@ def _placed(node: ir.Node, verdict: Verdict | None, island: int | None) -> NodeP
 
 
 def _verdicts(nodes: list[ir.Node], situation: Situation) -> dict[ir.Node, Verdict | None]:
+    if situation.format not in situation.device.formats:
+        refused = f"{situation.device.name} does not take {situation.format.value}"
+        return dict.fromkeys(nodes, Verdict("P19", refused))
     convs = sum(1 for node in nodes if op_key(node) == "Conv")
     if situation.format.integer and convs < MINIMUM_CONVS:
         few = Verdict("P04", f"the graph has {convs} Conv, the integer compiler wants {MINIMUM_CONVS}")

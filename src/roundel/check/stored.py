@@ -15,9 +15,7 @@ from roundel.model.graph import attribute_int, constant_array, op_key, values_by
 from roundel.types import QParams, QType
 
 _QUARK = "com.amd.quark"
-QUANTIZE = frozenset(
-    {"QuantizeLinear", "com.microsoft::QuantizeLinear", f"{_QUARK}::ExtendedQuantizeLinear"}
-)
+QUANTIZE = frozenset({"QuantizeLinear", "com.microsoft::QuantizeLinear", f"{_QUARK}::ExtendedQuantizeLinear"})
 DEQUANTIZE = frozenset(
     {"DequantizeLinear", "com.microsoft::DequantizeLinear", f"{_QUARK}::ExtendedDequantizeLinear"}
 )

@@ -36,6 +36,7 @@ class Hit:
         subject: the node or tensor concerned.
         fix: a remedy of its own, where it differs from the rule's.
         automatic: whether `roundel quantize --device` does it by itself.
+        why: a reason of its own, where it differs from the rule's.
     """
 
     severity: Severity
@@ -43,6 +44,7 @@ class Hit:
     subject: str | None = None
     fix: str | None = None
     automatic: bool = False
+    why: str | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -80,9 +82,15 @@ class Finding:
     @staticmethod
     def of(rule: Rule, hit: Hit) -> Finding:
         """The hit in the words of its rule."""
-        fix = rule.fix if hit.fix is None else hit.fix
         return Finding(
-            rule.id, rule.title, hit.severity, hit.subject, hit.message, rule.why, fix, hit.automatic
+            rule=rule.id,
+            title=rule.title,
+            severity=hit.severity,
+            subject=hit.subject,
+            message=hit.message,
+            why=rule.why if hit.why is None else hit.why,
+            fix=rule.fix if hit.fix is None else hit.fix,
+            automatic=hit.automatic,
         )
 
     def to_dict(self) -> dict[str, Any]:

@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import logging
 import sys
+from typing import Any
 
 import typer
 from typer.core import TyperGroup
 
-from roundel.cli import demo, explain, inspect, presets, quantize
+from roundel.cli import demo, deploy, explain, inspect, npu_report, presets, quantize
 from roundel.errors import RoundelError
 from roundel.version import VERSION
 
@@ -16,7 +17,7 @@ from roundel.version import VERSION
 class _Group(TyperGroup):
     """Commands that an interrupt ends in the shell's way, whatever typer's version makes of it."""
 
-    def invoke(self, ctx: typer.Context) -> object:
+    def invoke(self, ctx: Any) -> object:
         try:
             return super().invoke(ctx)
         except KeyboardInterrupt:
@@ -35,7 +36,7 @@ app = typer.Typer(
     pretty_exceptions_enable=False,
 )
 
-for _command in (quantize, explain, inspect, presets, demo):
+for _command in (quantize, explain, inspect, deploy, npu_report, presets, demo):
     _command.register(app)
 
 

@@ -7,7 +7,7 @@ from typing import Annotated
 
 import typer
 
-from roundel.cli.options import Json, Model, Preset, chosen_recipe
+from roundel.cli.options import DEFAULT_PRESET, Json, Model, Preset
 
 
 def register(app: typer.Typer) -> None:
@@ -29,7 +29,7 @@ def inspect(
     from roundel.inspection import inspect_model
     from roundel.report.console import show_inspection, terminal
 
-    found = inspect_model(model, chosen_recipe(preset, None))
+    found = inspect_model(model, preset or DEFAULT_PRESET)
     if as_json:
         sys.stdout.write(json.dumps(found.to_dict(nodes=nodes), indent=1) + "\n")
     else:

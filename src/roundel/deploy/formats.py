@@ -128,11 +128,14 @@ def recognise(raw: ir.Model, inlined: ir.Model) -> Recognised:
     if brain or casts:
         what = f"{len(casts)} casts to bfloat16" if casts else f"{len(brain)} bfloat16 Q/DQ nodes"
         return Recognised(ModelFormat.BF16, what, notes)
+    stored = _of_type(inlined, ir.DataType.BFLOAT16)
+    if stored is not None and not integers:
+        return Recognised(ModelFormat.BF16, f"'{stored.name}' is bfloat16", notes)
     if integers:
         found = _integer_format(integers)
         return Recognised(found.format, found.reason, (*found.notes, *notes))
     _refuse_half(inlined)
-    return Recognised(ModelFormat.FLOAT, "no Q/DQ nodes and no bfloat16", notes)
+    return Recognised(ModelFormat.FLOAT, "float32, which the compiler turns into BF16", notes)
 
 
 def _refuse_foreign(nodes: list[ir.Node]) -> None:
@@ -147,15 +150,19 @@ def _refuse_foreign(nodes: list[ir.Node]) -> None:
 
 
 def _refuse_half(model: ir.Model) -> None:
-    values = [*model.graph.inputs, *model.graph.initializers.values()]
-    for value in values:
-        if value.dtype is ir.DataType.FLOAT16:
-            raise ModelError(
-                "The model is in half precision, which the NPU's compilers do not take.",
-                observed=f"'{value.name}' is float16",
-                expected="a float32 model, which the compiler turns into BF16 itself",
-                hint="Export the model in float32, or quantize it: roundel quantize widens float16.",
-            )
+    value = _of_type(model, ir.DataType.FLOAT16)
+    if value is not None:
+        raise ModelError(
+            "The model is in half precision, which the NPU's compilers do not take.",
+            observed=f"'{value.name}' is float16",
+            expected="a float32 model, which the compiler turns into BF16 itself",
+            hint="Export the model in float32, or quantize it: roundel quantize widens float16.",
+        )
+
+
+def _of_type(model: ir.Model, dtype: ir.DataType) -> ir.Value | None:
+    values = (*model.graph.inputs, *model.graph.initializers.values())
+    return next((value for value in values if value.dtype is dtype), None)
 
 
 def _casts_to_bfloat16(node: ir.Node) -> bool:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import codecs
 import json
+import re
 from pathlib import Path
 from typing import Any
 
@@ -117,7 +118,7 @@ def _device(entry: Any, keys: tuple[str, ...], where: object) -> str:
 def _count(entry: dict[str, Any], keys: tuple[str, ...], where: object) -> int:
     # The file is protobuf's JSON: zeros are left out, and long integers are strings.
     value = next((entry[key] for key in keys if key in entry), 0)
-    if isinstance(value, str) and value.isascii() and value.isdigit():
+    if isinstance(value, str) and re.fullmatch("[0-9]{1,18}", value):
         value = int(value)
     if isinstance(value, bool) or not isinstance(value, int) or value < 0:
         raise ReportError(

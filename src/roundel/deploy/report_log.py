@@ -17,8 +17,8 @@ from roundel.deploy.placement import CPU_DEVICES, PlacementReport
 
 _COLOUR = re.compile(r"\x1b(?:\[[0-?]*[ -/]*[@-~]|\][^\x07\x1b]*(?:\x07|\x1b\\))")
 _HEAD = re.compile(r"No\. of (Operators|Subgraphs)\s*:", re.IGNORECASE)
-_RUNNING = re.compile(r"Actually running on\s+\w+\s+(\d+)", re.IGNORECASE)
-_ITEM = re.compile(r"\b([A-Za-z]\w*)\s+(\d+)(?![\w.%])")
+_RUNNING = re.compile(r"Actually running on\s+\w+\s+([0-9]{1,9})\b", re.IGNORECASE)
+_ITEM = re.compile(r"\b([A-Z][A-Z0-9_]*)\s+([0-9]{1,9})(?![\w.%])")
 _PERCENT = re.compile(r"\d+(?:\.\d+)?%")
 # What loggers put before a line: [name], a date, or a source line such as 'I20250108 … stat.cpp:198]'.
 _PREFIX = re.compile(r"^\s*(?:\[[^\]]*\]\s*|\d{4}-\d\d-\d\d[T ][\d:.,]+Z?\s*|\S[^\]]*\.\w+:\d+\]\s*)*")
@@ -57,7 +57,9 @@ def parse_log(text: str) -> PlacementReport | None:
 
 
 def _lines(text: str) -> list[str]:
-    return re.split(r"\r\n|\r|\n", _COLOUR.sub("", text).replace("\0", ""))
+    plain = _COLOUR.sub("", text).replace("\0", "")
+    # Each heading begins a line: loggers without buffering lose the line ends between two of them.
+    return re.split(r"\r\n|\r|\n", _HEAD.sub(lambda head: f"\n{head[0]}", plain))
 
 
 def _collect(lines: list[str]) -> list[_Found]:
@@ -71,8 +73,8 @@ def _collect(lines: list[str]) -> list[_Found]:
                 found.append(_Found())
             counts = line[head.end() :]
             _take(found[-1], section, counts)
-            # Counts on the line itself: nothing of this section follows, but for where it runs.
-            section = None if counts.strip() and section == "operators" else section
+            if counts.strip():
+                section = None  # counts on the line itself: no more of them follow
         elif section is not None:
             rest = _PREFIX.sub("", line, count=1)
             if not _only_counts(rest):
@@ -89,10 +91,9 @@ def _take(found: _Found, section: str, text: str) -> None:
         text = _RUNNING.sub(" ", text)
     counts = found.operators if section == "operators" else found.subgraphs
     for name, count in _ITEM.findall(text):
-        counts[name.upper()] = int(count)
+        counts[name] = int(count)
 
 
 def _only_counts(text: str) -> bool:
     """Whether a line holds device counts and nothing else; an empty one does too."""
-    left = _PERCENT.sub(" ", _ITEM.sub(" ", _RUNNING.sub(" ", text)))
-    return not left.strip()
+    return not _PERCENT.sub(" ", _ITEM.sub(" ", _RUNNING.sub(" ", text))).strip()

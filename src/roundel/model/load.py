@@ -101,11 +101,11 @@ def _read(source: ModelSource) -> ir.Model:
     if isinstance(source, bytes):
         return _decode(source)
     path = Path(source)
-    if not path.exists():
-        raise _missing(path)
-    if path.is_dir():
-        raise ModelError("The model path is a folder.", where=path, expected="an .onnx file")
     try:
+        if not path.exists():
+            raise _missing(path)
+        if path.is_dir():
+            raise ModelError("The model path is a folder.", where=path, expected="an .onnx file")
         # onnx-ir checks that external data stays inside the model's folder, but only for absolute paths.
         return ir.load(path.absolute(), format="protobuf")
     except _UNREADABLE as error:

@@ -43,6 +43,18 @@ def replacing(path: Path) -> Iterator[Path]:
 
 def check_writable(path: Path) -> None:
     """Fail now, not after minutes of work, when the output cannot be written."""
+    try:
+        _check_place(path)
+    except OSError as error:
+        raise OutputError(
+            "The output path cannot be used.",
+            where=path,
+            observed=error.strerror or error,
+            hint="Choose another output path.",
+        ) from error
+
+
+def _check_place(path: Path) -> None:
     folder = path.parent
     if not folder.is_dir():
         raise OutputError(

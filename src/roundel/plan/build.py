@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from dataclasses import replace
 
 import onnx_ir as ir
 
@@ -33,8 +34,21 @@ def build_plan(model: ir.Model, recipe: Recipe) -> QuantPlan:
     align_groups(graph, draft, nodes, recipe.placement)
     apply_overrides(graph, draft, recipe, rules)
     keep_unsaturated(graph, draft)
+    nodes = _touched(graph, draft, nodes)
     tensors = _in_graph_order(graph, draft)
     return QuantPlan(tensors, _kept_float(graph, draft, nodes), nodes, tuple(draft.folded))
+
+
+def _touched(graph: ir.Graph, draft: Draft, nodes: Mapping[str, NodePlan]) -> dict[str, NodePlan]:
+    """The verdicts, where a node without a single quantized tensor (it adds integers, say) is none."""
+    verdicts = dict(nodes)
+    for node in graph:
+        around, plan = (*node.inputs, *node.outputs), nodes[str(node.name)]
+        if plan.quantized and plan.name not in draft.folded and not any(draft.marked(v) for v in around):
+            alone = any(is_float32(v) for v in around)
+            reason = "nothing around it is quantized" if alone else "no float32 tensor around it"
+            verdicts[plan.name] = replace(plan, quantized=False, reason=reason)
+    return verdicts
 
 
 def _in_graph_order(graph: ir.Graph, draft: Draft) -> dict[str, TensorPlan]:

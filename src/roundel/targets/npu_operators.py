@@ -43,6 +43,8 @@ _X2 = frozenset({Compiler.X2})
 
 EXCEPTIONS: tuple[TableException, ...] = (
     TableException("Relu", _BF16, True, "a BF16 ResNet runs wholly on the NPU"),
+    TableException("Clip", _BF16, True, "a bounded Relu, which the table omits as well [inference]"),
+    TableException("LeakyRelu", _BF16, True, "a kind of Relu, which the table omits as well [inference]"),
     TableException("Softmax", _BF16, True, "AMD's BF16 transformer examples contain it [inference]"),
     TableException("LayerNormalization", _BF16, True, "AMD's BF16 transformers contain it [inference]"),
     TableException("HardSigmoid", _A16W8, True, "mobilenet_v3 in A16W8 runs wholly on the NPU"),

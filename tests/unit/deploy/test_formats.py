@@ -92,6 +92,15 @@ def test_bfloat16_casts() -> None:
     assert kind(cast_model()) is ModelFormat.BF16
 
 
+def test_bfloat16_weights() -> None:
+    weight = helper.make_tensor("w", TensorProto.BFLOAT16, [1], [1.0])
+    nodes = [
+        helper.make_node("Cast", ["w"], ["f"], to=TensorProto.FLOAT),
+        helper.make_node("Add", ["x", "f"], ["y"]),
+    ]
+    assert kind(build(nodes, [weight])) is ModelFormat.BF16
+
+
 def test_quark_bfloat16_pairs_and_their_missing_library() -> None:
     found = recognised(quark_model(TensorProto.BFLOAT16))
     assert found.format is ModelFormat.BF16

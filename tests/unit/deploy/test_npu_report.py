@@ -6,6 +6,8 @@ import json
 from pathlib import Path
 
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 from rich.console import Console
 
 from roundel.deploy import PlacementReport, ReportError, compare, read_report, verdicts
@@ -90,7 +92,9 @@ def test_dialects(text: str, operators: dict, subgraphs: dict, running: int | No
         lambda text: text.replace("[Vitis", "\x1b[1;32m[depth_node-1] [Vitis").replace("\n", "\x1b[0m\n"),
         lambda text: text.replace("NPU 239", "\x1b[31mNPU\x1b[0m 239"),
         lambda text: "loading 10%\rloading 99%\r" + text + "Image 0: label cat 3\n",
-        lambda text: text.replace("Operators :", "Operators:").lower(),
+        lambda text: text.replace("Operators :", "Operators:").replace("No. of", "NO. OF"),
+        lambda text: text.replace("\n", " "),
+        lambda text: text.replace("\n", " (took 5 s, step 7)\n"),
     ],
 )
 def test_what_loggers_and_terminals_add(dress: object) -> None:
@@ -120,7 +124,13 @@ def test_lines_after_a_report_are_not_counts() -> None:
     assert report(NPU + "Epoch 7\nCPU 9\n").operators["CPU"] == 36
 
 
-def test_numbers(tmp_path: Path) -> None:
+@given(st.text(max_size=80), st.lists(st.sampled_from([NPU, IPU, SPREAD, "\x1b]", "9" * 5000]), max_size=4))
+def test_any_text_is_read_or_not_but_never_fails(noise: str, parts: list[str]) -> None:
+    parse_log(noise.join(parts))
+    parse_log("No. of Operators : CPU " + noise + "9" * 5000)
+
+
+def test_numbers() -> None:
     found = report(NPU)
     assert (found.npu_ops, found.cpu_ops, found.boundary_ops, found.islands) == (239, 110, 74, 18)
     assert found.share == pytest.approx(239 / 349)
@@ -196,6 +206,8 @@ def test_a_log_with_a_json_name(tmp_path: Path) -> None:
         ('{"deviceStat": [{"name": "all", "nodeNum": 3}]}', "no device but"),
         ('{"deviceStat": [{"name": "CPU", "nodeNum": "many"}]}', "not a number"),
         ('{"deviceStat": [{"name": "CPU", "nodeNum": -1}]}', "not a number"),
+        ('{"deviceStat": [{"name": "CPU", "nodeNum": "' + "9" * 5000 + '"}]}', "not a number"),
+        ('{"deviceStat": [{"name": "CPU", "nodeNum": ' + "9" * 5000 + "}]}", "not valid JSON"),
         ('{"deviceStat": [{"name": "CPU", "nodeNum": true}]}', "not a number"),
         ('{"deviceStat": [{"name": "CPU", "nodeNum": 1}], "subgraphStat": [{}]}', "names no device"),
     ],

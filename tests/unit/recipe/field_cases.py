@@ -1,0 +1,444 @@
+"""For every field of the recipe: a model on which the field makes a difference."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from typing import Any
+
+import numpy as np
+import onnx
+
+from helpers import build, feeds, node, normal, rng
+
+X = {"x": [1, 3, 8, 8]}
+W3, W4 = normal(4, 3, 3, 3), normal(4, 4, 1, 1, seed=1)
+
+
+@dataclass(frozen=True, slots=True)
+class Case:
+    """Two recipes that differ in one field, and the model and data that show it."""
+
+    model: Callable[[], onnx.ModelProto]
+    after: Any
+    before: Any = None  # None: the field is left out
+    base: dict[str, Any] = field(default_factory=dict)
+    recipe: str = "a8w8"
+    data: Callable[[], Any] | None = None
+
+
+def cnn() -> onnx.ModelProto:
+    nodes = [
+        node("Conv", ["x", "w", "b"], ["c"], name="conv"),
+        node("Relu", ["c"], ["r"], name="relu"),
+        node("Conv", ["r", "k"], ["y"], name="conv2"),
+    ]
+    return build(nodes, X, ["y"], {"w": W3, "b": normal(4, seed=2), "k": W4})
+
+
+def heavy_weights() -> onnx.ModelProto:
+    weight = rng(3).standard_t(2, (8, 3, 3, 3)).astype(np.float32)
+    return build([node("Conv", ["x", "w"], ["y"])], X, ["y"], {"w": weight})
+
+
+def chain(*nodes: onnx.NodeProto, opset: int = 17, inputs: Any = None, **constants: Any) -> Any:
+    """A model from x to y."""
+    return lambda: build(nodes, inputs or X, ["y"], constants, opset=opset)
+
+
+def heavy_tails() -> list[dict[str, np.ndarray]]:
+    generator = rng(3)
+    return [{"x": generator.standard_t(2, (1, 3, 8, 8)).astype(np.float32)} for _ in range(4)]
+
+
+def lopsided() -> list[dict[str, np.ndarray]]:
+    return [{"x": np.exp(sample["x"]) - 1} for sample in feeds(X, 4)]
+
+
+def growing() -> list[dict[str, np.ndarray]]:
+    return [{"x": sample["x"] * (1 + i)} for i, sample in enumerate(feeds(X, 5))]
+
+
+def pixels() -> list[np.ndarray]:
+    return [rng(i).integers(0, 256, (12, 10, 3), dtype=np.uint8) for i in range(3)]
+
+
+def square_pixels() -> list[np.ndarray]:
+    return [image[:10] for image in pixels()]
+
+
+open_image = chain(node("Mul", ["x", "k"], ["y"]), inputs={"x": [1, 3, "h", "w"]}, k=np.float32(2))
+any_layout = chain(node("Mul", ["x", "k"], ["y"]), inputs={"x": [1, "a", "b", "c"]}, k=np.float32(2))
+
+HALF = {"scale": "unit"}
+POWER = {
+    "activations": {"scale": "power_of_two"},
+    "weights": {"scale": "power_of_two"},
+    "calibration": {"method": "mse"},
+}
+
+
+def layer_norm(axes: list[int], gamma: list[int]) -> Any:
+    return chain(
+        node("ReduceMean", ["x"], ["mean"], axes=axes),
+        node("Sub", ["x", "mean"], ["centered"]),
+        node("Mul", ["centered", "centered"], ["square"]),
+        node("ReduceMean", ["square"], ["variance"], axes=axes),
+        node("Add", ["variance", "eps"], ["padded"]),
+        node("Sqrt", ["padded"], ["root"]),
+        node("Div", ["centered", "root"], ["normal"]),
+        node("Mul", ["normal", "gamma"], ["scaled"]),
+        node("Add", ["scaled", "beta"], ["y"]),
+        eps=np.float32(1e-5),
+        gamma=normal(*gamma),
+        beta=normal(*gamma, seed=1),
+    )
+
+
+BATCH_NORM = {
+    "g": normal(3),
+    "h": normal(3, seed=1),
+    "m": normal(3, seed=2),
+    "v": np.ones(3, np.float32),
+}
+shared_layers = {"w": normal(3, 3, 1, 1), "b": normal(3, seed=2)}
+hard = {"alpha": 1 / 6, "beta": 0.5}
+
+
+def two_scales() -> onnx.ModelProto:
+    """An Add whose inputs lie far apart."""
+    nodes = [
+        node("Mul", ["x", "tiny"], ["t"], name="shrink"),
+        node("Add", ["x", "t"], ["s"], name="add"),
+        node("Conv", ["s", "w"], ["y"], name="conv"),
+    ]
+    return build(nodes, X, ["y"], {"tiny": np.float32(2.0**-12), "w": W3})
+
+
+def wide_layer(weight: float, bias: float) -> Any:
+    return chain(
+        node("Conv", ["x", "w", "b"], ["y"], name="conv"),
+        w=W3 * np.float32(weight),
+        b=normal(4, seed=2) * np.float32(bias),
+    )
+
+
+CASES: dict[str, Case] = {
+    "mode": Case(
+        chain(node("MatMul", ["x", "k"], ["y"]), inputs={"x": [2, 4]}, k=normal(4, 3)), "dynamic", "static"
+    ),
+    "activations.type": Case(cnn, "uint8"),
+    "activations.symmetric": Case(cnn, False),
+    "activations.scale": Case(cnn, "power_of_two"),
+    "weights.type": Case(cnn, "int16"),
+    "weights.symmetric": Case(cnn, False),
+    "weights.scale": Case(cnn, "power_of_two"),
+    "weights.per_channel": Case(cnn, True),
+    "weights.reduce_range": Case(cnn, True),
+    "weights.method": Case(heavy_weights, "mse"),
+    "bias.type": Case(cnn, "float"),
+    "calibration.method": Case(cnn, "entropy"),
+    "calibration.percentile": Case(cnn, 90.0, base={"calibration": {"method": "percentile"}}),
+    "calibration.candidates": Case(cnn, [80.0], base={"calibration": {"method": "layerwise_percentile"}}),
+    "calibration.metric": Case(
+        cnn,
+        "mse",
+        base={"calibration": {"method": "layerwise_percentile", "candidates": [90, 95, 99, 99.9, 99.99]}},
+        data=heavy_tails,
+    ),
+    "calibration.scenario": Case(cnn, "p3", base={"calibration": {"method": "distribution"}}),
+    "calibration.symmetric_range": Case(
+        cnn,
+        False,
+        base={
+            "activations": {"symmetric": False},
+            "calibration": {"method": "percentile", "percentile": 95},
+        },
+        data=lopsided,
+    ),
+    "calibration.mode": Case(cnn, "most_common", base=POWER, data=growing),
+    "calibration.moving_average": Case(cnn, "mean", data=growing),
+    "selection.op_types": Case(cnn, ["Relu"]),
+    "selection.extra_op_types": Case(
+        chain(node("Conv", ["x", "w"], ["c"]), node("Exp", ["c"], ["y"]), w=W3), ["Exp"]
+    ),
+    "selection.all_op_types": Case(
+        chain(node("Conv", ["x", "w"], ["c"]), node("Exp", ["c"], ["y"]), w=W3), True
+    ),
+    "selection.include": Case(cnn, ["conv2"]),
+    "selection.exclude": Case(cnn, ["conv2"]),
+    "selection.exclude_subgraphs": Case(cnn, [{"inputs": ["relu"], "outputs": ["conv2"]}]),
+    "selection.exclude_subgraphs.inputs": Case(
+        cnn, [{"inputs": ["conv"], "outputs": ["conv2"]}], [{"inputs": ["conv2"], "outputs": ["conv2"]}]
+    ),
+    "selection.exclude_subgraphs.outputs": Case(
+        cnn, [{"inputs": ["conv"], "outputs": ["conv2"]}], [{"inputs": ["conv"], "outputs": ["conv"]}]
+    ),
+    "overrides": Case(cnn, [{"tensors": ["x"], "type": "int16"}]),
+    "overrides.tensors": Case(
+        cnn, [{"tensors": ["x"], "type": "int16"}], [{"tensors": ["y"], "type": "int16"}]
+    ),
+    "overrides.nodes": Case(
+        cnn, [{"nodes": ["conv"], "type": "int16"}], [{"nodes": ["conv2"], "type": "int16"}]
+    ),
+    "overrides.type": Case(cnn, [{"tensors": ["x"], "type": "float"}], [{"tensors": ["x"], "type": "int16"}]),
+    "overrides.symmetric": Case(cnn, [{"tensors": ["x"], "symmetric": False}], []),
+    "overrides.per_channel": Case(cnn, [{"nodes": ["conv"], "per_channel": True}], []),
+    "overrides.range": Case(cnn, [{"tensors": ["x"], "range": [-9, 9]}], []),
+    "data.samples": Case(cnn, 2),
+    "data.mean": Case(cnn, [0.5, 0.4, 0.3], base={"data": HALF}, data=pixels),
+    "data.std": Case(cnn, [0.5, 0.4, 0.3], base={"data": HALF}, data=pixels),
+    "data.scale": Case(cnn, "raw", "unit", data=pixels),
+    "data.resize": Case(cnn, [8, 8], 9, data=pixels),
+    "data.crop": Case(open_image, 6, base={"data": {"resize": 8}}, data=pixels),
+    "data.layout": Case(any_layout, "nhwc", "nchw", base={"data": HALF}, data=square_pixels),
+    "data.bgr": Case(cnn, True, base={"data": HALF}, data=pixels),
+    "data.interpolation": Case(cnn, "nearest", base={"data": HALF}, data=pixels),
+    "prepare.fold_constants": Case(
+        chain(node("Sqrt", ["p"], ["k"]), node("Mul", ["x", "k"], ["y"]), p=np.float32([4.0])), False
+    ),
+    "prepare.fold_batch_norm": Case(
+        chain(
+            node("Conv", ["x", "w"], ["c"]),
+            node("BatchNormalization", ["c", "g", "h", "m", "v"], ["y"]),
+            w=normal(3, 3, 1, 1),
+            **BATCH_NORM,
+        ),
+        False,
+    ),
+    "prepare.fuse_instance_norm": Case(layer_norm([2, 3], [1, 3, 1, 1]), False),
+    "prepare.fuse_layer_norm": Case(layer_norm([-1], [8]), False),
+    "prepare.fuse_gelu": Case(
+        chain(
+            node("Div", ["x", "root"], ["d"]),
+            node("Erf", ["d"], ["e"]),
+            node("Add", ["e", "one"], ["o"]),
+            node("Mul", ["x", "o"], ["p"]),
+            node("Mul", ["p", "half"], ["y"]),
+            opset=20,
+            root=np.float32(2**0.5),
+            one=np.float32(1),
+            half=np.float32(0.5),
+        ),
+        False,
+    ),
+    "prepare.fuse_l2_norm": Case(
+        chain(
+            node("ReduceL2", ["x"], ["n"], axes=[1]),
+            node("Clip", ["n", "tiny"], ["s"]),
+            node("Div", ["x", "s"], ["y"]),
+            tiny=np.float32(1e-12),
+        ),
+        False,
+    ),
+    "prepare.fold_pad": Case(
+        chain(
+            node("Pad", ["x", "pads"], ["p"]),
+            node("Conv", ["p", "w"], ["y"]),
+            pads=np.int64([0, 0, 1, 1, 0, 0, 1, 1]),
+            w=W3,
+        ),
+        False,
+    ),
+    "prepare.decompose_hard_swish": Case(chain(node("HardSwish", ["x"], ["y"])), False),
+    "prepare.unshare_biases": Case(
+        chain(
+            node("Conv", ["x", "w", "b"], ["c"]),
+            node("Conv", ["c", "k", "b"], ["y"]),
+            **shared_layers,
+            k=normal(3, 3, 1, 1, seed=5),
+        ),
+        False,
+    ),
+    "prepare.unshare_weights": Case(
+        chain(node("Conv", ["x", "w", "b"], ["c"]), node("Conv", ["c", "w", "b"], ["y"]), **shared_layers),
+        True,
+    ),
+    "prepare.scale_clip_bounds": Case(
+        chain(
+            node("Conv", ["x", "w"], ["c"]),
+            node("Clip", ["c", "low", "high"], ["r"]),
+            node("Conv", ["r", "k"], ["y"]),
+            w=W3,
+            k=W4,
+            low=np.float32(0),
+            high=np.float32(6),
+        ),
+        True,
+    ),
+    "prepare.explicit_conv_attributes": Case(cnn, False),
+    "prepare.split_to_slice": Case(
+        chain(
+            node("Split", ["x", "sizes"], ["a", "b"], axis=1),
+            node("Concat", ["b", "a"], ["y"], axis=1),
+            sizes=np.int64([1, 2]),
+        ),
+        False,
+    ),
+    "prepare.batch_norm_to_conv": Case(
+        chain(node("BatchNormalization", ["x", "g", "h", "m", "v"], ["y"]), **BATCH_NORM), False
+    ),
+    "prepare.reduce_mean_to_global_average_pool": Case(
+        chain(node("ReduceMean", ["x"], ["y"], axes=[2, 3])), False
+    ),
+    "prepare.split_large_pools": Case(
+        chain(node("GlobalAveragePool", ["x"], ["y"]), inputs={"x": [1, 3, 32, 32]}), False
+    ),
+    "prepare.nchw_to_nhwc": Case(
+        # Height, width and channels alike: the data fit either way.
+        chain(node("Conv", ["x", "k"], ["y"]), inputs={"x": [1, 4, 4, 4]}, k=W4),
+        True,
+    ),
+    "prepare.fixed_shapes": Case(
+        chain(node("Conv", ["x", "w"], ["y"]), inputs={"x": ["n", 3, 8, 8]}, w=W3),
+        {"x": [2, 3, 8, 8]},
+        data=lambda: feeds({"x": (2, 3, 8, 8)}),
+    ),
+    "placement.operators": Case(cnn, "matmul"),
+    "placement.domain": Case(cnn, "ai.onnx"),
+    "placement.quantize_passthrough_inputs": Case(
+        chain(node("Transpose", ["x"], ["t"], perm=[0, 2, 3, 1]), node("Exp", ["t"], ["y"])), False
+    ),
+    "placement.fold_relu": Case(cnn, False, True, recipe="u8s8_aaws"),
+    "placement.fuse_activations": Case(cnn, False),
+    "placement.align_concat": Case(
+        chain(node("Mul", ["x", "k"], ["m"]), node("Concat", ["x", "m"], ["y"], axis=1), k=np.float32([7])),
+        False,
+    ),
+    "placement.align_pool": Case(chain(node("AveragePool", ["x"], ["y"], kernel_shape=[2, 2])), True),
+    "placement.align_slice": Case(
+        chain(
+            node("Slice", ["x", "start", "end", "axes"], ["y"]),
+            start=np.int64([0]),
+            end=np.int64([1]),
+            axes=np.int64([1]),
+        ),
+        True,
+    ),
+    "placement.align_pad": Case(
+        chain(
+            node("Pad", ["x", "pads", "fill"], ["p"]),
+            node("Mul", ["p", "k"], ["y"]),
+            pads=np.int64([0, 0, 1, 1, 0, 0, 1, 1]),
+            fill=np.float32(20),
+            k=np.float32([2]),
+        ),
+        True,
+    ),
+    "placement.align_transpose": Case(
+        chain(
+            node("Transpose", ["x"], ["t"], perm=[0, 2, 3, 1]),
+            node("Conv", ["t", "w"], ["y"]),
+            w=normal(4, 8, 1, 1),
+        ),
+        True,
+    ),
+    "placement.align_reshape": Case(
+        chain(
+            node("Reshape", ["x", "shape"], ["t"]),
+            node("Mul", ["t", "k"], ["y"]),
+            shape=np.int64([1, -1]),
+            k=np.float32([2]),
+        ),
+        True,
+    ),
+    "placement.constants_as_activations": Case(
+        chain(node("Mul", ["x", "k"], ["y"]), k=normal(1, 3, 1, 1)), False, True, recipe="a16w8"
+    ),
+    "placement.matmul_const_only": Case(chain(node("MatMul", ["x", "x"], ["y"])), True),
+    "placement.weights_only": Case(cnn, True),
+    "placement.dedicated_pairs": Case(
+        chain(
+            node("Conv", ["x", "w"], ["a"]),
+            node("Conv", ["x", "v"], ["b"]),
+            node("Add", ["a", "b"], ["y"]),
+            w=W3,
+            v=normal(4, 3, 3, 3, seed=9),
+        ),
+        True,
+    ),
+    "placement.skip_output_op_types": Case(cnn, ["Conv"]),
+    "npu.adjust_shift_read": Case(two_scales, False, True, recipe="xint8"),
+    "npu.adjust_shift_write": Case(
+        chain(node("Add", ["x", "k"], ["y"]), k=np.float32([-100])),
+        False,
+        True,
+        recipe="xint8",
+        data=lambda: [{"x": 100 + sample["x"] / 1000} for sample in feeds(X)],
+    ),
+    "npu.adjust_shift_cut": Case(wide_layer(2.0**-20, 2.0**4), False, True, recipe="xint8"),
+    "npu.adjust_shift_bias": Case(wide_layer(1, 2.0**14), False, True, recipe="xint8"),
+    "npu.adjust_hard_sigmoid": Case(
+        chain(node("HardSigmoid", ["x"], ["h"], **hard), node("Conv", ["h", "w"], ["y"]), w=W3),
+        False,
+        True,
+        recipe="xint8",
+        data=lambda: feeds(X, scale=4096),
+    ),
+    "npu.adjust_shift_swish": Case(
+        # The product shares the scale of something large.
+        chain(
+            node("HardSigmoid", ["x"], ["h"], **hard),
+            node("Mul", ["x", "h"], ["p"]),
+            node("Mul", ["x", "k"], ["big"]),
+            node("Concat", ["p", "big"], ["y"], axis=1),
+            k=np.float32([4096]),
+        ),
+        False,
+        True,
+        recipe="xint8",
+    ),
+    "npu.leaky_relu": Case(chain(node("LeakyRelu", ["x"], ["y"], alpha=0.1)), False, recipe="xint8"),
+    "npu.sigmoid_to_hard_sigmoid": Case(chain(node("Sigmoid", ["x"], ["y"])), False, recipe="xint8"),
+    "npu.hard_sigmoid": Case(
+        chain(node("HardSigmoid", ["x"], ["h"], **hard), node("Conv", ["h", "w"], ["y"]), w=W3),
+        False,
+        recipe="xint8",
+    ),
+    "npu.average_pool": Case(
+        chain(node("AveragePool", ["x"], ["p"], kernel_shape=[3, 3]), node("Conv", ["p", "w"], ["y"]), w=W3),
+        False,
+        recipe="xint8",
+    ),
+    "npu.reduce_mean": Case(
+        chain(node("ReduceMean", ["x"], ["m"], axes=[1]), node("Mul", ["m", "k"], ["y"]), k=np.float32([2])),
+        False,
+        recipe="xint8",
+    ),
+    "npu.softmax": Case(chain(node("Softmax", ["x"], ["y"], axis=-1)), True, recipe="xint8"),
+    "npu.instance_norm": Case(
+        chain(
+            node("InstanceNormalization", ["x", "g", "h"], ["y"]),
+            g=np.ones(3, np.float32),
+            h=np.zeros(3, np.float32),
+        ),
+        True,
+        recipe="xint8",
+    ),
+    "npu.clip": Case(
+        chain(
+            node("Conv", ["x", "w"], ["c"]),
+            node("Clip", ["c", "low", "high"], ["y"]),
+            w=W3,
+            low=np.float32(-1.5),
+            high=np.float32(1.7),
+        ),
+        True,
+        recipe="xint8",
+    ),
+    "npu.clip_to_relu": Case(
+        chain(
+            node("Conv", ["x", "w"], ["c"]),
+            node("Clip", ["c", "low", "high"], ["y"]),
+            w=W3,
+            low=np.float32(0),
+            high=np.float32(6),
+        ),
+        True,
+    ),
+    "output.external_data": Case(
+        chain(node("Gemm", ["x", "k"], ["y"]), inputs={"x": [1, 64]}, k=normal(64, 64)), True
+    ),
+    "output.opset": Case(cnn, 21),
+    "verify.samples": Case(cnn, 1),
+}
