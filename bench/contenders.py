@@ -28,9 +28,9 @@ SUITES: dict[str, Suite] = {
     "foundation": Suite(
         models=_ALL_MODELS,
         contenders=(
-            "roundel:a8w8@effort=none",
+            "roundel:a8w8",
             "quark:A8W8@include_cle=false",
-            "roundel:a16w8@effort=none",
+            "roundel:a16w8",
             "quark:A16W8@include_cle=false",
             *_ORT_ROWS,
         ),

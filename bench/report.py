@@ -19,6 +19,7 @@ HEADER = (
     "time s",
     "min s",
     "x forward",
+    "min x",
     "import s",
     "peak MB",
 )
@@ -41,6 +42,7 @@ def as_json(report: Report) -> dict[str, Any]:
                 "median_s": row.median_s,
                 "min_s": row.min_s,
                 "over_forward": _over(row, model),
+                "min_over_min_forward": _min_over(row, model),
                 "repeatable": row.repeatable,
             }
     return data
@@ -91,15 +93,21 @@ def _row_line(row: Row, model: ModelResult) -> str:
         quality = [score.top1, score.top5, score.agreement, score.sqnr_db, score.size_bytes / 1e6]
     imports = min((run.import_s for run in row.runs), default=None)
     peak = max((run.peak_rss_mb for run in row.runs), default=None)
-    return _line(name, *quality, row.median_s, row.min_s, _over(row, model), imports, peak)
+    return _line(
+        name, *quality, row.median_s, row.min_s, _over(row, model), _min_over(row, model), imports, peak
+    )
 
 
 def _over(row: Row, model: ModelResult) -> float | None:
     return row.median_s / model.forward_median_s if row.median_s is not None else None
 
 
+def _min_over(row: Row, model: ModelResult) -> float | None:
+    return row.min_s / min(model.forward_s) if row.min_s is not None else None
+
+
 def _line(name: str, *figures: float | None) -> str:
-    digits = (1, 1, 1, 1, 2, 2, 2, 1, 1, 0)
+    digits = (1, 1, 1, 1, 2, 2, 2, 1, 1, 1, 0)
     padded = [*figures, *[None] * (len(digits) - len(figures))]
     cells = ["" if value is None else f"{value:.{d}f}" for value, d in zip(padded, digits, strict=True)]
     return "| " + " | ".join([name, *cells]) + " |"

@@ -15,8 +15,11 @@ def load(job: Job) -> Quantize:
     """Imports Roundel and returns the call that quantizes."""
     import roundel  # type: ignore[import-not-found, unused-ignore]
 
+    # Roundel looks its names up on first use: without this line its imports would fall inside the clock.
+    call = roundel.quantize
+
     def quantize(samples: list[Sample]) -> None:
-        roundel.quantize(str(job.model), str(job.output), recipe=job.preset, data=samples, **job.options)
+        call(str(job.model), str(job.output), recipe=job.preset, data=samples, **job.options)
 
     return quantize
 

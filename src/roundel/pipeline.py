@@ -36,6 +36,9 @@ from roundel.verify.legality import check_scales
 from roundel.version import VERSION
 
 
+_QUANTIZERS = frozenset({"QuantizeLinear", "DequantizeLinear", "DynamicQuantizeLinear"})
+
+
 @dataclass(frozen=True, slots=True, eq=False)
 class QuantizeResult:
     """A finished run.
@@ -128,7 +131,7 @@ def quantize(
             reports, doubt = _verify(model, file, evidence, settings)
         size = file.stat().st_size if target else None
         record = Record(
-            quantized=bool(plan.tensors) or settings.mode == "dynamic",
+            quantized=any(node.op_type in _QUANTIZERS for node in result.graph),
             model=_describe(ready),
             recipe=recipe_dict(settings),
             data=evidence.data,

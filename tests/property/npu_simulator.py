@@ -101,7 +101,9 @@ class _Machine:
     values: dict[str, Exact] = field(default_factory=dict)
 
     def step(self, node: onnx.NodeProto) -> None:
-        if node.op_type == "QuantizeLinear":
+        if node.op_type == "Flatten" and node.input[0] in self.floats:  # of a graph input: not yet codes
+            self.floats[node.output[0]] = self.floats[node.input[0]].reshape(1, -1)
+        elif node.op_type == "QuantizeLinear":
             self.codes[node.output[0]] = self._quantize(node)
         elif node.op_type == "DequantizeLinear":
             self.values[node.output[0]] = self._dequantize(node)
@@ -156,7 +158,7 @@ class _Machine:
                 return self._unary(node, self.values[node.input[0]], attributes)
 
     def _unary(self, node: onnx.NodeProto, x: Exact, attributes: dict[str, Any]) -> Exact:
-        rest = [self.constants[name] if name else None for name in node.input[1:]]
+        rest: list[Any] = [self.constants[name] if name else None for name in node.input[1:]]
         match node.op_type:
             case "Relu":
                 return _clip(x, Fraction(0), None)
@@ -174,8 +176,8 @@ class _Machine:
             case "Slice":
                 return x.map(lambda a: a[_slices(a.ndim, rest)])
             case "Reshape":
-                assert rest[0] is not None
-                return x.map(lambda a: a.reshape([a.shape[i] if d == 0 else d for i, d in enumerate(rest[0])]))
+                shape = [x.numerator.shape[i] if d == 0 else d for i, d in enumerate(rest[0].tolist())]
+                return x.map(lambda a: a.reshape(shape))
             case "Flatten":
                 axis = attributes.get("axis", 1)
                 return x.map(lambda a: a.reshape(math.prod(a.shape[:axis]), -1))
@@ -279,7 +281,8 @@ def _conv_transpose(x: Integers, weight: Integers, attributes: dict[str, Any]) -
         (n - 1) * s + d * (k - 1) + 1
         for n, s, d, k in zip(x.shape[2:], strides, dilations, kernel, strict=True)
     ]
-    total = np.zeros((x.shape[0], weight.shape[1] * group, *map(sum, zip(full, extra, strict=True))), np.int64)
+    sides = map(sum, zip(full, extra, strict=True))
+    total = np.zeros((x.shape[0], weight.shape[1] * group, *sides), np.int64)
     for offset in itertools.product(*map(range, kernel)):
         places = tuple(
             slice(o * d, o * d + (n - 1) * s + 1, s)
@@ -312,9 +315,7 @@ def _windows(
     ndim = len(kernel)
     strides, dilations = (attributes.get(name, [1] * ndim) for name in ("strides", "dilations"))
     pads = attributes.get("pads", [0] * 2 * ndim)
-    padded = np.pad(
-        x, [(0, 0), (0, 0), *zip(pads[:ndim], pads[ndim:], strict=True)], constant_values=fill
-    )
+    padded = np.pad(x, [(0, 0), (0, 0), *zip(pads[:ndim], pads[ndim:], strict=True)], constant_values=fill)
     reach = [d * (k - 1) for d, k in zip(dilations, kernel, strict=True)]
     last = [(n - r - 1) // s * s for n, r, s in zip(padded.shape[2:], reach, strides, strict=True)]
     for offset in itertools.product(*map(range, kernel)):
@@ -350,7 +351,7 @@ def _clip(x: Exact, low: Fraction | None, high: Fraction | None) -> Exact:
 
 
 def _hard_sigmoid(x: Exact) -> Exact:
-    """clip(x + 3, 0, 6) / 6. Float32 computes x * alpha + 1/2: off by the roundings of alpha, product, sum."""
+    """clip(x + 3, 0, 6) / 6. Float32 computes x * alpha + 1/2, and rounds alpha, the product and the sum."""
     line = _add(x, Exact(np.array(3), 0))
     off = _UNIT * (2 * np.abs(line.numerator - (3 << line.position)) + 2 * np.abs(line.numerator))
     bent = (line.numerator >= -off) & (line.numerator <= (6 << line.position) + off)

@@ -4,12 +4,12 @@ Each example is a small network whose weights, biases and inputs differ by up to
 that the shift limits bite. It is quantized in memory. All limits are then computed anew from the written
 file, and the file runs twice: in ONNX Runtime, in float32, and in `npu_simulator`, in whole numbers.
 
-The codes behind *every* QuantizeLinear must be equal bit for bit, with one exception. The simulator bounds the
-error that float32 can make at each number; the bound is zero unless an accumulator needs more than 24 bits or
-a division by something other than a power of two took place (average pools, HardSigmoid). A difference of one
-code is tolerated only where the exact number lies no farther from a tie than that bound; the simulation then
-goes on with ONNX Runtime's code, so that one such difference does not hide behind another. How often this
-happened is counted, and must stay below one code in a thousand.
+The codes behind *every* QuantizeLinear must be equal bit for bit, with one exception. The simulator bounds
+the error that float32 can make at each number; the bound is zero unless an accumulator needs more than 24
+bits or a division by something other than a power of two took place (average pools, HardSigmoid). A
+difference of one code is tolerated only where the exact number lies no farther from a tie than that bound;
+the simulation then goes on with ONNX Runtime's code, so that one such difference does not hide behind
+another. How often this happened is counted, and must stay below one code in a thousand.
 """
 
 from __future__ import annotations
@@ -21,11 +21,13 @@ from typing import Any
 
 import numpy as np
 import onnx
-from helpers import Feed, assert_sound, initializers, quantize, session
-from hypothesis import HealthCheck, given, note, settings
+import onnxruntime as ort
+from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from numpy.typing import NDArray
 from onnx import TensorProto, helper, numpy_helper
+
+from helpers import Feed, assert_sound, initializers, quantize
 from property.npu_simulator import simulate
 
 EXAMPLES = int(os.environ.get("ROUNDEL_NPU_EXAMPLES", "60"))
@@ -68,7 +70,9 @@ class Sketch:
     def weight(self, draw: Any, shape: tuple[int, ...], exponent: float) -> str:
         """Gaussian weights, or those of an earlier layer of the same shape."""
         alike = [
-            n for n, a in self.constants.items() if a.shape == shape and abs(_size(a) - exponent) < 2
+            name
+            for name, a in self.constants.items()
+            if a.shape == shape and a.dtype == np.float32 and abs(_size(a) - exponent) < 2
         ]
         if alike and draw(st.booleans()):
             return alike[0]
@@ -156,7 +160,7 @@ def conv_transpose(draw: Any, sketch: Sketch) -> None:
 
 
 def gemm(draw: Any, sketch: Sketch) -> None:
-    source = draw(st.sampled_from(sketch.tensors))
+    source = draw(st.sampled_from(sketch.tensors[-3:]))
     if len(source.shape) == 4:
         source = sketch.add("Flatten", [source.name], (1, int(np.prod(source.shape))), source.size)
     out, transposed = draw(st.integers(1, 5)), draw(st.booleans())
@@ -295,8 +299,19 @@ BLOCKS = (
 )
 
 
+@dataclass(frozen=True, eq=False)
+class Network:
+    """A float model and its calibration data."""
+
+    model: onnx.ModelProto
+    data: list[Feed]
+
+    def __repr__(self) -> str:
+        return onnx.printer.to_text(self.model.graph)
+
+
 @st.composite
-def networks(draw: Any) -> tuple[onnx.ModelProto, list[Feed]]:
+def networks(draw: Any) -> Network:
     sketch = Sketch(np.random.default_rng(draw(st.integers(0, 2**16))))
     side = draw(st.sampled_from([6, 7]))
     shapes = {}
@@ -328,7 +343,7 @@ def networks(draw: Any) -> tuple[onnx.ModelProto, list[Feed]]:
         }
         for _ in range(3)
     ]
-    return model, data
+    return Network(model, data)
 
 
 def _info(tensor: Tensor) -> onnx.ValueInfoProto:
@@ -436,13 +451,27 @@ class Tally:
     tolerated: int = 0
 
 
+def open_file(model: onnx.ModelProto) -> ort.InferenceSession:
+    """ONNX Runtime without its integer kernels.
+
+    One rewrite is switched off: it takes a Clip for redundant when the quantizer's range exceeds the bounds
+    by no more than 1.2e-7, in absolute terms, and so drops Clip(0, 6) where all values are that small.
+    """
+    options = ort.SessionOptions()
+    options.log_severity_level = 4
+    options.intra_op_num_threads = 1
+    options.add_session_config_entry("session.disable_quant_qdq", "1")
+    content, providers = model.SerializeToString(), ["CPUExecutionProvider"]
+    return ort.InferenceSession(content, options, providers, disabled_optimizers=["ClipQuantRewrite"])
+
+
 def compare_codes(model: onnx.ModelProto, feed: Feed, tally: Tally) -> None:
     """Run the file in float32 and in whole numbers; the codes must be the same."""
     names = [n.output[0] for n in model.graph.node if n.op_type == "QuantizeLinear"]
     opened = onnx.ModelProto()
     opened.CopyFrom(model)
     opened.graph.output.extend(onnx.ValueInfoProto(name=name) for name in names)
-    results = session(opened).run(names, feed)
+    results = open_file(opened).run(names, feed)
     observed = dict(zip(names, results, strict=True))
     before = tally.tolerated
 
@@ -458,10 +487,20 @@ def compare_codes(model: onnx.ModelProto, feed: Feed, tally: Tally) -> None:
 
     outputs = simulate(model, feed, settle)
     if tally.tolerated == before:
-        plain = session(model).run(list(outputs), feed)
+        plain = open_file(model).run(list(outputs), feed)
         for (name, exact), array in zip(outputs.items(), plain, strict=True):
             expected = np.ldexp(exact.numerator.astype(np.float32), -exact.position)
             np.testing.assert_array_equal(array, expected, err_msg=name)
+
+
+def check_network(network: Network, recipe: str, tally: Tally) -> None:
+    """Quantize one network and hold it to everything."""
+    written = quantize(network.model, recipe, network.data).model
+    assert_sound(network.model, written)
+    file = Written(written, np.dtype(np.uint8 if recipe == "xint8" else np.int8))
+    broken = [(rule, v, low, high) for rule, v, low, high in file.limits() if not low <= v <= high]
+    assert not broken
+    compare_codes(written, network.data[0], tally)
 
 
 def test_written_models_obey_the_limits_and_compute_in_integers() -> None:
@@ -473,15 +512,8 @@ def test_written_models_obey_the_limits_and_compute_in_integers() -> None:
         suppress_health_check=[HealthCheck.too_slow, HealthCheck.data_too_large],
     )
     @given(networks(), st.sampled_from(["xint8", "xint8_signed"]))
-    def check(network: tuple[onnx.ModelProto, list[Feed]], recipe: str) -> None:
-        model, data = network
-        note(helper.printable_graph(model.graph))
-        written = quantize(model, recipe, data).model
-        assert_sound(model, written)
-        file = Written(written, np.dtype(np.uint8 if recipe == "xint8" else np.int8))
-        broken = [(rule, v, low, high) for rule, v, low, high in file.limits() if not low <= v <= high]
-        assert not broken
-        compare_codes(written, data[0], tally)
+    def check(network: Network, recipe: str) -> None:
+        check_network(network, recipe, tally)
 
     check()
     print(tally)

@@ -27,7 +27,6 @@ class Layer:
         groups: number of independent groups.
         kernel, strides, dilations, begin: of a convolution; empty for a matrix product.
         transposed: Gemm's transB.
-        factor: Gemm's alpha, by which the product is multiplied.
     """
 
     name: str
@@ -144,7 +143,7 @@ def _layer(node: ir.Node, plan: QuantPlan) -> Layer | None:
     if data is None or weight is None or data.name not in plan.tensors or weight.name not in plan.tensors:
         return None
     array = constant_array(weight)
-    if array is None or len(weight.uses()) != 1:
+    if array is None or len(weight.uses()) != 1 or not plan.tensors[str(weight.name)].scheme.symmetric:
         return None
     bias = node.inputs[2] if len(node.inputs) > 2 else None
     if bias is not None and (constant_array(bias) is None or len(bias.uses()) != 1):
@@ -158,18 +157,19 @@ def _layer(node: ir.Node, plan: QuantPlan) -> Layer | None:
         if not plain or attribute_int(node, "transA", 0) or (bias is not None and not _vector(bias)):
             return None
         return Layer(*common, transposed=bool(attribute_int(node, "transB", 0)))
-    if node.op_type not in _CONVS or node.attributes.get("auto_pad") not in (None,) and _auto(node):
+    if node.op_type not in _CONVS or _automatic_padding(node):
         return None
     return _convolution(node, common, array)
 
 
-def _auto(node: ir.Node) -> bool:
-    return node.attributes["auto_pad"].as_string() != "NOTSET"
+def _automatic_padding(node: ir.Node) -> bool:
+    attribute = node.attributes.get("auto_pad")
+    return attribute is not None and attribute.as_string() != "NOTSET"
 
 
 def _vector(value: ir.Value) -> bool:
     array = constant_array(value)
-    return array is not None and array.size == array.shape[-1] if array is not None and array.ndim else False
+    return array is not None and array.ndim > 0 and array.size == array.shape[-1]
 
 
 def _convolution(node: ir.Node, common: tuple[Any, ...], array: NDArray[Any]) -> Layer | None:

@@ -29,15 +29,24 @@ class Moments:
         xy = (y.transpose(0, 2, 1) @ x).astype(np.float64)
         yy = np.einsum("gno,gno->go", y, y, dtype=np.float64)
         sums = x.sum(1, dtype=np.float64), y.sum(1, dtype=np.float64)
+        self.merge(Moments(inputs.shape[0], xx, xy, yy, *sums))
+
+    def merge(self, more: Moments) -> None:
+        """Add another set of sums."""
+        if more.count == 0:
+            return
         if self.count == 0:
-            self.xx, self.xy, self.yy, self.x, self.y = xx, xy, yy, *sums
-        else:
-            self.xx += xx
-            self.xy += xy
-            self.yy += yy
-            self.x += sums[0]
-            self.y += sums[1]
-        self.count += inputs.shape[0]
+            self.count, self.xx, self.xy, self.yy, self.x, self.y = (
+                more.count,
+                *(part.copy() for part in (more.xx, more.xy, more.yy, more.x, more.y)),
+            )
+            return
+        self.count += more.count
+        for mine, theirs in zip(self._sums(), more._sums(), strict=True):
+            mine += theirs
+
+    def _sums(self) -> tuple[Array, ...]:
+        return self.xx, self.xy, self.yy, self.x, self.y
 
     def centred(self) -> Centred:
         """Means and centred second moments."""

@@ -2,6 +2,10 @@
 
 Position p stands for scale 2**-p. Limits are solved as a fixpoint over positions, before any weight is
 rounded, so that a moved position never changes what a weight or a bias means.
+
+A lower position costs precision, which is what a shifter that cannot reach would lose anyway; a higher one
+cuts values off. So a broken limit is repaired by lowering positions, and something is raised only where
+nothing may be lowered any more. What was raised stays: the sweeps come to an end.
 """
 
 from __future__ import annotations
@@ -13,14 +17,19 @@ import numpy as np
 import onnx_ir as ir
 
 from roundel.calibrate.state import QuantState
-from roundel.errors import VerifyError
+from roundel.errors import RecipeError, VerifyError
 from roundel.model.graph import only_reader
+from roundel.numerics.affine import bias_params
 from roundel.plan.stored import stored_input, stored_output
-from roundel.plan.types import QuantPlan
+from roundel.plan.types import Derived, QuantPlan
 from roundel.recipe import Npu
 from roundel.targets.shifts import XINT8_LIMITS, ShiftLimits
 
-_MOST_ROUNDS = 200
+_MOST_ROUNDS = 500
+_HIGHEST = 126  # position of the smallest normal float32 scale
+_DEEPEST = 48  # no position falls farther than this below the one that calibration chose
+_YIELD = 4  # bits that a layer's output gives up before its weights saturate
+_ANY = 1 << 10
 
 
 @dataclass(frozen=True, slots=True)
@@ -55,6 +64,11 @@ def refine(model: ir.Model, state: QuantState, npu: Npu) -> QuantState:
         if key in moved:
             scale = np.asarray(2.0 ** -solver.positions[key], np.float32)
             params[name] = replace(params[name], scale=scale)
+    for name, tensor in state.plan.tensors.items():
+        if isinstance(tensor.source, Derived):
+            source = tensor.source
+            derived = bias_params(params[source.input].scale, params[source.weight], source.factor)
+            params[name] = replace(params[name], scale=derived.scale)
     notes = tuple(f"position of '{k}' moved from {old} to {solver.positions[k]}" for k, old in moved.items())
     return replace(state, params=params, notes=(*state.notes, *notes))
 
@@ -64,12 +78,32 @@ def breaches(graph: ir.Graph, state: QuantState, npu: Npu) -> tuple[Breach, ...]
     return tuple(_Solver(graph, state, npu, XINT8_LIMITS).violations())
 
 
+@dataclass(frozen=True, slots=True)
+class _Limit:
+    """low <= sum of sign x position <= high; the terms stand in the order in which they give way."""
+
+    rule: str
+    terms: tuple[tuple[str, int], ...]
+    low: int
+    high: int
+    room: int = _DEEPEST  # how far below its first position a term may be lowered for this limit's sake
+
+
 class _Solver:
     def __init__(self, graph: ir.Graph, state: QuantState, npu: Npu, limits: ShiftLimits) -> None:
         self.npu, self.limits, self.plan = npu, limits, state.plan
         self.positions: dict[str, int] = {}
         for name, params in state.params.items():
+            if params.scale.ndim:
+                raise RecipeError(
+                    "The NPU's shift limits need one scale for each tensor.",
+                    where=f"tensor '{name}'",
+                    observed=f"{params.scale.size} scales",
+                    hint="Drop 'per_channel' from the override that names it.",
+                )
             self.positions[self.key(name)] = position(float(params.scale))
+        self.before = dict(self.positions)
+        self.floors: dict[str, int] = {}
         self.sites = tuple(_sites(graph, state.plan))
 
     def key(self, name: str) -> str:
@@ -79,7 +113,6 @@ class _Solver:
 
     def solve(self) -> dict[str, int]:
         """Sweep until nothing moves; returns the former positions of what moved."""
-        before = dict(self.positions)
         for _ in range(_MOST_ROUNDS):
             changed = False
             for site in self.sites:
@@ -95,86 +128,113 @@ class _Solver:
                 expected=f"{left.low} to {left.high}",
                 hint=f"Keep the node in float with --exclude '{left.node}'.",
             )
-        return {k: old for k, old in before.items() if self.positions[k] != old}
+        return {k: old for k, old in self.before.items() if self.positions[k] != old}
 
     def violations(self) -> Iterator[Breach]:
         """Limits that do not hold at the current positions."""
         for site in self.sites:
-            for rule, value, (low, high), _ in self._limits(site):
-                if not low <= value <= high:
-                    yield Breach(rule, site.node, value, low, high)
+            for limit in self._limits(site):
+                value = self._value(limit)
+                if not limit.low <= value <= limit.high:
+                    yield Breach(limit.rule, site.node, value, limit.low, limit.high)
 
     def _fix(self, site: _Site) -> bool:
-        """Repair each broken limit in turn, by moving the variable that the limit names."""
+        """Repair each broken limit of a node in turn."""
         changed = False
-        for rule in range(len(self._limits(site))):
+        for index in range(len(self._limits(site))):
             # Read afresh: an earlier repair may have moved what this limit depends on.
-            _, value, (low, high), (name, sign) = self._limits(site)[rule]
-            if low <= value <= high:
-                continue
-            wanted = low if value < low else high
-            self.positions[self.key(name)] += sign * (wanted - value)
-            changed = True
+            limit = self._limits(site)[index]
+            value = self._value(limit)
+            if not limit.low <= value <= limit.high:
+                changed |= self._repair(limit, value)
         return changed
 
-    def _limits(self, site: _Site) -> list[tuple[str, int, tuple[int, int], tuple[str, int]]]:
-        """(rule, value, allowed, (tensor to move, its sign in the value)) in the order of repair."""
-        match site.kind:
-            case "add":
-                return self._add(site)
-            case "mul":
-                return self._mul(site)
-            case "hard_sigmoid":
-                return self._hard_sigmoid(site)
-            case _:
-                return self._layer(site)
+    def _repair(self, limit: _Limit, value: int) -> bool:
+        need = value - limit.high if value > limit.high else limit.low - value
+        factors: dict[str, int] = {}
+        for name, sign in limit.terms:
+            factors[self.key(name)] = factors.get(self.key(name), 0) + sign
+        if value < limit.low:
+            factors = {key: -factor for key, factor in factors.items()}
+        # The sum is to fall: terms that count positively are lowered, then the others raised.
+        asked = need
+        for key, factor in factors.items():
+            if factor > 0 and need > 0:
+                floor = self.floors.get(key, self.before[key] - limit.room)
+                steps = min(-(-need // factor), max(self.positions[key] - floor, 0))
+                self.positions[key] -= steps
+                need -= steps * factor
+        for key, factor in factors.items():
+            if factor < 0 and need > 0:
+                steps = min(-(need // factor), _HIGHEST - self.positions[key])
+                self.positions[key] += steps
+                self.floors[key] = self.positions[key]
+                need += steps * factor
+        return need != asked
+
+    def _value(self, limit: _Limit) -> int:
+        return sum(sign * self._p(name) for name, sign in limit.terms)
 
     def _p(self, name: str) -> int:
         return self.positions[self.key(name)]
 
-    def _add(self, site: _Site) -> list[tuple[str, int, tuple[int, int], tuple[str, int]]]:
+    def _limits(self, site: _Site) -> list[_Limit]:
+        """What must hold at a node, in the order of repair."""
+        if site.output is None:
+            return []
+        match site.kind:
+            case "add":
+                return self._add(site, site.output)
+            case "mul":
+                return self._mul(site, site.output)
+            case "hard_sigmoid":
+                return self._hard_sigmoid(site.inputs[0], site.output)
+            case _:
+                return self._layer(site, site.output)
+
+    def _add(self, site: _Site, output: str) -> list[_Limit]:
         ranked = sorted(site.inputs, key=self._p)
         lowest, highest = ranked[0], ranked[-1]
         found = []
-        if self.npu.adjust_shift_read and len(site.inputs) > 1:
-            spread = self._p(highest) - self._p(lowest)
-            found.append(("shift_read", spread, (0, self.limits.read), (highest, 1)))
-        if self.npu.adjust_shift_write and site.output is not None:
-            reach = self._p(lowest) - self._p(site.output)
-            found.append(("shift_write", reach, self.limits.add_write, (site.output, -1)))
+        if self.npu.adjust_shift_read:
+            found.append(_Limit("shift_read", ((highest, 1), (lowest, -1)), 0, self.limits.read))
+        if self.npu.adjust_shift_write:
+            found.append(_Limit("shift_write", ((lowest, 1), (output, -1)), *self.limits.add_write))
         return found
 
-    def _mul(self, site: _Site) -> list[tuple[str, int, tuple[int, int], tuple[str, int]]]:
-        if site.output is None:
-            return []
-        reach = sum(self._p(name) for name in site.inputs) - self._p(site.output)
+    def _mul(self, site: _Site, output: str) -> list[_Limit]:
+        finest_first = sorted(site.inputs, key=self._p, reverse=True)
+        terms = (*((name, 1) for name in finest_first), (output, -1))
         found = []
         if self.npu.adjust_shift_write:
-            found.append(("shift_write", reach, self.limits.mul_write, (site.output, -1)))
+            found.append(_Limit("shift_write", terms, *self.limits.mul_write))
         if self.npu.adjust_shift_swish and site.swish:
-            found.append(("shift_swish", reach, self.limits.swish, (site.output, -1)))
+            found.append(_Limit("shift_swish", terms, *self.limits.swish))
         return found
 
-    def _hard_sigmoid(self, site: _Site) -> list[tuple[str, int, tuple[int, int], tuple[str, int]]]:
-        if not self.npu.adjust_hard_sigmoid or site.output is None:
+    def _hard_sigmoid(self, given: str, made: str) -> list[_Limit]:
+        if not self.npu.adjust_hard_sigmoid:
             return []
-        given, made = site.inputs[0], site.output
-        top = self._p(given) + self.limits.hard_sigmoid_reach
+        limits = self.limits
         return [
-            ("hard_sigmoid input", self._p(given), self.limits.hard_sigmoid_input, (given, 1)),
-            ("hard_sigmoid output", self._p(made), (self.limits.hard_sigmoid_output, top), (made, 1)),
+            _Limit("hard_sigmoid input", ((given, 1),), *limits.hard_sigmoid_input),
+            _Limit("hard_sigmoid output", ((made, 1),), limits.hard_sigmoid_output, _ANY),
+            _Limit("hard_sigmoid reach", ((made, 1), (given, -1)), -_ANY, limits.hard_sigmoid_reach),
         ]
 
-    def _layer(self, site: _Site) -> list[tuple[str, int, tuple[int, int], tuple[str, int]]]:
+    def _layer(self, site: _Site, output: str) -> list[_Limit]:
         assert site.weight is not None
-        accumulator = self._p(site.inputs[0]) + self._p(site.weight)
-        cut = 0 if site.output is None else accumulator - self._p(site.output)
+        accumulator = ((site.weight, 1), (site.inputs[0], 1))
+        cut = _Limit("shift_cut", (*accumulator, (output, -1)), *self.limits.cut)
         found = []
-        if self.npu.adjust_shift_cut and site.output is not None:
-            found.append(("shift_cut", cut, self.limits.cut, (site.weight, 1)))
-        if self.npu.adjust_shift_bias and site.bias is not None and site.output is not None:
-            allowed = self.limits.bias(cut, leaky=site.leaky)
-            found.append(("shift_bias", accumulator - self._p(site.bias), allowed, (site.bias, -1)))
+        if self.npu.adjust_shift_cut:
+            if self._value(cut) < cut.low:
+                # The accumulator's steps are coarser than the output's, whose finer bits would stay empty.
+                cut = replace(cut, room=_YIELD)
+            found.append(cut)
+        if self.npu.adjust_shift_bias and site.bias is not None:
+            allowed = self.limits.bias(self._value(cut), leaky=site.leaky)
+            found.append(_Limit("shift_bias", (*accumulator, (site.bias, -1)), *allowed))
         return found
 
 
@@ -221,6 +281,8 @@ def _layer_site(node: ir.Node, plan: QuantPlan, out: str | None) -> _Site | None
     reader = only_reader(node.outputs[0])
     leaky = reader is not None and reader.op_type == "LeakyRelu"
     bias = names[2] if len(names) > 2 else None
+    if bias is not None and isinstance(plan.tensors[bias].source, Derived):
+        bias = None  # its scale is the accumulator's own
     return _Site("layer", str(node.name), (names[0],), out, names[1], bias, leaky=leaky)
 
 

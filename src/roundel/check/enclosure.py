@@ -33,6 +33,13 @@ def is_gain(node: ir.Node) -> bool:
     return factor is not None and _GAINS[0] < factor < _GAINS[1]
 
 
+def fused_maker(node: ir.Node, stored: Container[str]) -> ir.Node | None:
+    """The node before, where no pair stands between the two because they compute as one."""
+    value = node.inputs[0] if node.inputs else None
+    maker = None if value is None or value.name in stored else value.producer()
+    return maker if maker is not None and value is not None and _fused_onward(value, maker) else None
+
+
 def _data_inputs(node: ir.Node) -> list[ir.Value]:
     rule = EXTENDED.get(node.op_type)
     if rule is None:

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 import onnx_ir as ir
 
-from roundel.check.enclosure import is_gain, open_sides
+from roundel.check.enclosure import fused_maker, open_sides
 from roundel.check.islands import number_islands
 from roundel.check.macs import node_macs
 from roundel.check.patterns import (
@@ -78,11 +78,20 @@ def _verdicts(nodes: list[ir.Node], situation: Situation) -> dict[ir.Node, Verdi
     if situation.format.integer and convs < MINIMUM_CONVS:
         few = Verdict("P04", f"the graph has {convs} Conv, the integer compiler wants {MINIMUM_CONVS}")
         return dict.fromkeys(nodes, few)
-    found: dict[ir.Node, Verdict | None] = {}
-    for node in nodes:
-        maker = maker_of(node) if is_gain(node) else None
-        found[node] = found.get(maker) if maker is not None else _verdict(node, situation)
+    found = {node: _verdict(node, situation) for node in nodes}
+    _together(nodes, found, situation)
     return found
+
+
+def _together(nodes: list[ir.Node], found: dict[ir.Node, Verdict | None], situation: Situation) -> None:
+    """Nodes without a Q/DQ pair between them have one place: a node on the CPU takes the others along."""
+    if situation.stored is None:
+        return
+    fused = [(maker, node) for node in nodes if (maker := fused_maker(node, situation.stored)) in found]
+    for maker, node in fused:
+        found[node] = found[node] or found[maker]
+    for maker, node in reversed(fused):
+        found[maker] = found[maker] or found[node]
 
 
 def _verdict(node: ir.Node, situation: Situation) -> Verdict | None:
@@ -99,7 +108,8 @@ def _control_flow(node: ir.Node, _: Situation) -> Verdict | None:
 
 def _shape_arithmetic(node: ir.Node, _: Situation) -> Verdict | None:
     values = [value for value in (*node.inputs[:1], *node.outputs) if value is not None]
-    if any(value.dtype in FLOAT_TYPES or value.dtype is None for value in values):
+    data = any(value.dtype in FLOAT_TYPES or value.dtype is None for value in values)
+    if data and op_key(node) not in ("Shape", "Size"):
         return None
     return Verdict("P02", "computes integers (shapes), not data")
 

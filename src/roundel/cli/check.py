@@ -48,16 +48,15 @@ def check(
     """Say what will run on the NPU and what stands in the way. Needs no NPU and no data."""
     import json
 
-    from rich.console import Console
-
     from roundel.check import check_model
     from roundel.report.check_view import show_check
+    from roundel.report.console import terminal
 
     report = check_model(model, preset=preset, device=device)
     tree = report.to_dict(nodes=nodes)
     if as_json:
         sys.stdout.write(json.dumps(tree, indent=1) + "\n")
     else:
-        show_check(Console(), tree)
+        show_check(terminal(), tree)
     if not report.passed:
         raise typer.Exit(1)

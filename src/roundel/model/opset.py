@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import onnx
+import onnx.shape_inference
 import onnx.version_converter
 import onnx_ir as ir
 
@@ -11,6 +12,12 @@ from roundel.model.external import self_contained
 from roundel.model.graph import opset_version
 
 _MINIMUM = 10  # QuantizeLinear appeared here
+_REFUSALS = (
+    RuntimeError,
+    onnx.version_converter.ConvertError,
+    onnx.checker.ValidationError,
+    onnx.shape_inference.InferenceError,
+)
 _SMALL = 4096  # the converter reads small constants (axes, sizes); larger tensors it only carries along
 
 
@@ -25,7 +32,7 @@ def raise_opset(model: ir.Model, target: int) -> list[str]:
         return []
     try:
         converted = _convert(model, target)
-    except (RuntimeError, onnx.version_converter.ConvertError, onnx.checker.ValidationError) as error:
+    except _REFUSALS as error:
         reason = str(error).strip().splitlines()[0][:200] if str(error).strip() else type(error).__name__
         if current < _MINIMUM:
             raise ModelError(

@@ -38,18 +38,21 @@ def least_squares(weight: Array, moment: Array, cross: Array, share: float) -> A
     return np.asarray(np.linalg.solve(held, wanted.transpose(0, 2, 1)).transpose(0, 2, 1))
 
 
-def compensated(target: Array, moment: Array, limits: tuple[int, int], share: float = 0.01) -> Array:
+def factor(moment: Array) -> Array:
+    """The upper Cholesky factor of the inverse of a (damped) moment: how an error spreads to later inputs."""
+    inverse = np.linalg.inv(moment)
+    return np.linalg.cholesky((inverse + inverse.transpose(0, 2, 1)) / 2).transpose(0, 2, 1)
+
+
+def compensated(target: Array, upper: Array, limits: tuple[int, int]) -> Array:
     """Round input by input, each time correcting the inputs that are still to come.
 
     Args:
         target: (G, O, K) in units of the scale.
-        moment: (G, K, K), centred second moment of the inputs.
+        upper: (G, K, K), from `factor`.
         limits: smallest and largest code.
-        share: damping, as a share of the moment's mean diagonal.
     """
     size = target.shape[-1]
-    inverse = np.linalg.inv(damped(moment, share))
-    upper = np.linalg.cholesky((inverse + inverse.transpose(0, 2, 1)) / 2).transpose(0, 2, 1)
     work, codes = target.copy(), np.empty_like(target)
     for start in range(0, size, _BLOCK):
         stop = min(start + _BLOCK, size)
@@ -88,15 +91,3 @@ def descend(codes: Array, target: Array, moment: Array, limits: tuple[int, int],
         if not moved:
             break
     return codes
-
-
-def output_error(weight: Array, moment: Array, cross: Array, power: Array) -> Array:
-    """E[(w x - y)²] of each output, (G, O): from the moments alone.
-
-    Args:
-        weight: (G, O, K) in real units.
-        moment: E[x xᵀ], centred.
-        cross: E[y xᵀ], centred.
-        power: E[y²], centred, (G, O).
-    """
-    return np.einsum("gok,gok->go", weight @ moment - 2 * cross, weight) + power

@@ -62,9 +62,11 @@ def align_groups(graph: ir.Graph, draft: Draft, nodes: Mapping[str, NodePlan], p
             draft.tie([out, *(inputs if node.op_type == "Concat" else inputs[:1])], why)
         elif node.op_type == "Concat" and placement.align_concat:
             draft.align(out, inputs, why)
+        elif node.op_type in ("AveragePool", "GlobalAveragePool", "MaxPool", "Slice"):
+            if _aligned(node, placement):
+                draft.share(out, inputs[0], why)
         elif _aligned(node, placement):
-            leads = node.op_type in ("AveragePool", "GlobalAveragePool", "MaxPool", "Slice")
-            draft.share(*((out, inputs[0]) if leads else (inputs[0], out)), why)
+            draft.align(out, inputs[:1], why)
 
 
 def _aligned(node: ir.Node, placement: Placement) -> bool:
@@ -104,14 +106,36 @@ def apply_overrides(graph: ir.Graph, draft: Draft, recipe: Recipe, rules: Mappin
     values = {str(v.name): v for n in graph for v in (*n.inputs, *n.outputs) if v is not None and v.name}
     for index, override in enumerate(recipe.overrides):
         option = f"overrides[{index}]"
-        for name in matching_tensors(values, override.tensors, f"{option}.tensors"):
-            if name not in draft.marks:
-                raise _not_quantized(draft, name, option)
-            _override(draft, values[name], override, option, rules)
+        matched = matching_tensors(values, override.tensors, f"{option}.tensors")
+        _check_named(draft, matched, override, option)
+        for name in matched:
+            if name in draft.marks:
+                fitting = _fitting(draft, name, override)
+                _override(draft, values[name], fitting, option, rules)
         chosen = matching_nodes(graph, override.nodes, f"{option}.nodes")
         for node in graph:
             if str(node.name) in chosen:
                 _override_node(draft, node, override, option, rules)
+
+
+def _check_named(draft: Draft, matched: Mapping[str, str], override: Override, option: str) -> None:
+    """A tensor named in full must be able to take the override; a pattern, at least one of its tensors."""
+    for name, selector in matched.items():
+        mark = draft.marks.get(name)
+        if name == selector and mark is not None and mark.role is Role.ACTIVATION and override.per_channel:
+            raise SelectionError(
+                f"The override asks for per-channel scales of '{name}', which is not a constant.",
+                where=option,
+                expected="the name of a weight",
+            )
+        if mark is None and (name == selector or draft.marks.keys().isdisjoint(matched)):
+            raise _not_quantized(draft, name, option)
+
+
+def _fitting(draft: Draft, name: str, override: Override) -> Override:
+    """Activations have one scale, whatever a pattern that also matches weights says."""
+    only_weights = draft.marks[name].role is Role.ACTIVATION
+    return override.model_copy(update={"per_channel": None}) if only_weights else override
 
 
 def _not_quantized(draft: Draft, name: str, option: str) -> SelectionError:
@@ -132,7 +156,7 @@ def _override_node(
         if mark is None or value is None:
             continue
         if mark.role is Role.ACTIVATION:
-            _override(draft, value, override.model_copy(update={"per_channel": None}), option, rules)
+            _override(draft, value, _fitting(draft, str(value.name), override), option, rules)
         elif mark.role is Role.WEIGHT and override.per_channel is not None:
             only = Override(nodes=override.nodes, per_channel=override.per_channel)
             _override(draft, value, only, option, rules)

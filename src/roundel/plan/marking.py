@@ -150,7 +150,8 @@ class Marker:
             self._activation(node, out, f"output of {node.op_type}, which saturation replaces")
             return
         self._outputs(node)
-        if only_reader(value) is node and value.producer() is not None and self.draft.marked(out):
+        alone = only_reader(value) is node and self.draft.leaders(str(value.name)) == (value.name,)
+        if alone and value.producer() is not None and self.draft.marked(out):
             why = f"only {node.op_type} reads it: values outside its output's range do not matter"
             self.draft.share(str(value.name), str(out.name), why)
 
@@ -167,8 +168,7 @@ class Marker:
             and value.producer() is not None
             and value.producer().op_type not in ("Split", "If", "Loop")  # type: ignore[union-attr]
             and quantizable(node.outputs[0])
-            and len(self.draft.leaders(str(value.name))) == 1
-            and self.draft.leaders(str(value.name))[0] == value.name
+            and self.draft.leaders(str(value.name)) == (value.name,)
         )
 
     def _share(self, node: ir.Node) -> None:

@@ -24,6 +24,7 @@ def write_dynamic(model: ir.Model, recipe: Recipe, chosen: frozenset[str]) -> tu
     result = model.clone()
     writer = _DynamicWriter(result.graph, recipe)
     changed = sum(writer.rewrite(node) for node in list(result.graph) if node.name in chosen)
+    writer.drop_floats()
     result.graph.sort()
     return result, changed
 
@@ -33,6 +34,7 @@ class _DynamicWriter:
         self.graph, self.recipe, self.names = graph, recipe, Names(graph)
         self._activations: dict[ir.Value, tuple[ir.Value, ir.Value, ir.Value]] = {}
         self._weights: dict[tuple[ir.Value, bool], tuple[ir.Value, ir.Value, ir.Value]] = {}
+        self._reshaped: set[ir.Value] = set()
 
     def rewrite(self, node: ir.Node) -> bool:
         """Replace one node by its integer form, if its weight is a constant."""
@@ -55,6 +57,12 @@ class _DynamicWriter:
             out = self._node(node, "Add", [out, self._shaped_bias(node, bias)])
         self._take_over(node, out)
         return True
+
+    def drop_floats(self) -> None:
+        """Remove the float weights that integers have replaced everywhere."""
+        for value in {value for value, _ in self._weights} | self._reshaped:
+            if not value.uses() and not value.is_graph_output():
+                self.graph.initializers.pop(str(value.name), None)
 
     def _supported(self, node: ir.Node) -> bool:
         weight = constant_array(node.inputs[1])
@@ -96,6 +104,7 @@ class _DynamicWriter:
         array = constant_array(bias)
         if node.op_type != "Conv" or array is None:
             return bias
+        self._reshaped.add(bias)
         return constant(self.graph, self.names(f"{bias.name}_shaped"), array.reshape(1, -1, 1, 1))
 
     def _node(

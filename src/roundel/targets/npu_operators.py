@@ -50,7 +50,7 @@ EXCEPTIONS: tuple[TableException, ...] = (
     TableException("HardSigmoid", _A16W8, True, "mobilenet_v3 in A16W8 runs wholly on the NPU"),
     TableException("HardSwish", _A16W8, True, "mobilenet_v3 in A16W8 runs wholly on the NPU"),
     TableException("HardSigmoid", _XINT8, True, "the first NPU's own sigmoid [inference]", _X1),
-    TableException("HardSwish", _XINT8, True, "a product with the first NPU's own sigmoid [inference]", _X1),
+    TableException("Sigmoid", _XINT8, True, "written as the first NPU's HardSigmoid [inference]", _X1),
     TableException("ReduceMean", _XINT8, False, "shufflenet_v2's mean ran on the CPU [inference]", _X2),
 )
 

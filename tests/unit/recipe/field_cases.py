@@ -37,8 +37,9 @@ def cnn() -> onnx.ModelProto:
 
 
 def heavy_weights() -> onnx.ModelProto:
-    weight = rng(3).standard_t(2, (8, 3, 3, 3)).astype(np.float32)
-    return build([node("Conv", ["x", "w"], ["y"])], X, ["y"], {"w": weight})
+    """It pays to cut the largest."""
+    weight = rng().standard_t(3, (10, 100)).astype(np.float32)
+    return build([node("MatMul", ["x", "k"], ["y"])], {"x": [2, 10]}, ["y"], {"k": weight})
 
 
 def chain(*nodes: onnx.NodeProto, opset: int = 17, inputs: Any = None, **constants: Any) -> Any:
@@ -143,7 +144,10 @@ CASES: dict[str, Case] = {
     "calibration.metric": Case(
         cnn,
         "mse",
-        base={"calibration": {"method": "layerwise_percentile", "candidates": [90, 95, 99, 99.9, 99.99]}},
+        base={
+            "activations": {"type": "uint8"},
+            "calibration": {"method": "layerwise_percentile", "candidates": [90, 95, 99, 99.9, 99.99]},
+        },
         data=heavy_tails,
     ),
     "calibration.scenario": Case(cnn, "p3", base={"calibration": {"method": "distribution"}}),
@@ -366,7 +370,17 @@ CASES: dict[str, Case] = {
         recipe="xint8",
         data=lambda: [{"x": 100 + sample["x"] / 1000} for sample in feeds(X)],
     ),
-    "npu.adjust_shift_cut": Case(wide_layer(2.0**-20, 2.0**4), False, True, recipe="xint8"),
+    "npu.adjust_shift_cut": Case(
+        # A layer with tiny weights whose output shares the scale of something large.
+        chain(
+            node("Conv", ["x", "w"], ["c"]),
+            node("Concat", ["c", "x"], ["y"], axis=1),
+            w=normal(3, 3, 1, 1) * np.float32(2.0**-20),
+        ),
+        False,
+        True,
+        recipe="xint8",
+    ),
     "npu.adjust_shift_bias": Case(wide_layer(1, 2.0**14), False, True, recipe="xint8"),
     "npu.adjust_hard_sigmoid": Case(
         chain(node("HardSigmoid", ["x"], ["h"], **hard), node("Conv", ["h", "w"], ["y"]), w=W3),

@@ -20,30 +20,41 @@ _IMAGE_RANK = 4
 
 
 def _open_shapes(facts: Facts) -> Iterator[Hit]:
-    fed = _fed(facts)
     opened = False
-    for value in fed:
+    for value in _fed(facts):
         if value.shape is None:
             opened = True
-            yield Hit(Severity.ERROR, f"input '{value.name}' has no shape at all", value.name)
-            continue
-        if not _open_dims(value):
-            continue
-        opened = True
-        words = ", ".join(str(d) if isinstance(d, int) else str(d.value or "?") for d in value.shape)
-        known = ",".join(
-            str(d) if isinstance(d, int) else "1" if i == 0 else "?" for i, d in enumerate(value.shape)
-        )
-        fix = f"Fix it: -s 'prepare.fixed_shapes={{{value.name}: [{known}]}}' with numbers for each ?."
-        yield Hit(Severity.ERROR, f"input '{value.name}' is [{words}]", value.name, fix)
+            yield Hit(Severity.ERROR, f"input '{value.name}' has no shape, not even 1 dimension", value.name)
+        elif _open_dims(value):
+            opened = True
+            words = ", ".join(str(d) if isinstance(d, int) else str(d.value or "?") for d in value.shape)
+            text = f"input '{value.name}' is [{words}], {_open_dims(value)} open beside the batch"
+            yield Hit(Severity.ERROR, text, value.name, _fixing(value))
     if not opened:
         yield from _data_dependent(facts)
+        yield from _computed_shapes(facts)
+
+
+def _fixing(value: ir.Value) -> str:
+    sizes = [str(d) if isinstance(d, int) else "?" for d in value.shape or ()]
+    sizes[0] = "1" if sizes[0] == "?" else sizes[0]
+    text = f"Fix it: -s 'prepare.fixed_shapes={{{value.name}: [{', '.join(sizes)}]}}'"
+    return text + (", with numbers for each ?." if "?" in sizes else ".")
+
+
+def _computed_shapes(facts: Facts) -> Iterator[Hit]:
+    """Arithmetic on an open batch axis, which a fixed one would turn into constants."""
+    open_inputs = [v for v in _fed(facts) if v.shape and not isinstance(v.shape[0], int)]
+    nodes = [place for place in facts.before.nodes if place.rule == "P02"]
+    if open_inputs and nodes:
+        text = f"{len(nodes)} nodes compute shapes at run time from an open batch axis"
+        yield Hit(Severity.WARNING, text, nodes[0].name, _fixing(open_inputs[0]))
 
 
 def _data_dependent(facts: Facts) -> Iterator[Hit]:
     """With fixed inputs, what is still open depends on the data."""
     values = [v for node in facts.prepared.graph for v in node.outputs if v.dtype in FLOAT_TYPES]
-    loose = [v for v in values if v.shape is not None and _open_dims(v)]
+    loose = [v for v in values if v.shape is not None and not all(isinstance(d, int) for d in v.shape)]
     if loose:
         yield Hit(
             Severity.WARNING,

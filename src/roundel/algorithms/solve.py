@@ -1,0 +1,145 @@
+"""One layer: the best codes for its weights and its bias, given what it sees and what it should give."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass, replace
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from roundel.algorithms.moments import Array, Centred, Moments
+from roundel.numerics.rounding import compensated, damped, descend, factor, least_squares
+from roundel.types import QParams
+
+_RIDGES = (1.0, 0.1, 0.01)
+_DAMPING = 0.01
+_SWEEPS = 3
+
+
+@dataclass(frozen=True, slots=True)
+class Problem:
+    """A layer's numbers.
+
+    Attributes:
+        weight: (G, O, K) float weights.
+        bias: (G, O) float bias; zeros where the layer has none.
+        has_bias: whether the layer has one, so that an offset can be corrected.
+        input_scale: step of the input codes; moments count in codes.
+        params: the weight's scale so far, shaped to broadcast against (G, O, 1).
+        limits: smallest and largest weight code.
+        scales: candidate factors on the weight's scale.
+        train, held: moments to solve on and to judge by.
+    """
+
+    weight: Array
+    bias: Array
+    has_bias: bool
+    input_scale: float
+    scale: Array
+    limits: tuple[int, int]
+    factors: tuple[float, ...]
+    train: Moments
+    held: Moments
+
+
+@dataclass(frozen=True, slots=True)
+class Solution:
+    """What became of a layer.
+
+    Attributes:
+        codes: (G, O, K) weight codes.
+        scale: as in the problem.
+        bias: (G, O) float bias that goes with the codes.
+        before, after: held-out mean squared error with plain rounding and with this solution.
+        ridge: how far the weights moved towards the seen inputs; None where they stayed.
+    """
+
+    codes: Array
+    scale: Array
+    bias: Array
+    before: float
+    after: float
+    ridge: float | None
+
+    @property
+    def kept(self) -> bool:
+        """Whether it is better than plain rounding on data that it was not made from."""
+        return self.after < self.before
+
+
+def solve(problem: Problem) -> Solution:
+    """Least-squares target, compensated rounding, coordinate descent, bias; judged on held-out rows."""
+    train, held = problem.train.centred(), problem.held.centred()
+    float_weight = problem.weight * problem.input_scale
+    ridge = _choose_ridge(float_weight, train, held)
+    problem.train.merge(problem.held)
+    whole = problem.train.centred()
+    target = float_weight if ridge is None else least_squares(float_weight, whole.xx, whole.xy, ridge)
+    codes, scale = _best_codes(problem, target, whole)
+    real = codes * (scale * problem.input_scale)
+    bias = whole.y - np.einsum("gok,gk->go", real, whole.x) if problem.has_bias else problem.bias
+    plain = _plain(problem)
+    return Solution(
+        codes,
+        scale,
+        bias,
+        before=float(held.error(plain, problem.bias).sum()),
+        after=float(held.error(real, bias).sum()),
+        ridge=ridge,
+    )
+
+
+def _plain(problem: Problem) -> Array:
+    codes = np.clip(np.rint(problem.weight / problem.scale), *problem.limits)
+    return np.asarray(codes * (problem.scale * problem.input_scale))
+
+
+def _choose_ridge(weight: Array, train: Centred, held: Centred) -> float | None:
+    """The weakest tie to the float weights that still pays on held-out rows; None for no move at all."""
+    best, error = None, _spread(weight, held)
+    for ridge in _RIDGES:
+        tried = _spread(least_squares(weight, train.xx, train.xy, ridge), held)
+        if tried >= error:
+            break
+        best, error = ridge, tried
+    return best
+
+
+def _spread(weight: Array, moments: Centred) -> float:
+    return float((np.einsum("gok,gok->go", weight @ moments.xx - 2 * moments.xy, weight) + moments.yy).sum())
+
+
+def _best_codes(problem: Problem, target: Array, whole: Centred) -> tuple[Array, Array]:
+    """Codes and scale with the least error over the candidates."""
+    moment = damped(whole.xx, _DAMPING)
+    upper = factor(moment)
+    found: list[tuple[Array, Array, Array]] = []
+    for scale in _candidates(problem):
+        wanted = target / (scale * problem.input_scale)
+        codes = descend(compensated(wanted, upper, problem.limits), wanted, moment, problem.limits, _SWEEPS)
+        miss = (codes - wanted) * scale
+        found.append((np.einsum("gok,gok->go", miss @ moment, miss), codes, scale))
+    if problem.scale.size == 1:
+        _, codes, scale = min(found, key=lambda item: float(item[0].sum()))
+        return codes, scale
+    # One scale for each output: each takes the candidate that suits it best.
+    choice = np.argmin([item[0] for item in found], axis=0)
+    codes, scale = found[0][1].copy(), np.broadcast_to(found[0][2], (*choice.shape, 1)).copy()
+    for index, (_, tried, step) in enumerate(found):
+        chosen = choice == index
+        codes[chosen] = tried[chosen]
+        scale[chosen] = np.broadcast_to(step, scale.shape)[chosen]
+    return codes, scale
+
+
+def _candidates(problem: Problem) -> Iterator[Array]:
+    for f in problem.factors:
+        yield np.asarray(problem.scale * f)
+
+
+def with_scale(params: QParams, scale: NDArray[Any]) -> QParams:
+    """The same parameters with another scale of the same shape."""
+    shaped = np.asarray(scale, np.float32).reshape(params.scale.shape)
+    return replace(params, scale=shaped)

@@ -1,0 +1,81 @@
+"""What each layer gives in the float model, at a few places of each sample."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import onnx_ir as ir
+from numpy.typing import NDArray
+
+from roundel.algorithms.layers import Layer
+from roundel.model.graph import values_by_name
+from roundel.model.session import open_session
+from roundel.types import Sample
+
+_ROWS = 64  # places of each sample
+_GROUPED_ROWS = 32  # a depthwise layer has a handful of weights for each channel: fewer rows suffice
+_MOST_BYTES = 400_000_000
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Glimpse:
+    """One layer's output on one sample: the places looked at, and the values there."""
+
+    places: NDArray[np.intp]
+    spatial: tuple[int, ...]
+    values: NDArray[np.float32]
+
+
+def float_targets(
+    model: ir.Model, layers: Sequence[Layer], samples: Sequence[Sample], *, seed: int = 0, threads: int = 2
+) -> list[list[Glimpse]]:
+    """For each layer its glimpses, one for each sample.
+
+    The places are drawn from the seed and the sample's number alone, so the result does not depend on
+    how many threads take part.
+    """
+    watched = model.clone()
+    values = values_by_name(watched.graph)
+    shown = {value.name for value in watched.graph.outputs}
+    for layer in layers:
+        if layer.output not in shown:
+            watched.graph.outputs.append(values[layer.output])
+            shown.add(layer.output)
+    session = open_session(watched, threads=1)
+    names = [layer.output for layer in layers]
+    share: list[float] = []
+
+    def glimpse(index: int) -> list[Glimpse]:
+        outputs = session.run(names, samples[index])
+        if not share:
+            share.append(_share(layers, outputs, len(samples)))
+        rng = np.random.default_rng([seed, index])
+        return [_glimpse(layer, out, rng, share[0]) for layer, out in zip(layers, outputs, strict=True)]
+
+    first = glimpse(0)  # settles the share before others start
+    with ThreadPoolExecutor(threads) as pool:
+        rows = [first, *pool.map(glimpse, range(1, len(samples)))]
+    return [list(column) for column in zip(*rows, strict=True)]
+
+
+def _rows(layer: Layer) -> int:
+    return _GROUPED_ROWS if layer.groups > 1 else _ROWS
+
+
+def _share(layers: Sequence[Layer], outputs: Sequence[NDArray[Any]], samples: int) -> float:
+    """The share of the usual rows that fits into memory."""
+    total = 0
+    for layer, out in zip(layers, outputs, strict=True):
+        channels = out.shape[1] if layer.kernel else out.shape[-1]
+        total += min(_rows(layer), out.size // max(channels, 1)) * channels * 4 * samples
+    return min(1.0, _MOST_BYTES / max(total, 1))
+
+
+def _glimpse(layer: Layer, output: NDArray[Any], rng: np.random.Generator, share: float) -> Glimpse:
+    places = layer.places(output.shape, max(1, int(_rows(layer) * share)), rng)
+    spatial = output.shape[2:] if layer.kernel else ()
+    return Glimpse(places, spatial, layer.targets(output, places))

@@ -1,0 +1,229 @@
+"""One walk over the graph: each layer is rounded for the inputs that the quantized layers before it give."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
+from typing import Any
+
+import numpy as np
+import onnx_ir as ir
+from numpy.typing import NDArray
+
+from roundel.algorithms.frontier import Frontier
+from roundel.algorithms.layers import Layer, quantized_layers
+from roundel.algorithms.moments import Moments
+from roundel.algorithms.solve import Problem, Solution, solve
+from roundel.algorithms.targets import Glimpse, float_targets
+from roundel.calibrate.reach import Reach, layer_reach
+from roundel.calibrate.state import QuantState
+from roundel.model.graph import constant_array, values_by_name
+from roundel.numerics.affine import quantize
+from roundel.qdq import simulate, write_qdq
+from roundel.recipe import Recipe
+from roundel.types import QParams, QType, Sample, ScaleKind
+
+_HELD_SHARE = 0.2
+_CHUNK = 1024
+_FLOAT_FACTORS = (1.0, 0.85, 0.7)
+_POWER_FACTORS = (2.0, 1.0, 0.5)
+
+
+@dataclass(frozen=True, slots=True)
+class LayerReport:
+    """What the walk did to one layer; errors are held-out, relative to the layer's own signal, in dB."""
+
+    layer: str
+    op: str
+    before_db: float
+    after_db: float
+    kept: bool
+    seconds: float
+
+
+def walk(
+    model: ir.Model,
+    state: QuantState,
+    samples: Sequence[Sample],
+    recipe: Recipe,
+    progress: Callable[[int], None] | None = None,
+) -> tuple[QuantState, tuple[LayerReport, ...]]:
+    """Choose rounding, weight scales and biases layer by layer.
+
+    Args:
+        model: the prepared float model.
+        state: calibrated, and legal for its target.
+        samples: a few dozen to a few hundred inputs; the last fifth judges.
+        recipe: formats and limits.
+        progress: called with the number of layers done.
+    """
+    layers = quantized_layers(model.graph, state.plan)
+    if not layers or len(samples) < 2:
+        return state, ()
+    glimpses = float_targets(model, layers, samples)
+    walker = _Walker(model, state, samples, recipe)
+    reports = []
+    for done, layer in enumerate(layers, 1):
+        reports.append(walker.improve(layer, glimpses[done - 1]))
+        glimpses[done - 1] = []  # not needed any more
+        if progress is not None:
+            progress(done)
+    return walker.state, tuple(reports)
+
+
+class _Walker:
+    def __init__(self, model: ir.Model, state: QuantState, samples: Sequence[Sample], recipe: Recipe) -> None:
+        self.state, self.recipe = state, recipe
+        self.constants = model.graph.initializers
+        self.quantized = write_qdq(model, state, recipe)
+        simulate(self.quantized, state, recipe.npu)
+        self.values = values_by_name(self.quantized.graph)
+        self.frontier = Frontier(self.quantized, samples)
+        self.reach = layer_reach(model.graph, state)
+        self.held_from = len(samples) - max(1, round(len(samples) * _HELD_SHARE))
+
+    def improve(self, layer: Layer, glimpses: Sequence[Glimpse]) -> LayerReport:
+        """Solve one layer, and take the solution over where held-out data agrees."""
+        start = time.perf_counter()
+        problem = self._problem(layer, glimpses)
+        power = float(problem.held.centred().yy.sum())
+        solution = solve(problem)
+        if solution.kept:
+            self._accept(layer, solution)
+        self.frontier.release()
+        after = solution.after if solution.kept else solution.before
+        took = time.perf_counter() - start
+        ratios = [_db(power, error) for error in (solution.before, after)]
+        return LayerReport(layer.name, layer.op, ratios[0], ratios[1], solution.kept, took)
+
+    def _problem(self, layer: Layer, glimpses: Sequence[Glimpse]) -> Problem:
+        given, weight = self.state.params[layer.data], self.state.params[layer.weight]
+        train, held = self._moments(layer, glimpses, int(given.zero_point))
+        matrix = layer.matrix(self._float(layer.weight)).astype(np.float64)
+        bias = np.zeros(matrix.shape[:2])
+        if layer.bias is not None:
+            bias = self._float(layer.bias).astype(np.float64).reshape(matrix.shape[:2])
+        return Problem(
+            weight=matrix,
+            bias=bias,
+            has_bias=layer.bias is not None,
+            input_scale=float(given.scale),
+            scale=_shaped(weight, matrix.shape),
+            limits=_limits(weight, self.state.plan.tensors[layer.weight].scheme.symmetric),
+            factors=self._factors(layer, weight),
+            train=train,
+            held=held,
+        )
+
+    def _moments(self, layer: Layer, glimpses: Sequence[Glimpse], zero: int) -> tuple[Moments, Moments]:
+        codes = self.frontier.reach(self._codes_of(layer.data))
+        sums = Moments(), Moments()
+        rows: list[tuple[NDArray[Any], NDArray[Any]]] = []
+        for index, (array, glimpse) in enumerate(zip(codes, glimpses, strict=True)):
+            shifted = array.astype(np.float32) - zero
+            rows.append((layer.inputs(shifted, glimpse.places, glimpse.spatial), glimpse.values))
+            last = index + 1 in (self.held_from, len(codes))
+            if last or sum(len(x) for x, _ in rows) >= _CHUNK:
+                x, y = (np.concatenate(part) for part in zip(*rows, strict=True))
+                sums[index >= self.held_from].add(x, y)
+                rows = []
+        return sums
+
+    def _factors(self, layer: Layer, weight: QParams) -> tuple[float, ...]:
+        """Factors on the weight's scale that its format and the NPU's shifters allow."""
+        if self.state.plan.tensors[layer.weight].scheme.scale is not ScaleKind.POWER_OF_TWO:
+            return _FLOAT_FACTORS
+        reach = self.reach.get(layer.name)
+        if reach is None or not self.recipe.npu.adjust_shift_cut:
+            return _POWER_FACTORS
+        return tuple(f for f in _POWER_FACTORS if reach.allows_weight(float(weight.scale) * f)) or (1.0,)
+
+    def _accept(self, layer: Layer, solution: Solution) -> None:
+        params, codes = dict(self.state.params), dict(self.state.codes)
+        weight = params[layer.weight]
+        scale = np.asarray(_unshaped(solution.scale, weight), np.float32)
+        params[layer.weight] = replace(weight, scale=scale)
+        shape = self._float(layer.weight).shape
+        codes[layer.weight] = layer.tensor(solution.codes, shape).astype(weight.qtype.dtype)
+        self._replace(layer.weight, codes[layer.weight], params[layer.weight])
+        if layer.bias is not None:
+            params[layer.bias] = self._bias_params(layer, solution, params)
+            real = solution.bias.reshape(self._float(layer.bias).shape)
+            codes[layer.bias] = quantize(real, params[layer.bias], narrow=True)
+            self._replace(layer.bias, codes[layer.bias], params[layer.bias])
+        self.state = replace(self.state, params=params, codes=codes)
+
+    def _bias_params(self, layer: Layer, solution: Solution, params: dict[str, QParams]) -> QParams:
+        assert layer.bias is not None
+        old = params[layer.bias]
+        if old.qtype in (QType.INT32, QType.INT16):
+            step = solution.scale.reshape(solution.scale.shape[:2]) * float(params[layer.data].scale)
+            scale = step if old.scale.ndim else step.reshape(-1)[0]
+            return replace(old, scale=np.asarray(scale, np.float32).reshape(old.scale.shape))
+        reach: Reach | None = self.reach.get(layer.name) if self.recipe.npu.adjust_shift_bias else None
+        wscale = float(params[layer.weight].scale)
+        return _best_bias_scale(solution.bias, old, reach, wscale)
+
+    def _replace(self, name: str, codes: NDArray[Any], params: QParams) -> None:
+        """Let the model that the next layers are fed from have the new constants."""
+        stored = self.values[f"{name}_quantized"]
+        node = stored.consumers()[0]
+        stored.const_value = ir.tensor(codes, name=stored.name)
+        for value, array in ((node.inputs[1], params.scale), (node.inputs[2], params.zero_point)):
+            if value is not None:
+                value.const_value = ir.tensor(array, name=value.name)
+
+    def _codes_of(self, tensor: str) -> str:
+        """The name of a tensor's integer codes in the written model."""
+        for name in (tensor, f"{tensor}_QuantizeLinear_Input"):
+            value = self.values.get(name)
+            for node in value.consumers() if value is not None else ():
+                if node.op_type == "QuantizeLinear":
+                    return str(node.outputs[0].name)
+        raise KeyError(tensor)
+
+    def _float(self, name: str) -> NDArray[Any]:
+        array = constant_array(self.constants[name])
+        assert array is not None
+        return array
+
+
+def _best_bias_scale(bias: NDArray[Any], old: QParams, reach: Reach | None, weight_scale: float) -> QParams:
+    """The power of two next to the old one with the least error, within the shifters' reach."""
+    best: tuple[float, QParams] | None = None
+    for power in range(-6, 7):
+        scale = float(old.scale) * 2.0**power
+        if reach is not None and not reach.allows_bias(scale, weight_scale):
+            continue
+        tried = replace(old, scale=np.asarray(scale, np.float32))
+        codes = np.clip(np.rint(bias / scale), old.qtype.qmin + 1, old.qtype.qmax)
+        error = float(((codes * scale - bias) ** 2).sum())
+        if best is None or error < best[0]:
+            best = (error, tried)
+    return old if best is None else best[1]
+
+
+def _shaped(params: QParams, shape: tuple[int, ...]) -> NDArray[np.float64]:
+    """The scale so that it broadcasts against (G, O, K)."""
+    scale = params.scale.astype(np.float64)
+    if scale.ndim == 0:
+        return scale.reshape(1, 1, 1)
+    if scale.size == shape[0] * shape[1]:
+        return scale.reshape(shape[0], shape[1], 1)
+    return np.broadcast_to(scale.reshape(1, -1, 1), (shape[0], shape[1], 1)).copy()
+
+
+def _unshaped(scale: NDArray[np.float64], params: QParams) -> NDArray[np.float64]:
+    flat = scale.reshape(-1)
+    return flat[: params.scale.size].reshape(params.scale.shape)
+
+
+def _limits(params: QParams, symmetric: bool) -> tuple[int, int]:
+    zero = int(params.zero_point.reshape(-1)[0])
+    low = params.qtype.qmin + (1 if symmetric and params.qtype.signed else 0)
+    return low - zero, params.qtype.qmax - zero
+
+
+def _db(power: float, error: float) -> float:
+    return float(10 * np.log10(max(power, 1e-30) / max(error, 1e-30)))
