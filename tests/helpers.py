@@ -79,10 +79,7 @@ def feeds(inputs: Mapping[str, Sequence[int]], count: int = 4, scale: float = 1.
     """Gaussian samples for float inputs."""
     generator = rng(1)
     return [
-        {
-            name: np.asarray(generator.normal(0, scale, shape), np.float32)
-            for name, shape in inputs.items()
-        }
+        {name: np.asarray(generator.normal(0, scale, shape), np.float32) for name, shape in inputs.items()}
         for _ in range(count)
     ]
 
@@ -92,9 +89,7 @@ def quantize(
 ) -> QuantizeResult:
     """Quantize with Gaussian data for the model's inputs unless data is given."""
     if data is None:
-        shapes = {
-            v.name: [d.dim_value or 2 for d in v.type.tensor_type.shape.dim] for v in model.graph.input
-        }
+        shapes = {v.name: [d.dim_value or 2 for d in v.type.tensor_type.shape.dim] for v in model.graph.input}
         data = feeds(shapes)
     return roundel.quantize(model, recipe=recipe, data=list(data), changes=changes)
 
@@ -187,9 +182,7 @@ def assert_sound(float_model: onnx.ModelProto, model: onnx.ModelProto) -> None:
     for side in ("input", "output"):
         before, after = getattr(float_model.graph, side), getattr(model.graph, side)
         assert [v.name for v in before] == [v.name for v in after]
-        assert [v.type.tensor_type.elem_type for v in before] == [
-            v.type.tensor_type.elem_type for v in after
-        ]
+        assert [v.type.tensor_type.elem_type for v in before] == [v.type.tensor_type.elem_type for v in after]
     known = {v.name for v in model.graph.input} | set(initializers(model))
     for n in model.graph.node:
         assert all(name in known for name in n.input if name), f"{n.name} reads what comes later"

@@ -12,8 +12,8 @@ import onnx_ir as ir
 from roundel.model import load_model
 from roundel.model.graph import input_specs, op_key, opset_version, weight_bytes
 from roundel.model.load import quantized_node
-from roundel.pipeline import load_prepared
 from roundel.plan import build_plan
+from roundel.preparation import load_prepared
 from roundel.recipe_file import load_recipe
 
 

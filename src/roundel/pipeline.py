@@ -14,16 +14,16 @@ import onnx_ir as ir
 
 from roundel.calibrate.positions import refine
 from roundel.calibrate.resolve import resolve
+from roundel.check.fitting import for_device, remaining
 from roundel.errors import OutputError
 from roundel.evidence import Evidence, gather
-from roundel.model import LoadedModel, load_model, save_model
+from roundel.model import LoadedModel, save_model
 from roundel.model.external import external_values, self_contained
 from roundel.model.graph import fingerprint
 from roundel.model.load import ModelSource
-from roundel.model.opset import raise_opset
 from roundel.model.save import check_writable, staged, write_text
-from roundel.passes import PassReport, prepare
 from roundel.plan import QuantPlan, build_plan
+from roundel.preparation import Prepared, load_prepared
 from roundel.qdq import simulate, write_dynamic, write_qdq
 from roundel.recipe import Recipe, merge
 from roundel.recipe_file import RecipeSource, load_recipe
@@ -34,7 +34,6 @@ from roundel.verify import check_file, check_prepared, compare_outputs
 from roundel.verify.closeness import OutputReport
 from roundel.verify.legality import check_scales
 from roundel.version import VERSION
-
 
 _QUANTIZERS = frozenset({"QuantizeLinear", "DequantizeLinear", "DynamicQuantizeLinear"})
 
@@ -68,16 +67,6 @@ class QuantizeResult:
         return target
 
 
-@dataclass(frozen=True, slots=True, eq=False)
-class Prepared:
-    """A model that is ready to be planned."""
-
-    loaded: LoadedModel
-    model: ir.Model
-    reports: tuple[PassReport, ...]
-    notes: tuple[str, ...]
-
-
 def quantize(
     model: ModelSource,
     output: str | Path | None = None,
@@ -88,6 +77,7 @@ def quantize(
     exclude: Sequence[str] = (),
     changes: Mapping[str, Any] | None = None,
     stats: str | Path | None = None,
+    device: str | None = None,
     listener: Listener | None = None,
 ) -> QuantizeResult:
     """Quantize a float model.
@@ -102,6 +92,8 @@ def quantize(
         exclude: nodes that stay float: names, globs, 're:REGEX' or 'op:TYPE'.
         changes: recipe values that differ from the recipe's own, nested as in the file.
         stats: a statistics file to reuse, or to write when it does not fit this model and data.
+        device: the NPU it is for (phx, stx, krk …): what helps placement there and is exact is applied, and
+            what is left is listed in the record's notes.
         listener: told about progress.
 
     Raises:
@@ -110,7 +102,7 @@ def quantize(
     told, clock = listener or Silent(), Clock()
     with ExitStack() as cleanup:
         cleanup.callback(told.close)
-        settings = load_recipe(recipe, changed(changes, samples, exclude))
+        settings = for_device(load_recipe(recipe, changed(changes, samples, exclude)), device)
         target = _checked_output(output, model, recipe, stats)
         told.step("load and prepare")
         with clock("prepare"):
@@ -129,6 +121,7 @@ def quantize(
         told.step("verify")
         with clock("verify"):
             reports, doubt = _verify(model, file, evidence, settings)
+            advice = remaining(model, settings, device)
         size = file.stat().st_size if target else None
         record = Record(
             quantized=any(node.op_type in _QUANTIZERS for node in result.graph),
@@ -140,22 +133,12 @@ def quantize(
             float_nodes={n.name: n.reason for n in plan.nodes.values() if not n.quantized},
             outputs=reports,
             seconds=clock.seconds,
-            notes=(*ready.notes, *evidence.notes, *notes, *doubt),
+            notes=(*ready.notes, *evidence.notes, *notes, *doubt, *advice),
             file={"name": target.name if target else None, "bytes": size},
         )
         if target is not None:
             write_text(record_path(target), record.to_json())
     return QuantizeResult(result, target, plan, record)
-
-
-def load_prepared(source: ModelSource, recipe: Recipe) -> Prepared:
-    """Load a float model and run the passes that the recipe asks for."""
-    loaded = load_model(source)
-    notes = list(loaded.notes)
-    if recipe.output.opset is not None:
-        notes += raise_opset(loaded.model, recipe.output.opset)
-    reports = prepare(loaded.model, recipe.prepare)
-    return Prepared(loaded, loaded.model, reports, tuple(notes))
 
 
 def changed(changes: Mapping[str, Any] | None, samples: int | None, exclude: Sequence[str]) -> dict[str, Any]:

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import numpy as np
 import pytest
+
 from helpers import activations, assert_sound, build, node, ops, quantize, sqnr, weights
 from ops.operator_cases import CASES, Case
-
 from roundel.recipe_file import load_recipe
 from roundel.targets.operators import EXTENDED, STANDARD
 
@@ -101,7 +101,14 @@ def _check_constants(case: Case, preset: str, model: object) -> None:
     for name, constant in constants.items():
         if name == "b" and case.op in ("Conv", "ConvTranspose", "Gemm", "InstanceNormalization"):
             assert constant.dtype == "int32"
-        elif recipe.placement.constants_as_activations and case.op in ("Add", "Sub", "Mul", "Div", "Min", "Max"):
+        elif recipe.placement.constants_as_activations and case.op in (
+            "Add",
+            "Sub",
+            "Mul",
+            "Div",
+            "Min",
+            "Max",
+        ):
             assert constant.dtype == recipe.activations.type
         else:
             assert constant.dtype == "int8"
@@ -167,8 +174,9 @@ def test_softmax_has_its_full_range_whatever_the_data(preset: str) -> None:
 
 @pytest.mark.parametrize("preset", ["a8w8", "a16w8"])
 def test_concat_joins_in_one_scale_that_holds_all(preset: str) -> None:
-    case = Case("Concat", "", "x z c", {"x": (2, 4), "z": (2, 4)}, {"c": np.full((2, 4), 9, np.float32)},
-                {"axis": 1})
+    case = Case(
+        "Concat", "", "x z c", {"x": (2, 4), "z": (2, 4)}, {"c": np.full((2, 4), 9, np.float32)}, {"axis": 1}
+    )
     data = [{"x": feed["x"], "z": 5 * feed["z"]} for feed in case.data()]
     model = quantize(case.model(), preset, data).model
     stored = activations(model)

@@ -99,6 +99,7 @@ class _Machine:
     floats: dict[str, NDArray[Any]] = field(default_factory=dict)
     codes: dict[str, NDArray[Any]] = field(default_factory=dict)
     values: dict[str, Exact] = field(default_factory=dict)
+    uneven: set[str] = field(default_factory=set)  # means over windows that the padding makes smaller
 
     def step(self, node: onnx.NodeProto) -> None:
         if node.op_type == "Flatten" and node.input[0] in self.floats:  # of a graph input: not yet codes
@@ -152,6 +153,8 @@ class _Machine:
             case "PRelu":
                 return _prelu(*self._inputs(node))
             case "MaxPool" | "AveragePool" | "GlobalAveragePool":
+                if any(attributes.get("pads", ())) and not attributes.get("count_include_pad", 0):
+                    self.uneven.add(node.output[0])
                 pool = {"MaxPool": _max_pool, "AveragePool": _average_pool}.get(node.op_type, _global_pool)
                 return pool(self.values[node.input[0]], attributes)
             case _:
@@ -190,20 +193,20 @@ class _Machine:
 
     def _mul(self, node: onnx.NodeProto) -> Exact:
         if node.input[1] in self.constants:
-            return _gain(self.values[node.input[0]], Fraction(float(self.constants[node.input[1]])))
+            made = _gain(self.values[node.input[0]], Fraction(float(self.constants[node.input[1]])))
+            assert made.denominator == 1 or node.input[0] in self.uneven, f"{node.name} leaves a division"
+            return made
         left, right = self._inputs(node)
         assert left.denominator == right.denominator == 1
         return Exact(left.numerator * right.numerator, left.position + right.position).rounded()
 
 
 def _gain(x: Exact, gain: Fraction) -> Exact:
-    """A division and the gain behind it are k / 2**n."""
+    """A division and the gain behind it are k / 2**n, with k and n recovered exactly."""
     factor, denominator = gain.numerator, x.denominator
     common = math.gcd(factor, denominator)
     made = Exact(x.numerator * (factor // common), x.position, 1, x.doubt * (factor // common))
-    made = made.divided(denominator // common * gain.denominator)
-    assert made.denominator == 1, f"gain {gain} does not turn a division by {denominator} into a shift"
-    return made.rounded()
+    return made.divided(denominator // common * gain.denominator).rounded()
 
 
 def _round(x: Exact, position: int) -> tuple[Integers, NDArray[np.bool_]]:

@@ -86,7 +86,8 @@ class Frontier:
         self, nodes: Sequence[ir.Node], wanted: Sequence[str]
     ) -> tuple[ort.InferenceSession, list[str]]:
         made = {str(v.name) for node in nodes for v in node.outputs}
-        feeds, constants = {}, {}
+        feeds: dict[str, ir.Value] = {}
+        constants: dict[str, ir.Value] = {}
         for value in _inputs(nodes):
             name = str(value.name)
             if name in made:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
@@ -49,7 +49,7 @@ class Layer:
             return weight.reshape(self.groups, weight.shape[0] // self.groups, -1)
         if self.op == "ConvTranspose":
             split = weight.reshape(self.groups, weight.shape[0] // self.groups, *weight.shape[1:])
-            flipped = split[(..., *[slice(None, None, -1)] * len(self.kernel))]
+            flipped = _flipped(split, len(self.kernel))
             turned = np.moveaxis(flipped, 2, 1)
             return turned.reshape(self.groups, weight.shape[1], -1)
         return (weight if self.transposed else weight.T)[None]
@@ -60,7 +60,7 @@ class Layer:
             return matrix.reshape(shape)
         if self.op == "ConvTranspose":
             split = matrix.reshape(self.groups, shape[1], shape[0] // self.groups, *self.kernel)
-            flipped = np.moveaxis(split, 1, 2)[(..., *[slice(None, None, -1)] * len(self.kernel))]
+            flipped = _flipped(np.moveaxis(split, 1, 2), len(self.kernel))
             return np.ascontiguousarray(flipped.reshape(shape))
         return matrix[0] if self.transposed else np.ascontiguousarray(matrix[0].T)
 
@@ -96,11 +96,12 @@ class Layer:
         padded = self._stuffed(data) if self.op == "ConvTranspose" else self._padded(data, spatial)
         reach = tuple((k - 1) * d + 1 for k, d in zip(self.kernel, self.dilations, strict=True))
         axes = tuple(range(2, 2 + len(self.kernel)))
-        windows = sliding_window_view(padded, reach, axis=axes)  # type: ignore[call-overload]
+        windows: NDArray[Any] = sliding_window_view(padded, reach, axis=axes)
         steps = self.strides if self.op == "Conv" else (1,) * len(self.kernel)
         batch, *where = np.unravel_index(places, (data.shape[0], *spatial))
-        index = (batch, slice(None), *(w * s for w, s in zip(where, steps, strict=True)))
-        picked = windows[index][(..., *[slice(None, None, d) for d in self.dilations])]
+        index: Any = (batch, slice(None), *(w * s for w, s in zip(where, steps, strict=True)))
+        sparse: Any = (..., *[slice(None, None, d) for d in self.dilations])
+        picked: NDArray[Any] = windows[index][sparse]
         return picked.reshape(len(places), self.groups, -1)
 
     def _padded(self, data: NDArray[Any], spatial: tuple[int, ...]) -> NDArray[Any]:
@@ -116,13 +117,18 @@ class Layer:
         """A transposed convolution is a plain one over the input with zeros between its entries."""
         sizes = [(n - 1) * s + 1 for n, s in zip(data.shape[2:], self.strides, strict=True)]
         wide = np.zeros((*data.shape[:2], *sizes), data.dtype)
-        wide[(..., *[slice(None, None, s) for s in self.strides])] = data
+        every: Any = (..., *[slice(None, None, s) for s in self.strides])
+        wide[every] = data
         pads = [(0, 0), (0, 0)]
         for i, kernel in enumerate(self.kernel):
             edge = (kernel - 1) * self.dilations[i]
             pads.append((edge - self.begin[i], edge - self.end[i] + self.strides[i]))
         low = [(max(a, 0), max(b, 0)) for a, b in pads]
         return np.pad(wide, low)
+
+
+def _flipped(array: NDArray[Any], axes: int) -> NDArray[Any]:
+    return np.flip(array, tuple(range(array.ndim - axes, array.ndim)))
 
 
 def quantized_layers(graph: ir.Graph, plan: QuantPlan) -> tuple[Layer, ...]:
@@ -159,7 +165,7 @@ def _layer(node: ir.Node, plan: QuantPlan) -> Layer | None:
         return Layer(*common, transposed=bool(attribute_int(node, "transB", 0)))
     if node.op_type not in _CONVS or _automatic_padding(node):
         return None
-    return _convolution(node, common, array)
+    return _convolution(node, Layer(*common), array)
 
 
 def _automatic_padding(node: ir.Node) -> bool:
@@ -172,14 +178,14 @@ def _vector(value: ir.Value) -> bool:
     return array is not None and array.ndim > 0 and array.size == array.shape[-1]
 
 
-def _convolution(node: ir.Node, common: tuple[Any, ...], array: NDArray[Any]) -> Layer | None:
+def _convolution(node: ir.Node, plain: Layer, array: NDArray[Any]) -> Layer | None:
     kernel = tuple(array.shape[2:])
     ones = (1,) * len(kernel)
     pads = attribute_ints(node, "pads") or (0,) * (2 * len(kernel))
     if node.op_type == "ConvTranspose" and ("output_shape" in node.attributes or min(pads) < 0):
         return None
-    return Layer(
-        *common,
+    return replace(
+        plain,
         groups=attribute_int(node, "group", 1),
         kernel=kernel,
         strides=attribute_ints(node, "strides") or ones,

@@ -20,8 +20,8 @@ from roundel.model.graph import op_key
 from roundel.model.load import ModelSource, quantized_node
 from roundel.passes import refresh_shapes
 from roundel.passes.constants import Constants
-from roundel.pipeline import load_prepared
 from roundel.plan import QuantPlan, build_plan
+from roundel.preparation import load_prepared
 from roundel.recipe import Recipe
 from roundel.recipe_file import RecipeSource
 from roundel.targets.devices import Device, Format

@@ -44,8 +44,9 @@ def explain(
 ) -> None:
     """Show what every tensor would become, and why. Needs no data."""
     from roundel.errors import SelectionError, did_you_mean
-    from roundel.pipeline import changed, load_prepared
+    from roundel.pipeline import changed
     from roundel.plan import build_plan
+    from roundel.preparation import load_prepared
     from roundel.recipe_file import load_recipe
     from roundel.report.console import show_plan, terminal
     from roundel.report.record import plan_json

@@ -74,6 +74,9 @@ def quantize(
     ] = None,
     layout: Annotated[str | None, typer.Option(help="nchw or nhwc.", rich_help_panel=_IMAGES)] = None,
     bgr: Annotated[bool, typer.Option("--bgr", help="Blue first.", rich_help_panel=_IMAGES)] = False,
+    device: Annotated[
+        str | None, typer.Option(help="The NPU it is for: phx, stx or krk.", show_default=False)
+    ] = None,
     exclude: Exclude = None,
     include: Include = None,
     exclude_subgraph: ExcludeSubgraph = None,
@@ -114,6 +117,7 @@ def quantize(
         exclude=exclude or (),
         changes=changes,
         stats=stats,
+        device=device,
         listener=None if quiet or as_json else ProgressListener(),
     )
     if as_json:

@@ -85,7 +85,7 @@ def _check_attributes(node: ir.Node, imports: dict[str, int], where: object) -> 
     for name, attr in node.attributes.items():
         if name not in known or attr.is_ref():
             continue
-        seen, wanted = attr.type.name, known[name].type.name
+        seen, wanted = attr.type.name, str(known[name].type).rpartition(".")[2]
         if seen != wanted:
             raise _broken(
                 f"{where}, {op_key(node)} node '{node.name}'",

@@ -41,7 +41,8 @@ def least_squares(weight: Array, moment: Array, cross: Array, share: float) -> A
 def factor(moment: Array) -> Array:
     """The upper Cholesky factor of the inverse of a (damped) moment: how an error spreads to later inputs."""
     inverse = np.linalg.inv(moment)
-    return np.linalg.cholesky((inverse + inverse.transpose(0, 2, 1)) / 2).transpose(0, 2, 1)
+    lower = np.linalg.cholesky((inverse + inverse.transpose(0, 2, 1)) / 2)
+    return np.asarray(lower.transpose(0, 2, 1), np.float64)
 
 
 def compensated(target: Array, upper: Array, limits: tuple[int, int]) -> Array:

@@ -9,7 +9,7 @@ import numpy as np
 import onnx_ir as ir
 
 from roundel.passes.base import Pass
-from roundel.passes.rewriting import Editor, input_at, is_op, only_reader, real_constant, scalar
+from roundel.passes.rewriting import Editor, get_int, input_at, is_op, only_reader, real_constant, scalar
 
 _TOP = 127  # the largest code of a symmetric 8-bit type
 _LAYERS = ("Conv", "ConvTranspose", "Gemm")
@@ -48,9 +48,16 @@ def rescalable(node: ir.Node) -> list[ir.Node] | None:
         return None
     if scalar(input_at(node, 1)) != 0 or not (scalar(input_at(node, 2)) or 0) > 0:
         return None
-    if not _constant_layer(maker):
+    if not _constant_layer(maker) or _depthwise(maker):
         return None
     return _layers_behind(node.outputs[0])
+
+
+def _depthwise(node: ir.Node) -> bool:
+    """The NPU knows the pair of depthwise Conv and ReLU6 as it is, and no other bound for it."""
+    weight = input_at(node, 1)
+    group = get_int(node, "group", 1)
+    return group > 1 and weight is not None and weight.shape is not None and weight.shape[1] == 1
 
 
 def _rescale(editor: Editor, node: ir.Node) -> bool:

@@ -11,6 +11,7 @@ from roundel.errors import SelectionError
 from roundel.model.graph import clip_bounds, only_reader, rank
 from roundel.plan.draft import Draft
 from roundel.plan.marking import channel_axis
+from roundel.plan.saturation import on_grid, upper_bound
 from roundel.plan.select import matching_nodes, matching_tensors
 from roundel.plan.stored import stored_input, stored_output
 from roundel.plan.types import Fixed, NodePlan, Observed, Role
@@ -25,7 +26,7 @@ from roundel.targets.operators import (
 from roundel.types import PerChannel, PerTensor, QType
 
 
-def fuse_activations(graph: ir.Graph, draft: Draft, nodes: Mapping[str, NodePlan]) -> None:
+def fuse_activations(graph: ir.Graph, draft: Draft, nodes: Mapping[str, NodePlan], recipe: Recipe) -> None:
     """Drop the pair between a producer and the activation that the hardware computes with it."""
     for node in graph:
         if len(node.outputs) != 1 or not nodes[str(node.name)].quantized:
@@ -34,17 +35,20 @@ def fuse_activations(graph: ir.Graph, draft: Draft, nodes: Mapping[str, NodePlan
         reader = only_reader(value)
         if reader is None or reader.graph is not graph or not draft.marked(value):
             continue
-        if nodes[str(reader.name)].quantized and reader.inputs[0] is value and _fuses(node, reader):
+        if nodes[str(reader.name)].quantized and reader.inputs[0] is value and _fuses(node, reader, recipe):
             reason = f"{node.op_type} and {reader.op_type} compute as one: no pair between them"
             draft.drop(str(value.name), reason)
 
 
-def _fuses(node: ir.Node, reader: ir.Node) -> bool:
+def _fuses(node: ir.Node, reader: ir.Node, recipe: Recipe) -> bool:
     if node.op_type == "Pad":
         return reader.op_type in POOLS
     if node.op_type not in FUSING_PRODUCERS or reader.op_type not in FUSING_CONSUMERS:
         return False
-    return reader.op_type != "Clip" or clip_bounds(reader) in FUSING_CLIP_BOUNDS
+    if reader.op_type != "Clip" or clip_bounds(reader) in FUSING_CLIP_BOUNDS:
+        return True
+    bound = upper_bound(reader)  # one that the quantizer enforces is written as Relu
+    return recipe.npu.clip_to_relu and bound is not None and on_grid(bound, recipe.activations.scheme)
 
 
 def align_groups(graph: ir.Graph, draft: Draft, nodes: Mapping[str, NodePlan], placement: Placement) -> None:

@@ -8,7 +8,7 @@ import numpy as np
 import onnx_ir as ir
 
 from roundel.calibrate.state import QuantState
-from roundel.model.graph import attribute_float, attribute_ints, constant_array
+from roundel.model.graph import attribute_float, attribute_int, attribute_ints, constant_array
 from roundel.numerics.reciprocal import HARD_SIGMOID_GAIN, pool_gain, reciprocal_gain
 from roundel.plan.saturation import saturates, upper_bound
 from roundel.qdq.bf16_variants import instance_norm, softmax
@@ -92,7 +92,8 @@ class _Simulation:
 
     def _clip(self, node: ir.Node) -> None:
         bound, params = upper_bound(node), self.state.params.get(_original(node))
-        if self.npu.clip_to_relu and bound is not None and params is not None and saturates(params, bound):
+        wanted = self.npu.clip_to_relu and not (self.npu.limits and _behind_depthwise(node))
+        if wanted and bound is not None and params is not None and saturates(params, bound):
             node.op_type = "Relu"
             node.resize_inputs(1)
             self._count("Clip to Relu")
@@ -107,6 +108,13 @@ class _Simulation:
                 name = self.names(f"{node.name}_bound")
                 node.replace_input_with(index, constant(self.graph, name, whole))
         self._count("Clip bounds to whole numbers")
+
+
+def _behind_depthwise(node: ir.Node) -> bool:
+    """Depthwise Conv and ReLU6 are one operation of the 8-bit engine; with Relu they would leave it."""
+    source = node.inputs[0]
+    maker = source.producer() if source is not None else None
+    return maker is not None and maker.op_type == "Conv" and attribute_int(maker, "group", 1) > 1
 
 
 def _original(node: ir.Node) -> str:

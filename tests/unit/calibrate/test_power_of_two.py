@@ -29,7 +29,7 @@ def distribution(name: str) -> NDArray[np.float32]:
         "relu": np.maximum(rng.normal(0, 3, 20_000), 0),
         "laplace": rng.laplace(0, 2, 20_000),
         "uniform": rng.uniform(-5, 5, 20_000),
-        "outlier": np.append(rng.normal(0, 0.01, 20_000), 40.0),
+        "outlier": np.append(rng.normal(0, 0.01, 20_000), 37.3),
         "tiny": rng.normal(0, 1e-7, 20_000),
     }
     return drawn[name].astype(np.float32)
@@ -60,7 +60,7 @@ def observed(kind: type[Any], *samples: NDArray[np.float32]) -> Any:
 
 
 @pytest.mark.parametrize("scheme", [INT8, UINT8])
-@given(low=st.floats(-1e30, 1e30, width=32), high=st.floats(-1e30, 1e30, width=32))
+@given(low=st.floats(-(2.0**100), 2.0**100, width=32), high=st.floats(-(2.0**100), 2.0**100, width=32))
 def test_non_overflow_holds_everything_and_no_more(scheme: Scheme, low: float, high: float) -> None:
     ends = np.array([low, high], np.float32)
     if np.abs(ends).max() < 1e-30:
@@ -105,10 +105,11 @@ def test_zeros_get_scale_one(method: Any) -> None:
 
 def test_percentile_searches_without_the_tail() -> None:
     x = distribution("outlier")
+    calm = x[np.abs(x) <= np.quantile(np.abs(x), 0.99)]
     stat = observed(HistogramObserver, x)
-    assert exponent(choose(PowerOfTwoMse(99.9), stat, INT8)) == brute_force(x[:-1], -128)
+    assert exponent(choose(PowerOfTwoMse(99), stat, INT8)) == brute_force(calm, -128)
     assert exponent(choose(PowerOfTwoMse(), stat, INT8)) == brute_force(x, -128)
-    assert brute_force(x, -128) > brute_force(x[:-1], -128)
+    assert brute_force(x, -128) > brute_force(calm, -128)
 
 
 def test_most_common_is_a_vote_of_the_samples() -> None:
@@ -144,7 +145,8 @@ def test_other_scales_are_refused(method: Any) -> None:
 )
 def test_modes_of_the_recipe(calibration: dict[str, Any], samples: str) -> None:
     """Two quiet samples and one with a single loud value: each mode sees something else."""
-    quiet = [normal(*SHAPE, seed=seed, scale=0.1) for seed in (1, 2)]
+    quiet = [normal(*SHAPE, seed=1, scale=0.1)]
+    quiet.append(np.flip(quiet[0]).copy())
     loud = normal(*SHAPE, seed=3, scale=0.1)
     loud[0, 0, 0, 0] = 30
     everything = np.concatenate([*quiet, loud]).reshape(-1)

@@ -7,8 +7,8 @@ from typing import Any
 import numpy as np
 import onnx
 import pytest
-from helpers import activations, assert_sound, build, node, normal, plan_of, quantize, run, sqnr, weights
 
+from helpers import activations, assert_sound, build, node, normal, plan_of, quantize, run, sqnr, weights
 from roundel.plan.types import Derived
 
 

@@ -7,8 +7,8 @@ from typing import Any
 import numpy as np
 import onnx
 import pytest
-from helpers import activations, assert_sound, build, node, normal, plan_of, quantize, weights
 
+from helpers import activations, assert_sound, build, node, normal, plan_of, quantize, weights
 from roundel.errors import RecipeError, SelectionError
 from roundel.types import PerChannel, PerTensor
 
@@ -77,9 +77,7 @@ def test_per_channel_weight(model: onnx.ModelProto) -> None:
 
 
 def test_per_tensor_weight_among_per_channel_ones(model: onnx.ModelProto) -> None:
-    plan = plan_of(
-        model, weights={"per_channel": True}, overrides=[{"tensors": ["v"], "per_channel": False}]
-    )
+    plan = plan_of(model, weights={"per_channel": True}, overrides=[{"tensors": ["v"], "per_channel": False}])
     assert plan.tensors["w"].scheme.granularity == PerChannel(0)
     assert plan.tensors["v"].scheme.granularity == PerTensor()
 
@@ -98,7 +96,9 @@ def test_a_pattern_takes_what_it_can(model: onnx.ModelProto) -> None:
     assert "c" in plan_of(fused).kept_float
     plan = plan_of(fused, overrides=[{"tensors": ["[cxy]"], "type": "int16"}])
     assert {name: t.scheme.qtype.value for name, t in plan.tensors.items()} == {
-        "x": "int16", "w": "int8", "y": "int16"
+        "x": "int16",
+        "w": "int8",
+        "y": "int16",
     }
     with pytest.raises(SelectionError, match="not quantized"):
         plan_of(fused, overrides=[{"tensors": ["[c]"], "type": "int16"}])

@@ -5,8 +5,8 @@ from __future__ import annotations
 import numpy as np
 import onnx
 import pytest
-from helpers import build, node, normal, plan_of
 
+from helpers import build, node, normal, plan_of
 from roundel.errors import SelectionError
 
 
@@ -98,9 +98,7 @@ def test_a_broken_expression(model: onnx.ModelProto) -> None:
         (["relu_out"], ["y"], {"/head1/conv", "/head2/conv", "/join"}),
     ],
 )
-def test_subgraphs(
-    model: onnx.ModelProto, inputs: list[str], outputs: list[str], expected: set[str]
-) -> None:
+def test_subgraphs(model: onnx.ModelProto, inputs: list[str], outputs: list[str], expected: set[str]) -> None:
     border = {"inputs": inputs, "outputs": outputs}
     plan = plan_of(model, selection={"exclude_subgraphs": [border]})
     left = {name for name, v in plan.nodes.items() if "excluded subgraph" in v.reason}

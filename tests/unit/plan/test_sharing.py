@@ -7,8 +7,8 @@ from typing import Any
 import numpy as np
 import onnx
 import pytest
-from helpers import activations, assert_sound, build, node, normal, ops, plan_of, quantize, run, sqnr, weights
 
+from helpers import activations, assert_sound, build, node, normal, ops, plan_of, quantize, run, sqnr, weights
 from roundel.plan.types import Fixed, Observed, Shared
 
 SCALAR = np.float32
@@ -159,9 +159,7 @@ def test_no_pair_between_conv_and_its_activation(op: str) -> None:
 
 @pytest.mark.parametrize(("high", "fused"), [(6.0, True), (1.0, True), (4.0, False)])
 def test_only_some_clips_fuse(high: float, fused: bool) -> None:
-    model = _conv_then(
-        node("Clip", ["c", "lo", "hi"], ["y"], name="clip"), lo=SCALAR(0.0), hi=SCALAR(high)
-    )
+    model = _conv_then(node("Clip", ["c", "lo", "hi"], ["y"], name="clip"), lo=SCALAR(0.0), hi=SCALAR(high))
     assert ("c" not in plan_of(model).tensors) is fused
 
 
@@ -247,9 +245,7 @@ def test_a_relu_whose_scale_is_shared_with_negatives_stays() -> None:
     [(0.0, 6.0, True), (-1.0, 1.0, True), (0.5, 2.0, False), (-3.0, -1.0, False), (0.0, 0.0, True)],
 )
 def test_clips_fold_only_around_zero(low: float, high: float, folds: bool) -> None:
-    model = _conv_then(
-        node("Clip", ["c", "lo", "hi"], ["y"], name="act"), lo=SCALAR(low), hi=SCALAR(high)
-    )
+    model = _conv_then(node("Clip", ["c", "lo", "hi"], ["y"], name="act"), lo=SCALAR(low), hi=SCALAR(high))
     assert plan_of(model, "u8s8_aaws").folded == (("act",) if folds else ())
 
 

@@ -7,9 +7,9 @@ from typing import Any
 import numpy as np
 import onnx
 import pytest
-from helpers import assert_sound, build, feeds, initializers, node, normal, ops, run
 
 import roundel
+from helpers import assert_sound, build, feeds, initializers, node, normal, ops, run
 from roundel.numerics.metrics import Closeness
 
 W, B = normal(16, 8, seed=1, scale=0.3), normal(8, seed=2)
@@ -72,7 +72,11 @@ def test_convolutions_too() -> None:
 
 
 def test_two_readers_share_one_quantizer() -> None:
-    nodes = [node("MatMul", ["x", "w"], ["a"]), node("MatMul", ["x", "v"], ["b"]), node("Add", ["a", "b"], ["y"])]
+    nodes = [
+        node("MatMul", ["x", "w"], ["a"]),
+        node("MatMul", ["x", "v"], ["b"]),
+        node("Add", ["a", "b"], ["y"]),
+    ]
     model = build(nodes, ROWS, ["y"], {"w": W, "v": normal(16, 8, seed=5)})
     result = _dynamic(model)
     assert ops(result).count("DynamicQuantizeLinear") == 1

@@ -7,6 +7,9 @@ from typing import Any
 import numpy as np
 import onnx
 import pytest
+from onnx import TensorProto, helper
+
+import roundel
 from helpers import (
     activations,
     assert_sound,
@@ -21,9 +24,6 @@ from helpers import (
     sqnr,
     weights,
 )
-from onnx import TensorProto, helper
-
-import roundel
 from roundel.errors import RecipeError
 
 W = normal(4, 3, 1, 1)
@@ -179,7 +179,9 @@ def test_a_weight_that_two_layers_share() -> None:
     nodes = [node("Conv", ["x", "w"], ["a"]), node("Conv", ["z", "w"], ["b"]), node("Add", ["a", "b"], ["y"])]
     result = _checked(build(nodes, {**IMAGE, "z": [1, 3, 4, 4]}, ["y"], {"w": W}))
     assert [name for name in initializers(result) if name.startswith("w")] == [
-        "w_quantized", "w_scale", "w_zero_point"
+        "w_quantized",
+        "w_scale",
+        "w_zero_point",
     ]
 
 
@@ -236,7 +238,12 @@ def test_outputs_of_some_operators_stay_float() -> None:
 
 @pytest.mark.parametrize(
     ("domain", "opset", "expected"),
-    [("auto", None, "com.microsoft"), ("auto", 21, ""), ("ai.onnx", 21, ""), ("com.microsoft", 21, "com.microsoft")],
+    [
+        ("auto", None, "com.microsoft"),
+        ("auto", 21, ""),
+        ("ai.onnx", 21, ""),
+        ("com.microsoft", 21, "com.microsoft"),
+    ],
 )
 def test_where_sixteen_bit_pairs_live(domain: str, opset: int | None, expected: str) -> None:
     model = build([node("Conv", ["x", "w"], ["y"])], IMAGE, ["y"], {"w": W})
