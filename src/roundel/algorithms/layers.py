@@ -77,10 +77,11 @@ class Layer:
     def targets(self, output: NDArray[Any], places: NDArray[np.intp]) -> NDArray[np.float32]:
         """(n, groups, outputs per group) at the given places."""
         if self.op in _CONVS:
-            flat = np.moveaxis(output, 1, -1).reshape(-1, output.shape[1])
+            # Gather from the channels-first layout: turning the whole tensor around costs far more.
+            batch, where = np.divmod(places, int(np.prod(output.shape[2:])))
+            rows = output.reshape(*output.shape[:2], -1)[batch, :, where]
         else:
-            flat = output.reshape(-1, output.shape[-1])
-        rows = flat[places]
+            rows = output.reshape(-1, output.shape[-1])[places]
         return rows.reshape(len(places), self.groups, -1).astype(np.float32, copy=False)
 
     def inputs(self, data: NDArray[Any], places: NDArray[np.intp], spatial: tuple[int, ...]) -> NDArray[Any]:

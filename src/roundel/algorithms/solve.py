@@ -118,9 +118,16 @@ def _best_codes(problem: Problem, target: Array, whole: Centred) -> tuple[Array,
     found: list[tuple[Array, Array, Array]] = []
     for scale in _candidates(problem):
         wanted = target / (scale * problem.input_scale)
-        codes = descend(compensated(wanted, upper, problem.limits), wanted, moment, problem.limits, _SWEEPS)
+        codes = compensated(wanted, upper, problem.limits)
         miss = (codes - wanted) * scale
         found.append((np.einsum("gok,gok->go", miss @ moment, miss), codes, scale))
+    codes, scale = _choose(problem, found)
+    wanted = target / (scale * problem.input_scale)
+    return descend(codes, wanted, moment, problem.limits, _SWEEPS), scale
+
+
+def _choose(problem: Problem, found: list[tuple[Array, Array, Array]]) -> tuple[Array, Array]:
+    """The candidate (error of each output, codes, scale) with the least error."""
     if problem.scale.size == 1:
         _, codes, scale = min(found, key=lambda item: float(item[0].sum()))
         return codes, scale

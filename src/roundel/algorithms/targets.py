@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
@@ -17,7 +18,7 @@ from roundel.model.session import open_session
 from roundel.types import Sample
 
 _ROWS = 64  # places of each sample
-_GROUPED_ROWS = 32  # a depthwise layer has a handful of weights for each channel: fewer rows suffice
+_GROUPED_WORK = 300  # rows x kernel size of a grouped layer: few weights for each channel need few rows
 _MOST_BYTES = 400_000_000
 
 
@@ -63,7 +64,7 @@ def float_targets(
 
 
 def _rows(layer: Layer) -> int:
-    return _GROUPED_ROWS if layer.groups > 1 else _ROWS
+    return max(16, _GROUPED_WORK // math.prod(layer.kernel)) if layer.groups > 1 else _ROWS
 
 
 def _share(layers: Sequence[Layer], outputs: Sequence[NDArray[Any]], samples: int) -> float:

@@ -93,21 +93,33 @@ class _Simulation:
     def _clip(self, node: ir.Node) -> None:
         bound, params = upper_bound(node), self.state.params.get(_original(node))
         wanted = self.npu.clip_to_relu and not (self.npu.limits and _behind_depthwise(node))
+        # The body of an If or Loop would read the float value, where nothing saturates.
+        wanted = wanted and all(use.node.op_type == "QuantizeLinear" for use in node.outputs[0].uses())
         if wanted and bound is not None and params is not None and saturates(params, bound):
+            bounds = node.inputs[1:]
             node.op_type = "Relu"
             node.resize_inputs(1)
+            self._forget(*bounds)
             self._count("Clip to Relu")
         elif self.npu.clip:
             self._whole_bounds(node)
 
     def _whole_bounds(self, node: ir.Node) -> None:
         for index in range(1, len(node.inputs)):
-            array = constant_array(node.inputs[index])
+            value = node.inputs[index]
+            array = constant_array(value)
             if array is not None:
                 whole = np.clip(np.rint(array), -128, 127).astype(array.dtype)
                 name = self.names(f"{node.name}_bound")
                 node.replace_input_with(index, constant(self.graph, name, whole))
+                self._forget(value)
         self._count("Clip bounds to whole numbers")
+
+    def _forget(self, *values: ir.Value | None) -> None:
+        """Drop initializers that nothing reads any more."""
+        for value in values:
+            if value is not None and not value.uses() and not value.is_graph_output():
+                self.graph.initializers.pop(str(value.name), None)
 
 
 def _behind_depthwise(node: ir.Node) -> bool:

@@ -100,9 +100,7 @@ CASES = [
 
 
 @pytest.mark.parametrize(("rule", "model", "given", "expected"), CASES)
-def test_one_rule(
-    rule: str, model: onnx.ModelProto, given: dict[str, int], expected: dict[str, int]
-) -> None:
+def test_one_rule(rule: str, model: onnx.ModelProto, given: dict[str, int], expected: dict[str, int]) -> None:
     rules = [name for name in type(load_recipe("xint8").npu).model_fields if name.startswith("adjust_")]
     assert refined(model, given, **{name: name == rule for name in rules}) == expected
     assert refined(model, given, **dict.fromkeys(rules, False)) == {}

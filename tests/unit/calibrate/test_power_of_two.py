@@ -13,7 +13,14 @@ from numpy.typing import NDArray
 
 from helpers import activations, build, node, normal, quantize, weights
 from roundel.calibrate.observers import ExponentObserver, HistogramObserver, MinMaxObserver
-from roundel.calibrate.ranges import MostCommonPowerOfTwo, Mse, NonOverflow, PowerOfTwoMse, choose, choose_weight
+from roundel.calibrate.ranges import (
+    MostCommonPowerOfTwo,
+    Mse,
+    NonOverflow,
+    PowerOfTwoMse,
+    choose,
+    choose_weight,
+)
 from roundel.errors import RecipeError
 from roundel.types import QParams, QType, ScaleKind, Scheme
 

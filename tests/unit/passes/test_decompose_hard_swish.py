@@ -1,3 +1,5 @@
+import pytest
+
 from roundel.passes.decompose_hard_swish import DecomposeHardSwish
 
 
@@ -11,3 +13,26 @@ def test_becomes_its_definition(net, apply):
     done = apply(n, DecomposeHardSwish())
     assert done.rewrites == 2
     assert done.ops == {"HardSigmoid": 2, "Mul": 2, "If": 1}
+
+
+def test_as_graph_output_and_with_other_readers(net, apply):
+    n = net()
+    n.input("x", (2, 3))
+    n.node("HardSwish", ["x"], "y")
+    n.node("Neg", ["y"], "z")
+    n.output("y", "z")
+    done = apply(n, DecomposeHardSwish(), 1e-6)
+    gate = done.node("HardSigmoid")
+    assert gate.attributes["alpha"].value == pytest.approx(1 / 6)
+    assert gate.attributes["beta"].value == 0.5
+    # The product keeps the name; the gate has the shape that planning reads.
+    assert done.node("Mul").outputs[0].name == "y"
+    assert tuple(gate.outputs[0].shape) == (2, 3)
+
+
+def test_nothing_to_do_twice(net, apply):
+    n = net()
+    n.input("x", (2, 3))
+    n.node("HardSigmoid", ["x"], "g", alpha=1 / 6, beta=0.5)
+    n.output(n.node("Mul", ["x", "g"], "y"))
+    assert apply(n, DecomposeHardSwish(), 0).rewrites == 0

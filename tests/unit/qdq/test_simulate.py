@@ -30,16 +30,22 @@ ALL_OFF = dict.fromkeys(
 SHAPE = [1, 2, 8, 8]
 
 
-def only(model: onnx.ModelProto, option: str, data: list[Feed] | None = None, **changes: Any) -> QuantizeResult:
+def only(
+    model: onnx.ModelProto, option: str, data: list[Feed] | None = None, **changes: Any
+) -> QuantizeResult:
     """XINT8 with one option of the simulation."""
     result = quantize(model, "xint8", data, npu=ALL_OFF | {option: True}, **changes)
     assert_sound(model, result.model)
     return result
 
 
-def one(op: str, shape: list[int], constants: dict[str, Any] | None = None, opset: int = 17, **attributes: Any):
+def one(
+    op: str, shape: list[int], constants: dict[str, Any] | None = None, opset: int = 17, **attributes: Any
+):
     names = list(constants or {})
-    model = build([node(op, ["x", *names], ["y"], "n", **attributes)], {"x": shape}, ["y"], constants, opset=opset)
+    model = build(
+        [node(op, ["x", *names], ["y"], "n", **attributes)], {"x": shape}, ["y"], constants, opset=opset
+    )
     return model
 
 
@@ -157,7 +163,7 @@ def test_softmax_in_bfloat16(opset: int, axis: int) -> None:
     data = feeds({"x": [2, 5, 6]}, scale=4.0)
     # Kept from the quantizer, the difference is that of the arithmetic alone.
     wide = {"activations": {"type": "int16", "scale": "float"}, "weights": {"scale": "float"}}
-    off = {name: False for name in load_adjustments()}
+    off = dict.fromkeys(load_adjustments(), False)
     changes = {"placement": {"domain": "auto"}, **wide}
     result = quantize(model, "xint8", data, npu=ALL_OFF | off | {"softmax": True}, **changes)
     assert "Softmax" not in ops(result.model)
@@ -176,8 +182,11 @@ def test_instance_norm_in_bfloat16(opset: int, shape: list[int]) -> None:
     constants = {"scale": normal(3, seed=1), "bias": normal(3, seed=2)}
     model = one("InstanceNormalization", shape, constants, opset=opset, epsilon=1e-3)
     data = feeds({"x": shape}, scale=2.0)
-    wide = {"activations": {"type": "int16", "scale": "float"}, "weights": {"type": "int16", "scale": "float"}}
-    off = {name: False for name in load_adjustments()}
+    wide = {
+        "activations": {"type": "int16", "scale": "float"},
+        "weights": {"type": "int16", "scale": "float"},
+    }
+    off = dict.fromkeys(load_adjustments(), False)
     changes = {"placement": {"domain": "auto"}, "bias": {"type": "float"}, **wide}
     result = quantize(model, "xint8", data, npu=ALL_OFF | off | {"instance_norm": True}, **changes)
     assert "InstanceNormalization" not in ops(result.model)
@@ -224,7 +233,7 @@ def test_saturating_clip_becomes_relu(recipe: str) -> None:
     assert "Clip to Relu: 1 nodes" in result.record.notes
     for feed in data:
         np.testing.assert_array_equal(run(before, feed)[0], run(result.model, feed)[0])
-        assert run(before, feed)[0].max() == np.float32(127 / 64)
+        assert run(before, feed)[0].max() == pytest.approx(127 / 64, rel=1e-5)
 
 
 @pytest.mark.parametrize(
