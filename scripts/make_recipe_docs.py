@@ -88,8 +88,14 @@ def _readable(kind: str, aliases: dict[str, str]) -> str:
         if alias in kind and alias not in ("VERSION",):
             kind = kind.replace(alias, meaning)
     kind = kind.replace("Annotated[float, Field(gt=50, le=100)]", "50..100")
-    kind = kind.replace("Annotated[float, Field(gt=0, le=1)]", "0..1").replace("Annotated[int, Field(ge=1)]", "int >= 1")
-    kind = kind.replace("Annotated[int, Field(ge=0)]", "int >= 0").replace("Literal[", "").replace("tuple[", "list of ")
+    kind = kind.replace("Annotated[float, Field(gt=0, le=1)]", "0..1").replace(
+        "Annotated[int, Field(ge=1)]", "int >= 1"
+    )
+    kind = (
+        kind.replace("Annotated[int, Field(ge=0)]", "int >= 0")
+        .replace("Literal[", "")
+        .replace("tuple[", "list of ")
+    )
     kind = kind.replace("]", "").replace(", ...", "").replace("'", "")
     return kind.replace("|", "or")
 

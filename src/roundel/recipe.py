@@ -252,10 +252,6 @@ class Placement(Section):
     """Slice keeps its input's scale."""
     align_pad: bool = False
     """Pad's input takes its output's scale."""
-    align_transpose: bool = False
-    """Transpose's input takes its output's scale."""
-    align_reshape: bool = False
-    """Reshape's input takes its output's scale."""
     constants_as_activations: bool = False
     """Constant operands of Add, Mul, Sub, Div, Min, Max take the activation type."""
     matmul_const_only: bool = False

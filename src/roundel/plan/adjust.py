@@ -81,8 +81,6 @@ def _aligned(node: ir.Node, placement: Placement) -> bool:
         "MaxPool": placement.align_pool,
         "Slice": placement.align_slice,
         "Pad": placement.align_pad,
-        "Transpose": placement.align_transpose,
-        "Reshape": placement.align_reshape,
     }
     return wanted.get(node.op_type, False)
 

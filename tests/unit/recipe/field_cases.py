@@ -329,23 +329,6 @@ CASES: dict[str, Case] = {
         ),
         True,
     ),
-    "placement.align_transpose": Case(
-        chain(
-            node("Transpose", ["x"], ["t"], perm=[0, 2, 3, 1]),
-            node("Conv", ["t", "w"], ["y"]),
-            w=normal(4, 8, 1, 1),
-        ),
-        True,
-    ),
-    "placement.align_reshape": Case(
-        chain(
-            node("Reshape", ["x", "shape"], ["t"]),
-            node("Mul", ["t", "k"], ["y"]),
-            shape=np.int64([1, -1]),
-            k=np.float32([2]),
-        ),
-        True,
-    ),
     "placement.constants_as_activations": Case(
         chain(node("Mul", ["x", "k"], ["y"]), k=normal(1, 3, 1, 1)), False, True, recipe="a16w8"
     ),

@@ -85,12 +85,7 @@ def observed(case: Case, changes: dict[str, Any], folder: Path) -> dict[str, Any
     }
 
 
-# Transpose and Reshape share their input's scale always, so the option has nothing left to do.
-IDLE = {"placement.align_transpose", "placement.align_reshape"}
-IDLE_MARK = pytest.mark.xfail(strict=True, reason="the operator tables make these operators share anyway")
-
-
-@pytest.mark.parametrize("name", [pytest.param(n, marks=IDLE_MARK if n in IDLE else ()) for n in CASES])
+@pytest.mark.parametrize("name", CASES)
 def test_the_field_changes_something(name: str, tmp_path: Path) -> None:
     case = CASES[name]
     before = observed(case, settings(case, name, case.before), tmp_path / "before")
