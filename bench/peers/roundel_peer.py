@@ -1,7 +1,7 @@
 """Roundel itself (run in the ``roundel`` environment).
 
 The preset is a recipe name or file. Options are keyword arguments of ``roundel.quantize``, for instance
-``{"effort": "none"}``; Roundel refuses those that it does not know.
+``{"samples": 50}``; Roundel refuses those that it does not know.
 """
 
 from __future__ import annotations

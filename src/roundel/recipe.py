@@ -191,6 +191,88 @@ class Prepare(Section):
     """Shape by input name, or size by the name of an open dimension."""
 
 
+class Equalize(Section):
+    """Cross-layer equalization: exact in float, kinder to one scale for a whole weight."""
+
+    enabled: bool = True
+    """Whether it runs (at effort fast and high)."""
+    steps: Annotated[int, Field(ge=1, le=100)] = 20
+    """Most rounds; it stops earlier when nothing changes any more."""
+    threshold: Annotated[float, Field(ge=0)] = 1e-4
+    """Relative change below which a round counts as no change."""
+    append_bias: bool = True
+    """Let a large bias count as part of its layer's range."""
+    absorb_bias: bool = True
+    """Move what a bias adds beyond the range of the data into the next layer's bias."""
+
+
+class Finetune(Section):
+    """Gradient-based fine-tuning of the rounding (AdaRound) or the weights (AdaQuant); needs torch."""
+
+    algorithm: Literal["none", "adaround", "adaquant"] = "none"
+    """Which one; none leaves it out, whatever the effort but high."""
+    iterations: Annotated[int, Field(ge=1)] = 1000
+    """Steps for each layer."""
+    learning_rate: Annotated[float, Field(gt=0)] | None = None
+    """0.1 for AdaRound and 1e-5 for AdaQuant when not given."""
+    batch_size: Annotated[int, Field(ge=1)] = 2
+    """Samples in each step."""
+    num_batches: Annotated[int, Field(ge=1)] = 1
+    """Batches whose gradients are added up for each step."""
+    data_size: Annotated[int, Field(ge=1)] = 1000
+    """Most samples."""
+    seed: Annotated[int, Field(ge=0)] = 1705472343
+    """The same seed gives the same model."""
+    early_stop: bool = True
+    """Stop a layer when its reconstruction loss has stopped falling."""
+    lr_adjust: tuple[float, float] | None = None
+    """[threshold, rate]: the rate for layers whose first loss is above the threshold."""
+    target_op_types: tuple[str, ...] = (
+        "Conv",
+        "ConvTranspose",
+        "Gemm",
+        "MatMul",
+        "InstanceNormalization",
+        "LayerNormalization",
+    )
+    """Operators to tune."""
+    selective_update: bool = False
+    """Keep a layer only when the whole model's output error falls."""
+    update_bias: bool = True
+    """AdaQuant: tune biases, too."""
+    output_qdq: bool = False
+    """Quantize a layer's output inside its own loss."""
+    drop_ratio: Annotated[float, Field(ge=0, le=1)] = 1.0
+    """Share of input elements taken from the quantized branch; the rest are float."""
+    reg_param: Annotated[float, Field(ge=0)] = 0.01
+    """AdaRound: weight of the rounding regulariser."""
+    beta_range: tuple[float, float] = (20.0, 2.0)
+    """AdaRound: first and last exponent of the regulariser."""
+    warm_start: Annotated[float, Field(ge=0, lt=1)] = 0.2
+    """AdaRound: share of the steps without the regulariser."""
+    mem_opt_level: Literal[0, 1, 2] = 1
+    """0 keeps both branches in memory, 1 the codes only, 2 spills to memory-mapped files."""
+    optim_device: str = "cpu"
+    """Where gradients are computed: cpu, cuda, cuda:N."""
+    infer_device: str = "cpu"
+    """Where the model runs: cpu or cuda."""
+    parallel: bool = False
+    """Take all layers' inputs from the model before tuning, instead of one layer after the other."""
+    block_wise: bool = False
+    """Tune the layers of a residual block together, on the block's output."""
+
+
+class Improve(Section):
+    """What `effort` fast and high do beyond calibration; each step is kept where a held-out error falls."""
+
+    samples: Annotated[int, Field(ge=2)] = 128
+    """Most samples that the steps below look at."""
+    rounding: bool = True
+    """Choose rounding, weight scales and biases layer by layer, on the quantized layers before."""
+    equalize: Equalize = Equalize()
+    finetune: Finetune = Finetune()
+
+
 class Npu(Section):
     """Limits and arithmetic of the NPU's 8-bit engine; for power-of-two scales unless said otherwise."""
 
@@ -317,6 +399,8 @@ class Recipe(Section):
     """One line for people."""
     mode: Literal["static", "dynamic"] = "static"
     """Static: calibrated; dynamic: activations are measured at run time."""
+    effort: Literal["none", "fast", "high"] = "none"
+    """None: calibration only; fast: equalization, rounding, bias correction; high: also fine-tuning."""
     activations: Activations = Activations()
     weights: Weights = Weights()
     bias: Bias = Bias()
@@ -329,6 +413,7 @@ class Recipe(Section):
     placement: Placement = Placement()
     npu: Npu = Npu()
     output: Output = Output()
+    improve: Improve = Improve()
     verify: Verify = Verify()
 
     @model_validator(mode="after")

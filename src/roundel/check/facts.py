@@ -9,15 +9,15 @@ from pathlib import Path
 import onnx
 import onnx_ir as ir
 
-from roundel.check.formats import Recognised, format_of, recipe_for, recognise
+from roundel.check.formats import format_of, recipe_for
 from roundel.check.legalise import Legaliser
 from roundel.check.macs import close_batch
+from roundel.check.number_format import Recognised, intended, is_quantized
 from roundel.check.placement import Situation, predict
 from roundel.check.stored import StoredTensors, strip_pairs
 from roundel.check.types import Prediction
 from roundel.model import LoadedModel, load_model
-from roundel.model.graph import op_key
-from roundel.model.load import ModelSource, quantized_node
+from roundel.model.load import ModelSource
 from roundel.passes import refresh_shapes
 from roundel.passes.constants import Constants
 from roundel.plan import QuantPlan, build_plan
@@ -77,9 +77,9 @@ def gather(source: ModelSource, preset: RecipeSource | None, device: Device) -> 
     raw = _read_raw(source)
     given = loaded.model
     Constants()(given)
-    stored = strip_pairs(given) if _is_quantized(given) else None
+    stored = strip_pairs(given) if is_quantized(given) else None
     refresh_shapes(given)
-    recognised = None if stored is None else recognise(stored)
+    recognised = None if stored is None else intended(stored)
     recipe = recipe_for(_chosen(preset, recognised))
     kind = format_of(recipe)
     prepared, plan = _prepare(source, given, recipe, kind, finished=stored is not None)
@@ -111,13 +111,6 @@ def _chosen(preset: RecipeSource | None, recognised: Recognised | None) -> Recip
     if preset is not None:
         return preset
     return DEFAULT_PRESET if recognised is None else recognised.format.value
-
-
-def _is_quantized(model: ir.Model) -> bool:
-    if quantized_node(model) is not None:
-        return True
-    bfloat16 = ir.DataType.BFLOAT16.value
-    return any(op_key(n) == "Cast" and n.attributes["to"].as_int() == bfloat16 for n in model.graph)
 
 
 def _prepare(

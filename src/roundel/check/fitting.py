@@ -5,13 +5,13 @@ from __future__ import annotations
 from collections import Counter
 from typing import Any
 
-from roundel.check.formats import device_named, format_of
+from roundel.check.formats import format_of
 from roundel.check.report import check_model
 from roundel.check.types import Severity
 from roundel.errors import RecipeError
 from roundel.model.load import ModelSource
 from roundel.recipe import Recipe
-from roundel.targets.devices import Compiler, Device, Format
+from roundel.targets.devices import Compiler, Device, Format, device_named
 
 
 def for_device(recipe: Recipe, device: str | None) -> Recipe:

@@ -10,6 +10,7 @@ import onnx_ir as ir
 from roundel.check.enclosure import fused_maker, open_sides
 from roundel.check.islands import number_islands
 from roundel.check.macs import node_macs
+from roundel.check.pairs import PAIRS
 from roundel.check.patterns import (
     activation_behind,
     channel_shuffle,
@@ -18,7 +19,6 @@ from roundel.check.patterns import (
     maker_of,
     norm_after_concat,
 )
-from roundel.check.stored import PAIRS
 from roundel.check.types import NodePlace, Place, Prediction
 from roundel.model.graph import FLOAT_TYPES, has_subgraph, only_reader, op_key
 from roundel.targets.devices import MINIMUM_CONVS, Compiler, Device, Format

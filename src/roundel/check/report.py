@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 from roundel.check.facts import Facts, gather
-from roundel.check.formats import device_named
 from roundel.check.rules import RULES
 from roundel.check.types import CheckReport, Finding, Severity
 from roundel.model.load import ModelSource
 from roundel.recipe_file import RecipeSource
+from roundel.targets.devices import device_named
 
 _ORDER = {severity: index for index, severity in enumerate(Severity)}
 
@@ -21,7 +21,7 @@ def check_model(
         source: an ONNX file, bytes, a ModelProto or an onnx-ir model; float, or quantized by any tool.
         preset: xint8, a8w8, a16w8, bf16, or any recipe. None means a8w8 for a float model and the
             format that a quantized model shows.
-        device: phx, stx or krk.
+        device: phx, hpt, stx, stx-halo or krk.
 
     Raises:
         ModelError: the model cannot be read.

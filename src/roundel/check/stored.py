@@ -4,57 +4,33 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
-from functools import cached_property
 from typing import Any
 
 import numpy as np
 import onnx_ir as ir
 from numpy.typing import NDArray
 
-from roundel.model.graph import attribute_int, constant_array, op_key, values_by_name
+from roundel.check.pairs import BFLOAT16, DEQUANTIZE, PAIRS, QUANTIZE, Quantizer, casts_to, read_quantizer
+from roundel.model.graph import constant_array, op_key, values_by_name
 from roundel.types import QParams, QType
-
-_QUARK = "com.amd.quark"
-QUANTIZE = frozenset({"QuantizeLinear", "com.microsoft::QuantizeLinear", f"{_QUARK}::ExtendedQuantizeLinear"})
-DEQUANTIZE = frozenset(
-    {"DequantizeLinear", "com.microsoft::DequantizeLinear", f"{_QUARK}::ExtendedDequantizeLinear"}
-)
-PAIRS = QUANTIZE | DEQUANTIZE
-BFLOAT16 = "bfloat16"
 
 
 @dataclass(frozen=True, eq=False)
-class StoredTensor:
+class StoredTensor(Quantizer):
     """How one tensor is stored.
 
     Attributes:
         name: of the float tensor in the stripped graph.
-        dtype: element type of the codes.
-        scale: one number, or one for each channel.
-        zero_point: likewise.
-        axis: of the channels, None per tensor.
-        domain: of the Q/DQ nodes.
         codes: the content of a constant.
     """
 
     name: str
-    dtype: str
-    scale: NDArray[np.float64]
-    zero_point: NDArray[Any]
-    axis: int | None
-    domain: str
     codes: NDArray[Any] | None = None
 
     @property
     def constant(self) -> bool:
         """Whether it is a weight or a bias."""
         return self.codes is not None
-
-    @cached_property
-    def power_of_two(self) -> bool:
-        """Whether every scale is a power of two."""
-        mantissa, _ = np.frexp(self.scale)
-        return bool((mantissa == 0.5).all())
 
     @property
     def position(self) -> int | None:
@@ -116,7 +92,7 @@ class _Stripper:
             self._keep(node, found)
         elif op_key(node) in DEQUANTIZE:
             self._dequantize(node)
-        elif _cast_to(node, ir.DataType.FLOAT):
+        elif casts_to(node, ir.DataType.FLOAT):
             self._cast_pair(node)
 
     def _dequantize(self, node: ir.Node) -> None:
@@ -156,11 +132,12 @@ class _Stripper:
     def _cast_pair(self, node: ir.Node) -> None:
         narrow = node.inputs[0]
         maker = None if narrow is None else narrow.producer()
-        if maker is None or not _cast_to(maker, ir.DataType.BFLOAT16) or maker.inputs[0] is None:
+        if maker is None or not casts_to(maker, ir.DataType.BFLOAT16) or maker.inputs[0] is None:
             return
         source = maker.inputs[0]
         name = str(source.name)
-        self.tensors.setdefault(name, StoredTensor(name, BFLOAT16, np.ones(()), np.zeros(()), None, ""))
+        found = StoredTensor(BFLOAT16, np.ones(()), np.zeros(()), None, "", name)
+        self.tensors.setdefault(name, found)
         self._bypass(node.outputs[0], source)
 
     def _keep(self, node: ir.Node, found: StoredTensor | None) -> None:
@@ -178,29 +155,8 @@ class _Stripper:
 
 
 def _read(node: ir.Node, name: str, codes: NDArray[Any] | None) -> StoredTensor | None:
-    scale = constant_array(node.inputs[1])
-    if scale is None:
-        return None
-    zero_value = node.inputs[2] if len(node.inputs) > 2 else None
-    zero = constant_array(zero_value)
-    if zero is None and zero_value is not None:
-        return None
-    dtype = _dtype(node, zero_value, codes)
-    zero = np.zeros(scale.shape, np.int32) if zero is None else zero
-    axis = attribute_int(node, "axis", 1) if scale.size > 1 else None
-    return StoredTensor(name, dtype, scale.astype(np.float64), zero, axis, node.domain, codes)
-
-
-def _dtype(node: ir.Node, zero: ir.Value | None, codes: NDArray[Any] | None) -> str:
-    if codes is not None:
-        return str(codes.dtype)
-    held = node.inputs[0] if op_key(node) in DEQUANTIZE else node.outputs[0]
-    for value in (zero, held):
-        if value is not None and value.const_value is not None:
-            return value.const_value.dtype.name.lower()
-        if value is not None and value.dtype is not None:
-            return value.dtype.name.lower()
-    return "uint8"  # ONNX's default
+    q = read_quantizer(node)
+    return None if q is None else StoredTensor(q.dtype, q.scale, q.zero_point, q.axis, q.domain, name, codes)
 
 
 def _agree(left: StoredTensor, right: StoredTensor) -> bool:
@@ -221,7 +177,3 @@ def _float_constant(found: StoredTensor, codes: NDArray[Any]) -> ir.Value:
     tensor = ir.tensor(array.astype(np.float32), name=found.name)
     kind = ir.TensorType(ir.DataType.FLOAT)
     return ir.Value(name=found.name, shape=ir.Shape(codes.shape), type=kind, const_value=tensor)
-
-
-def _cast_to(node: ir.Node, kind: ir.DataType) -> bool:
-    return op_key(node) == "Cast" and attribute_int(node, "to", 0) == kind.value

@@ -17,7 +17,7 @@ def show_kit(console: Console, kit: DeployKit) -> None:
     """What was written, and what to do next."""
     table = Table(show_header=False, box=None, padding=(0, 1))
     table.add_row("folder", Text(str(kit.folder)))
-    table.add_row("format", Text(f"{kit.format.value} ({kit.reason})"))
+    table.add_row("format", Text(f"{kit.format.name} ({kit.reason})"))
     table.add_row("device", kit.device)
     table.add_row("files", Text(", ".join(kit.files)))
     table.add_row("options", Text(", ".join(f"{key}={value}" for key, value in kit.options.items())))

@@ -13,24 +13,17 @@ from typing import Any
 
 import onnx_ir as ir
 
-from roundel.deploy.devices import (
-    CONFIG_FILE,
-    Device,
-    check_device,
-    device_named,
-    provider_options,
-    vaiml_config,
-)
+from roundel.check.number_format import Recognised, recognise
 from roundel.deploy.external import external_files
 from roundel.deploy.folder import KitFile, file_digest, write_folder
-from roundel.deploy.formats import ModelFormat, Recognised, recognise
+from roundel.deploy.provider import CONFIG_FILE, check_device, provider_options, vaiml_config
 from roundel.deploy.readme import readme
 from roundel.model import load_model
 from roundel.model.graph import input_specs
+from roundel.targets.devices import MINIMUM_CONVS, Device, Format, device_named
 
 MODEL_FILE = "model.onnx"
 OPTIONS_FILE = "provider_options.json"
-_MIN_CONVS = 2
 
 
 @dataclass(frozen=True, slots=True)
@@ -49,7 +42,7 @@ class DeployKit:
 
     folder: Path
     files: tuple[str, ...]
-    format: ModelFormat
+    format: Format
     reason: str
     device: str
     options: Mapping[str, str]
@@ -60,7 +53,7 @@ class DeployKit:
         return {
             "folder": str(self.folder),
             "files": list(self.files),
-            "format": self.format.value,
+            "format": self.format.name,
             "reason": self.reason,
             "device": self.device,
             "provider_options": dict(self.options),
@@ -109,7 +102,7 @@ def write_kit(
 def _about(path: Path, recognised: Recognised, device: Device, notes: tuple[str, ...]) -> dict[str, Any]:
     return {
         "model": path.name,
-        "format": recognised.format.value,
+        "format": recognised.format.name,
         "device": device.name,
         "notes": list(notes),
     }
@@ -123,12 +116,12 @@ def _cache_key(path: Path, weights: Mapping[str, Path]) -> str:
     return f"{stem}-{digest[:12]}"
 
 
-def _model_notes(model: ir.Model, kind: ModelFormat) -> tuple[str, ...]:
+def _model_notes(model: ir.Model, kind: Format) -> tuple[str, ...]:
     notes = []
     convs = sum(1 for node in model.graph.all_nodes() if node.op_type == "Conv")
-    if kind.integer and convs < _MIN_CONVS:
+    if kind.integer and convs < MINIMUM_CONVS:
         notes.append(
-            f"The model has {convs} Conv nodes: the integer flow offloads nothing below {_MIN_CONVS}. "
+            f"The model has {convs} Conv nodes: the integer flow offloads nothing below {MINIMUM_CONVS}. "
             "Deploy the float model instead, which runs as BF16."
         )
     for spec in input_specs(model):
@@ -137,6 +130,6 @@ def _model_notes(model: ir.Model, kind: ModelFormat) -> tuple[str, ...]:
             notes.append(f"Input '{spec.name}' has a fixed batch of {shape[0]}: the NPU takes batch 1.")
         if any(not isinstance(size, int) for size in shape[1:]):
             notes.append(f"Input '{spec.name}' has open dimensions besides the batch: fix them ({spec}).")
-    if kind is ModelFormat.BF16 and len(model.graph.outputs) > 1:
+    if kind is Format.BF16 and len(model.graph.outputs) > 1:
         notes.append("Several outputs in BF16: wrong values were reported, so compare them with --cpu.")
     return tuple(notes)

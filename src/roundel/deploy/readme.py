@@ -5,8 +5,9 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import dataclass
 
-from roundel.deploy.devices import CONFIG_FILE, Device
-from roundel.deploy.formats import ModelFormat, Recognised
+from roundel.check.number_format import Recognised
+from roundel.deploy.provider import CONFIG_FILE
+from roundel.targets.devices import Device, Format
 
 
 @dataclass(frozen=True, slots=True)
@@ -21,7 +22,7 @@ class Trap:
 
     title: str
     text: str
-    applies: Callable[[ModelFormat, Device], bool] = lambda kind, device: True
+    applies: Callable[[Format, Device], bool] = lambda kind, device: True
 
 
 TRAPS = (
@@ -74,7 +75,7 @@ TRAPS = (
         "Which 16-bit Q/DQ",
         "AMD does not document which form the compiler takes (com.microsoft, opset 21, com.amd.quark). If "
         "nothing is offloaded, quantize again with `-s output.opset=21 -s placement.domain=ai.onnx`.",
-        lambda kind, device: kind is ModelFormat.A16W8,
+        lambda kind, device: kind is Format.A16W8,
     ),
     Trap(
         "BF16 needs a compiled cache",
@@ -97,7 +98,7 @@ TRAPS = (
         "bfloat16 tensors",
         "Graphs with tensors of type bfloat16 were refused in one report; pairs of casts are taken. If this "
         "model is refused, deploy the float32 model: the compiler converts it itself.",
-        lambda kind, device: kind is ModelFormat.BF16,
+        lambda kind, device: kind is Format.BF16,
     ),
 )
 
@@ -125,7 +126,7 @@ def readme(model: str, recognised: Recognised, device: Device, notes: tuple[str,
         [
             f"# {_plain(model)} on {device.name} ({device.processors})",
             "",
-            f"Format: {kind.value} ({recognised.reason}).",
+            f"Format: {kind.name} ({recognised.reason}).",
             "",
             "- `model.onnx`: the model, with its weights' files where it has any",
             "- `provider_options.json`: options of ONNX Runtime's VitisAIExecutionProvider",

@@ -12,10 +12,10 @@ from onnx import TensorProto, helper, numpy_helper
 
 from roundel.check import Finding, Severity, check_model
 from roundel.check.facts import gather
-from roundel.check.formats import device_named
 from roundel.check.rules import RULES, files
 from roundel.plan.nodes import choose_nodes, operator_rules
 from roundel.recipe_file import load_recipe
+from roundel.targets.devices import device_named
 
 
 def _found(model: onnx.ModelProto, rule: str, preset: Any = "a8w8", device: str = "stx") -> list[Finding]:

@@ -11,11 +11,12 @@ import pytest
 from onnx import TensorProto, helper
 
 import roundel
-from roundel.deploy.devices import DEVICES, check_device, device_named, provider_options, vaiml_config
-from roundel.deploy.formats import ModelFormat, Recognised, recognise
+from roundel.check.number_format import Recognised, recognise
+from roundel.deploy.provider import check_device, provider_options, vaiml_config
 from roundel.errors import ModelError, RecipeError
 from roundel.example import load_example
 from roundel.model import load_model
+from roundel.targets.devices import DEVICES, Format, device_named
 
 from .conftest import MICROSOFT, QUARK, build, initializer, qdq_model, saved
 
@@ -24,25 +25,25 @@ def recognised(model: onnx.ModelProto) -> Recognised:
     return recognise(ir.from_proto(model), load_model(model, allow_quantized=True).model)
 
 
-def kind(model: onnx.ModelProto) -> ModelFormat:
+def kind(model: onnx.ModelProto) -> Format:
     return recognised(model).format
 
 
 @pytest.mark.parametrize(
     ("model", "wanted"),
     [
-        (qdq_model(), ModelFormat.XINT8),
-        (qdq_model(act="uint8", zero=128), ModelFormat.XINT8),
-        (qdq_model(bias="int8"), ModelFormat.XINT8),
-        (qdq_model(bias="int32"), ModelFormat.A8W8),
-        (qdq_model(scale=0.1), ModelFormat.A8W8),
-        (qdq_model(per_channel=True), ModelFormat.A8W8),
-        (qdq_model(act="uint8", zero=3), ModelFormat.A8W8),
-        (qdq_model(act="int16", domain=MICROSOFT), ModelFormat.A16W8),
-        (qdq_model(act="uint16", zero=32768, domain=MICROSOFT, scale=0.1), ModelFormat.A16W8),
+        (qdq_model(), Format.XINT8),
+        (qdq_model(act="uint8", zero=128), Format.XINT8),
+        (qdq_model(bias="int8"), Format.XINT8),
+        (qdq_model(bias="int32"), Format.A8W8),
+        (qdq_model(scale=0.1), Format.A8W8),
+        (qdq_model(per_channel=True), Format.A8W8),
+        (qdq_model(act="uint8", zero=3), Format.A8W8),
+        (qdq_model(act="int16", domain=MICROSOFT), Format.A16W8),
+        (qdq_model(act="uint16", zero=32768, domain=MICROSOFT, scale=0.1), Format.A16W8),
     ],
 )
-def test_integer_formats(model: onnx.ModelProto, wanted: ModelFormat) -> None:
+def test_integer_formats(model: onnx.ModelProto, wanted: Format) -> None:
     assert kind(model) is wanted
 
 
@@ -66,7 +67,7 @@ def test_constants_from_constant_nodes_count() -> None:
     scale = next(i for i in model.graph.initializer if i.name == "s")
     model.graph.initializer.remove(scale)
     model.graph.node.insert(0, helper.make_node("Constant", [], ["s"], value=scale))
-    assert kind(model) is ModelFormat.XINT8
+    assert kind(model) is Format.XINT8
 
 
 def cast_model() -> onnx.ModelProto:
@@ -89,7 +90,7 @@ def quark_model(dtype: int) -> onnx.ModelProto:
 
 
 def test_bfloat16_casts() -> None:
-    assert kind(cast_model()) is ModelFormat.BF16
+    assert kind(cast_model()) is Format.BF16
 
 
 def test_bfloat16_weights() -> None:
@@ -98,17 +99,17 @@ def test_bfloat16_weights() -> None:
         helper.make_node("Cast", ["w"], ["f"], to=TensorProto.FLOAT),
         helper.make_node("Add", ["x", "f"], ["y"]),
     ]
-    assert kind(build(nodes, [weight])) is ModelFormat.BF16
+    assert kind(build(nodes, [weight])) is Format.BF16
 
 
 def test_quark_bfloat16_pairs_and_their_missing_library() -> None:
     found = recognised(quark_model(TensorProto.BFLOAT16))
-    assert found.format is ModelFormat.BF16
+    assert found.format is Format.BF16
     assert "custom operators" in found.notes[0]
 
 
 def test_quark_integer_pairs() -> None:
-    assert kind(quark_model(TensorProto.INT16)) is ModelFormat.A16W8
+    assert kind(quark_model(TensorProto.INT16)) is Format.A16W8
 
 
 def test_functions_with_quark_names_need_no_library() -> None:
@@ -119,7 +120,7 @@ def test_functions_with_quark_names_need_no_library() -> None:
         function = helper.make_function(QUARK, f"Extended{name}Linear", ["a", "s", "z"], ["r"], body, opsets)
         model.functions.append(function)
     found = recognised(model)
-    assert found.format is ModelFormat.BF16
+    assert found.format is Format.BF16
     assert not found.notes
 
 
@@ -135,7 +136,7 @@ def test_a_block_format_hidden_in_a_function_is_refused() -> None:
 
 
 def test_float() -> None:
-    assert kind(build([helper.make_node("Relu", ["x"], ["y"])], [])) is ModelFormat.FLOAT
+    assert kind(build([helper.make_node("Relu", ["x"], ["y"])], [])) is Format.FLOAT
 
 
 def test_half_precision_is_refused() -> None:
@@ -178,16 +179,16 @@ def test_a_mixture_is_refused() -> None:
 
 
 @pytest.mark.parametrize("name", ["phx", "hpt"])
-@pytest.mark.parametrize("kind", [k for k in ModelFormat if k is not ModelFormat.XINT8])
-def test_the_first_npu_takes_xint8_only(name: str, kind: ModelFormat) -> None:
+@pytest.mark.parametrize("kind", [k for k in Format if k is not Format.XINT8])
+def test_the_first_npu_takes_xint8_only(name: str, kind: Format) -> None:
     with pytest.raises(ModelError, match="does not take") as caught:
         check_device(Recognised(kind, "because"), DEVICES[name])
     assert caught.value.expected == "XINT8"
 
 
 @pytest.mark.parametrize("name", ["stx", "stx-halo", "krk"])
-@pytest.mark.parametrize("kind", list(ModelFormat))
-def test_the_second_npu_takes_all(name: str, kind: ModelFormat) -> None:
+@pytest.mark.parametrize("kind", list(Format))
+def test_the_second_npu_takes_all(name: str, kind: Format) -> None:
     check_device(Recognised(kind, "because"), DEVICES[name])
 
 
@@ -198,15 +199,15 @@ def test_device_names_are_forgiving_but_not_guessed() -> None:
 
 
 def test_options_per_device_and_format() -> None:
-    integer = provider_options(ModelFormat.A8W8, DEVICES["stx"], "key")
+    integer = provider_options(Format.A8W8, DEVICES["stx"], "key")
     assert integer["target"] == "X2"
     assert "xclbin" not in integer
     assert "config_file" not in integer
-    old = provider_options(ModelFormat.XINT8, DEVICES["phx"], "key")
+    old = provider_options(Format.XINT8, DEVICES["phx"], "key")
     assert old["target"] == "X1"
     assert old["xclbin"].endswith("4x4.xclbin")
     assert old["xlnx_enable_py3_round"] == "0"
-    brain = provider_options(ModelFormat.FLOAT, DEVICES["krk"], "key")
+    brain = provider_options(Format.FLOAT, DEVICES["krk"], "key")
     assert brain["config_file"] == "vaiml_config.json"
     assert "target" not in brain
     for options in (integer, old, brain):
@@ -222,4 +223,4 @@ def test_unknown_optimize_level() -> None:
 
 def test_saved_files_are_recognised_alike(tmp_path: Path) -> None:
     path = saved(qdq_model(), tmp_path / "m.onnx")
-    assert recognise(ir.load(path), load_model(path, allow_quantized=True).model).format is ModelFormat.XINT8
+    assert recognise(ir.load(path), load_model(path, allow_quantized=True).model).format is Format.XINT8

@@ -14,7 +14,6 @@ from onnx import helper
 
 from roundel.deploy import write_kit
 from roundel.deploy.folder import KitFile, write_folder
-from roundel.deploy.formats import ModelFormat
 from roundel.errors import ModelError, OutputError, RecipeError
 
 from .conftest import build, initializer, qdq_model, saved
@@ -40,7 +39,7 @@ def float_model(path: Path, *, external: str | None = None, seed: int = 0) -> Pa
 
 def test_the_kit_is_complete(a8w8: Path, tmp_path: Path) -> None:
     kit = write_kit(a8w8, tmp_path / "kit", device="stx")
-    assert kit.format is ModelFormat.A8W8
+    assert kit.format is Format.A8W8
     assert kit.device == "stx"
     assert set(kit.files) == {"model.onnx", "provider_options.json", "run.py", "README.md", "kit.json"}
     files = tree(tmp_path / "kit")

@@ -163,7 +163,6 @@ def test_softmax_in_bfloat16(opset: int, axis: int) -> None:
     data = feeds({"x": [2, 5, 6]}, scale=4.0)
     # Kept from the quantizer, the difference is that of the arithmetic alone.
     wide = {"activations": {"type": "int16", "scale": "float"}, "weights": {"scale": "float"}}
-    off = dict.fromkeys(load_adjustments(), False)
     changes = {"placement": {"domain": "auto"}, **wide}
     result = quantize(model, "xint8", data, npu=ALL_OFF | NO_LIMITS | {"softmax": True}, **changes)
     assert "Softmax" not in ops(result.model)
@@ -186,7 +185,6 @@ def test_instance_norm_in_bfloat16(opset: int, shape: list[int]) -> None:
         "activations": {"type": "int16", "scale": "float"},
         "weights": {"type": "int16", "scale": "float"},
     }
-    off = dict.fromkeys(load_adjustments(), False)
     changes = {"placement": {"domain": "auto"}, "bias": {"type": "float"}, **wide}
     result = quantize(model, "xint8", data, npu=ALL_OFF | NO_LIMITS | {"instance_norm": True}, **changes)
     assert "InstanceNormalization" not in ops(result.model)

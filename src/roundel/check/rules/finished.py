@@ -8,33 +8,15 @@ import numpy as np
 import onnx_ir as ir
 
 from roundel.check.facts import Facts
+from roundel.check.pairs import CENTRES, OTHER_FORMS
 from roundel.check.stored import StoredTensor
 from roundel.check.types import Hit, Rule, Severity
 from roundel.model.graph import attribute_float, is_constant, op_key
 from roundel.targets.devices import Compiler, Format
 
 _LAYERS = ("Conv", "ConvTranspose", "Gemm")
-_CENTRES = {"int8": 0, "uint8": 128, "int16": 0, "uint16": 32768, "int32": 0}
 _NEAR_CENTRE = 127  # what a tool writes that halves 255 and rounds down
 _BIAS_TOLERANCE = 1e-3
-_OTHER_FORMS = frozenset(
-    {
-        "DynamicQuantizeLinear",
-        "ConvInteger",
-        "MatMulInteger",
-        "QLinearConv",
-        "QLinearMatMul",
-        "com.microsoft::MatMulNBits",
-        "com.microsoft::DynamicQuantizeMatMul",
-        "com.microsoft::MatMulIntegerToFloat",
-        "com.microsoft::QGemm",
-        "com.microsoft::QLinearAdd",
-        "com.microsoft::QLinearMul",
-        "com.microsoft::QLinearConcat",
-        "com.amd.quark::BFPQuantizeDequantize",
-        "com.amd.quark::MXQuantizeDequantize",
-    }
-)
 
 
 def _tensors(facts: Facts) -> list[StoredTensor]:
@@ -64,7 +46,7 @@ def _zero_points(facts: Facts) -> Iterator[Hit]:
     slipped = len(shifted) > 1 and 2 * len(shifted) > len(bytes_)
     older = facts.format is Format.XINT8 or facts.device.compiler is Compiler.X1
     for tensor in tensors:
-        centre = _CENTRES.get(tensor.dtype)
+        centre = CENTRES.get(tensor.dtype)
         if centre is None or (tensor.zero_point == centre).all():
             continue
         zero = int(tensor.zero_point.reshape(-1)[0])
@@ -136,7 +118,7 @@ def _other_forms(facts: Facts) -> Iterator[Hit]:
     if facts.stored is None:
         return
     for node in facts.given.graph:
-        if op_key(node) in _OTHER_FORMS:
+        if op_key(node) in OTHER_FORMS:
             yield Hit(Severity.ERROR, f"{op_key(node)} node", str(node.name))
     if facts.stored.unreadable:
         names = facts.stored.unreadable
