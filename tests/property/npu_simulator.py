@@ -99,9 +99,14 @@ class _Machine:
     floats: dict[str, NDArray[Any]] = field(default_factory=dict)
     codes: dict[str, NDArray[Any]] = field(default_factory=dict)
     values: dict[str, Exact] = field(default_factory=dict)
+    owed: set[str] = field(default_factory=set)  # quotients that wait for their gain
     uneven: set[str] = field(default_factory=set)  # means over windows that the padding makes smaller
 
     def step(self, node: onnx.NodeProto) -> None:
+        if node.input[0] in self.owed:
+            assert node.op_type == "Mul", (
+                f"no gain between '{node.input[0]}' and {node.op_type} '{node.name}'"
+            )
         if node.op_type == "Flatten" and node.input[0] in self.floats:  # of a graph input: not yet codes
             self.floats[node.output[0]] = self.floats[node.input[0]].reshape(1, -1)
         elif node.op_type == "QuantizeLinear":
@@ -153,10 +158,7 @@ class _Machine:
             case "PRelu":
                 return _prelu(*self._inputs(node))
             case "MaxPool" | "AveragePool" | "GlobalAveragePool":
-                if any(attributes.get("pads", ())) and not attributes.get("count_include_pad", 0):
-                    self.uneven.add(node.output[0])
-                pool = {"MaxPool": _max_pool, "AveragePool": _average_pool}.get(node.op_type, _global_pool)
-                return pool(self.values[node.input[0]], attributes)
+                return self._pool(node, attributes)
             case _:
                 return self._unary(node, self.values[node.input[0]], attributes)
 
@@ -173,6 +175,7 @@ class _Machine:
             case "HardSigmoid":
                 assert attributes["alpha"] == float(np.float32(1 / 6))
                 assert attributes.get("beta", 0.5) == 0.5
+                self.owed.add(node.output[0])
                 return _hard_sigmoid(x)
             case "Pad":
                 return _pad(x, rest, attributes)
@@ -188,12 +191,28 @@ class _Machine:
                 return x.map(lambda a: a.transpose(attributes["perm"]))
         raise NotImplementedError(node.op_type)
 
+    def _pool(self, node: onnx.NodeProto, attributes: dict[str, Any]) -> Exact:
+        x = self.values[node.input[0]]
+        if node.op_type == "MaxPool":
+            return _max_pool(x, attributes)
+        kernel = attributes.get("kernel_shape", x.numerator.shape[2:])
+        if any(attributes.get("pads", ())) and not attributes.get("count_include_pad", 0):
+            self.uneven.add(node.output[0])
+        made = _average_pool(x, attributes | {"kernel_shape": kernel})
+        # The hardware's factors are for square kernels; a power of two needs none.
+        if kernel[0] == kernel[1] and math.prod(kernel) & (math.prod(kernel) - 1):
+            self.owed.add(node.output[0])
+        return made
+
     def _inputs(self, node: onnx.NodeProto) -> list[Exact]:
         return [self.values[name] for name in node.input]
 
     def _mul(self, node: onnx.NodeProto) -> Exact:
         if node.input[1] in self.constants:
-            made = _gain(self.values[node.input[0]], Fraction(float(self.constants[node.input[1]])))
+            gain = Fraction(float(self.constants[node.input[1]]))
+            assert node.input[0] in self.owed
+            assert abs(gain - 1) < Fraction(1, 32), f"{node.name}: {gain} corrects no rounding of k / 2**n"
+            made = _gain(self.values[node.input[0]], gain)
             assert made.denominator == 1 or node.input[0] in self.uneven, f"{node.name} leaves a division"
             return made
         left, right = self._inputs(node)
@@ -390,12 +409,6 @@ def _average_pool(x: Exact, attributes: dict[str, Any]) -> Exact:
         inside = np.ones_like(x.numerator)
         count = np.asarray(sum(w for _, w in _windows(inside, kernel, attributes, 0)))
     return _mean(x, total, count)
-
-
-def _global_pool(x: Exact, attributes: dict[str, Any]) -> Exact:
-    axes = tuple(range(2, x.numerator.ndim))
-    total = x.numerator.sum(axes, keepdims=True)
-    return _mean(x, total, np.full(total.shape, math.prod(x.numerator.shape[2:])))
 
 
 def _mean(x: Exact, total: Integers, count: Integers) -> Exact:

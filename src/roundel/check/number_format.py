@@ -1,7 +1,7 @@
 """Which number format a finished model is in, read from its Q/DQ nodes and casts.
 
-Two questions, since a model may break the rules of its format: `recognise` says what the compiler will take the
-model for, or why it takes it for nothing, and `intended` what its maker had in mind.
+Two questions, since a model may break the rules of its format: `recognise` says what the model is by those
+rules, or why no compiler takes it, and `intended` what its maker had in mind.
 """
 
 from __future__ import annotations

@@ -29,7 +29,7 @@ _Preset = Annotated[
         show_default=False,
     ),
 ]
-_Device = Annotated[str, typer.Option("--device", "-d", help="phx, stx or krk.")]
+_Device = Annotated[str, typer.Option("--device", "-d", help="phx, hpt, stx, stx-halo or krk.")]
 _Nodes = Annotated[bool, typer.Option("--nodes", help="List the place of every node, and why.")]
 
 

@@ -11,6 +11,7 @@ from rich.text import Text
 from roundel.deploy.by_operator import places
 from roundel.deploy.kit import DeployKit
 from roundel.deploy.placement import ComparisonRow, PlacementReport, verdicts
+from roundel.deploy.predicted import Comparison
 
 
 def show_kit(console: Console, kit: DeployKit) -> None:
@@ -56,6 +57,14 @@ def show_comparison(console: Console, rows: Sequence[ComparisonRow]) -> None:
         difference = "-" if row.difference is None else f"{row.difference:+d}" if row.difference else "same"
         table.add_row(row.quantity, str(row.predicted), _number(row.actual), difference)
     console.print(table)
+
+
+def show_prediction(console: Console, comparison: Comparison) -> None:
+    """The comparison with `roundel check`, and what to beware of."""
+    console.print(Text(f"Predicted for {comparison.format} on {comparison.device}:"))
+    show_comparison(console, comparison.rows)
+    for note in comparison.notes:
+        console.print(Text.assemble(("note: ", "yellow"), note))
 
 
 def _model_table(report: PlacementReport, model_ops: Mapping[str, int]) -> Table:

@@ -119,18 +119,20 @@ class ComparisonRow:
 
 
 def compare(
-    report: PlacementReport, predicted_cpu_ops: int, predicted_npu_ops: int, predicted_islands: int
+    report: PlacementReport, predicted_cpu_ops: int, predicted_npu_ops: int | None, predicted_islands: int
 ) -> tuple[ComparisonRow, ...]:
     """Prediction beside reality.
 
     Args:
         report: what the provider said.
         predicted_cpu_ops: operators expected on the CPU, without the Q/DQ at the islands' borders.
-        predicted_npu_ops: operators expected on the NPU.
+        predicted_npu_ops: operators expected on the NPU, Q/DQ included; None leaves that row out.
         predicted_islands: NPU subgraphs expected.
     """
+    on_npu = "operators on the NPU"
+    first = () if predicted_npu_ops is None else (ComparisonRow(on_npu, predicted_npu_ops, report.npu_ops),)
     return (
-        ComparisonRow("operators on the NPU", predicted_npu_ops, report.npu_ops),
+        *first,
         ComparisonRow("operators on the CPU", predicted_cpu_ops, report.cpu_ops - report.boundary_ops),
         ComparisonRow("islands on the NPU", predicted_islands, report.islands),
     )

@@ -11,7 +11,8 @@ import pytest
 from onnx import TensorProto, helper
 
 import roundel
-from roundel.check.number_format import Recognised, recognise
+from roundel.check.number_format import Recognised, intended, recognise
+from roundel.check.stored import strip_pairs
 from roundel.deploy.provider import check_device, provider_options, vaiml_config
 from roundel.errors import ModelError, RecipeError
 from roundel.example import load_example
@@ -167,6 +168,22 @@ def test_computed_scales_are_refused() -> None:
     model.graph.node.insert(0, helper.make_node("Abs", ["s0"], ["s"]))
     with pytest.raises(ModelError, match="run time"):
         recognised(model)
+
+
+def test_computed_zero_points_are_refused() -> None:
+    model = qdq_model()
+    zero = next(i for i in model.graph.initializer if i.name == "z")
+    zero.name = "z0"
+    model.graph.node.insert(0, helper.make_node("Identity", ["z0"], ["z"]))
+    with pytest.raises(ModelError, match="A zero point is computed at run time"):
+        recognised(model)
+
+
+def test_what_a_model_is_and_what_it_was_meant_as() -> None:
+    """An int32 bias makes it no XINT8 for the compiler; its activations show that it was meant as such."""
+    model = qdq_model(bias="int32")
+    assert kind(model) is Format.A8W8
+    assert intended(strip_pairs(load_model(model, allow_quantized=True).model)).format is Format.XINT8
 
 
 def test_a_mixture_is_refused() -> None:

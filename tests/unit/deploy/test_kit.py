@@ -12,7 +12,7 @@ import onnx
 import pytest
 from onnx import helper
 
-from roundel.deploy import write_kit
+from roundel.deploy import Format, write_kit
 from roundel.deploy.folder import KitFile, write_folder
 from roundel.errors import ModelError, OutputError, RecipeError
 
