@@ -16,7 +16,7 @@ from roundel.calibrate.statistics_file import Statistics, load_statistics, save_
 from roundel.data import ImagePreprocess, RandomSpec, SampleDigest, Samples, open_samples
 from roundel.errors import DataError
 from roundel.model.graph import fingerprint, input_specs, is_constant, is_float32, iter_values
-from roundel.model.session import open_session
+from roundel.model.session import give_memory_back, open_session
 from roundel.plan import QuantPlan
 from roundel.recipe import Data, Recipe
 from roundel.report.listener import Listener
@@ -59,6 +59,7 @@ def gather(
     told.step("calibrate", samples.count)
     if stats is None:
         collected = collect(model, requests, samples, keep=recipe.verify.samples, progress=told.advance)
+        give_memory_back()
         return _evidence(collected, samples)
     path, key = Path(stats), fingerprint(model)
     saved = load_statistics(path) if path.exists() else None

@@ -83,7 +83,8 @@ def collect(
         raise DataError("There are no calibration samples.", hint="Give at least one; 100 are usual.")
     fed = {value.name for value in model.graph.inputs}
     computed = [name for name in ordered if name not in fed]
-    runner = Runner(model, computed, ahead[0][1], cores=cores, samples=len(ahead))
+    extremes = {name for name, kind in ordered.items() if kind is StatKind.MINMAX}
+    runner = Runner(model, computed, ahead[0][1], cores=cores, samples=len(ahead), extremes=extremes)
     shards = [Shard(ordered) for _ in range(runner.workers)]
     inputs: list[Sample] = []
     seen: list[Seen] = []

@@ -63,6 +63,12 @@ class MinMaxObserver:
         """
         self._take(as_real(array))
 
+    def update_extremes(self, low: float, high: float, count: int) -> None:
+        """Take in what the graph itself found about one sample."""
+        self.lows.append(low + 0.0)
+        self.highs.append(high + 0.0)
+        self.count += count
+
     def merge(self, other: Self) -> None:
         """Append another observer's samples after this one's."""
         self.lows += other.lows

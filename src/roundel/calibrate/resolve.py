@@ -146,7 +146,9 @@ class _Resolver:
                 observed.append(name)
         if not fixed and tensor.scheme.scale is ScaleKind.POWER_OF_TWO:
             # Tied by the NPU's alignment: each member's own best scale, and the largest of them for all.
-            each = [choose(self._method, self.stats[name], tensor.scheme) for name in observed]
+            # A tensor that was zero throughout has no wish of its own.
+            alive = [n for n in observed if self.stats[n].low or self.stats[n].high] or observed
+            each = [choose(self._method, self.stats[name], tensor.scheme) for name in alive]
             return max(each, key=lambda params: float(params.scale))
         if not fixed:
             return choose(self._method, self._merged(observed), tensor.scheme)

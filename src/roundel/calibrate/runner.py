@@ -4,10 +4,11 @@ from __future__ import annotations
 
 import math
 import time
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
+import numpy as np
 import onnx_ir as ir
 from numpy.typing import NDArray
 from onnxruntime.capi import onnxruntime_pybind11_state as ort_state
@@ -25,11 +26,21 @@ _RUN_FAULTS = (ort_state.Fail, ort_state.RuntimeException, ort_state.InvalidArgu
 _MESSAGE_LIMIT = 400
 
 
+@dataclass(frozen=True, slots=True)
+class Extremes:
+    """What the graph itself found about one tensor."""
+
+    low: float
+    high: float
+    count: int
+
+
 @dataclass(frozen=True, slots=True, eq=False)
 class Run:
-    """One run: the requested tensors of a group, the model's own outputs if asked for, the time it took."""
+    """One run: tensors of a group, extremes of others, the model's own outputs if asked for, the time."""
 
     tensors: dict[str, NDArray[Any]]
+    extremes: dict[str, Extremes]
     finals: Sample
     seconds: float
 
@@ -37,9 +48,9 @@ class Run:
 class Runner:
     """Sessions over clones of a model with the requested tensors as extra outputs.
 
-    Full graph optimisation stays on: ONNX Runtime keeps every graph output as written. Fetching a tensor
-    and reducing it in numpy was measured as fast as ReduceMin / ReduceMax nodes inside the graph, serves
-    histograms too, and lets no NaN pass.
+    Full graph optimisation stays on: ONNX Runtime keeps every graph output as written. Tensors of which only
+    the extremes count are reduced inside the graph (as fast as fetching them, and their memory is free again
+    at once); the others are fetched.
 
     Several samples run at once with one thread each, instead of one sample on all threads: nothing waits
     at the end of each operator, and observing runs in parallel with other samples' operators. Memory may
@@ -51,23 +62,39 @@ class Runner:
         first: a sample that tells how large they are.
         cores: how many threads may work in all.
         samples: the most samples that can run at once.
+        extremes: of these tensors a run brings only the smallest and the largest value.
     """
 
     def __init__(
-        self, model: ir.Model, tensors: Sequence[str], first: Sample, *, cores: int, samples: int
+        self,
+        model: ir.Model,
+        tensors: Sequence[str],
+        first: Sample,
+        *,
+        cores: int,
+        samples: int,
+        extremes: Collection[str] = (),
     ) -> None:
+        self._model = model
         self._finals = [value.name for value in model.graph.outputs if value.name]
+        self._reduced = [name for name in tensors if name in extremes]
+        tensors = [name for name in tensors if name not in extremes]
         sizes = _declared_bytes(model, tensors, first)
         if sizes is None or sum(sizes.values()) > MAX_LIVE_BYTES:
             sizes = _measured_bytes(model, tensors, first)
         groups = _split(tensors, sizes)
         live = max(sum(sizes[name] for name in group) for group in groups)
-        self.workers = max(1, min(cores, samples, MAX_LIVE_BYTES // max(live, 1)))
+        # With nothing to observe in numpy there is nothing to overlap: one sample at a time needs less memory.
+        self.workers = max(1, min(cores, samples, MAX_LIVE_BYTES // max(live, 1))) if tensors else 1
         threads = max(1, cores // self.workers)
         self._sessions = [
-            (open_session(_with_outputs(model, group, keep_own=i == 0), threads=threads), group)
+            (open_session(self._augmented(group, first=i == 0), threads=threads), group)
             for i, group in enumerate(groups)
         ]
+        self._threads = threads
+
+    def _augmented(self, group: Sequence[str], *, first: bool) -> ir.Model:
+        return _with_outputs(self._model, group, keep_own=first, reduced=self._reduced if first else ())
 
     def stream(self, sample: Sample, index: int, *, finals: bool) -> Iterator[Run]:
         """The requested tensors of one sample, group by group. Safe to call from several threads.
@@ -83,13 +110,27 @@ class Runner:
         """
         for position, (session, group) in enumerate(self._sessions):
             own = self._finals if finals and position == 0 else []
-            names = list(dict.fromkeys([*group, *own]))
+            reduced = self._reduced if position == 0 else []
+            names = list(dict.fromkeys([*group, *own, *(n for name in reduced for n in _ends(name))]))
             start = time.perf_counter()
             # An empty list would mean every output to ONNX Runtime.
             arrays = run_session(session, names or self._finals, sample, index)
             seconds = time.perf_counter() - start
             # A final tensor may be observed in a later group: it must not count twice.
-            yield Run({name: arrays[name] for name in group}, {name: arrays[name] for name in own}, seconds)
+            tensors = {name: arrays[name] for name in group}
+            extremes: dict[str, Extremes] = {}
+            for name in reduced:
+                low, high, total, count = (arrays[end] for end in _ends(name))
+                # A maximum may overlook NaN; a sum cannot, but it may overflow: then the tensor decides.
+                if count == 0 or np.isfinite([low, high, total]).all():
+                    extremes[name] = Extremes(float(low), float(high), int(count))
+                else:
+                    tensors[name] = self._fetch(name, sample, index)
+            yield Run(tensors, extremes, {name: arrays[name] for name in own}, seconds)
+
+    def _fetch(self, name: str, sample: Sample, index: int) -> NDArray[Any]:
+        session = open_session(_with_outputs(self._model, [name], keep_own=False), threads=self._threads)
+        return run_session(session, [name], sample, index)[name]
 
 
 def run_session(session: Any, names: list[str], sample: Sample, index: int) -> dict[str, NDArray[Any]]:
@@ -118,14 +159,41 @@ def run_session(session: Any, names: list[str], sample: Sample, index: int) -> d
     return dict(zip(names, outputs, strict=True))
 
 
-def _with_outputs(model: ir.Model, names: Sequence[str], *, keep_own: bool) -> ir.Model:
+_REDUCTIONS = ("ReduceMin", "ReduceMax", "ReduceSum", "Size")
+
+
+def _ends(name: str) -> tuple[str, ...]:
+    return tuple(f"roundel_{op}:{name}" for op in _REDUCTIONS)
+
+
+def _with_outputs(
+    model: ir.Model, names: Sequence[str], *, keep_own: bool, reduced: Sequence[str] = ()
+) -> ir.Model:
     clone = model.clone()
     values = values_by_name(clone.graph)
     if not keep_own:
         clone.graph.outputs.clear()
     present = {value.name for value in clone.graph.outputs}
     clone.graph.outputs.extend(values[name] for name in names if name not in present)
+    for tensor in reduced:
+        _reduce(clone.graph, values[tensor])
     return clone
+
+
+def _reduce(graph: ir.Graph, value: ir.Value) -> None:
+    """Min, max, sum and size as outputs, right behind the tensor: at the end they would keep it alive."""
+    maker = value.producer()
+    for op, name in zip(_REDUCTIONS, _ends(str(value.name)), strict=True):
+        size = op == "Size"
+        node = ir.node(op, [value], {} if size else {"keepdims": 0})
+        out = node.outputs[0]
+        out.name, out.shape = name, ir.Shape(())
+        out.type = ir.TensorType(ir.DataType.INT64) if size else value.type
+        if maker is None:
+            graph.append(node)
+        else:
+            graph.insert_after(maker, node)
+        graph.outputs.append(out)
 
 
 def _declared_bytes(model: ir.Model, tensors: Sequence[str], first: Sample) -> dict[str, int] | None:

@@ -11,7 +11,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from roundel.calibrate.observers import NonFiniteError, Observer, StatKind, new_observer
-from roundel.calibrate.runner import Runner
+from roundel.calibrate.runner import Extremes, Runner
 from roundel.errors import DataError
 from roundel.types import Sample
 
@@ -50,6 +50,7 @@ class Shard:
             if finals and outputs is None:
                 outputs = run.finals
             faults |= self._observe(run.tensors, index)
+            self._note(run.extremes, index)
         if faults:
             raise self._not_finite(faults, sample, index)
         return Seen(outputs, seconds)
@@ -77,6 +78,12 @@ class Shard:
                 faults[name] = str(error)
             self._positions[name].append(index)
         return faults
+
+    def _note(self, extremes: Mapping[str, Extremes], index: int) -> None:
+        for name, seen in extremes.items():
+            if seen.count:
+                self.stats[name].update_extremes(seen.low, seen.high, seen.count)
+                self._positions[name].append(index)
 
     def _not_finite(self, faults: Mapping[str, str], sample: Sample, index: int) -> DataError:
         first = next(name for name in self.stats if name in faults)

@@ -12,6 +12,7 @@ from roundel.plan.adjust import align_groups, apply_overrides, fuse_activations,
 from roundel.plan.draft import Draft
 from roundel.plan.marking import Marker
 from roundel.plan.nodes import choose_nodes, operator_rules
+from roundel.plan.stored import stored_input
 from roundel.plan.types import NodePlan, QuantPlan, TensorPlan
 from roundel.recipe import Recipe
 
@@ -44,7 +45,8 @@ def _touched(graph: ir.Graph, draft: Draft, nodes: Mapping[str, NodePlan]) -> di
     verdicts = dict(nodes)
     for node in graph:
         around, plan = (*node.inputs, *node.outputs), nodes[str(node.name)]
-        if plan.quantized and plan.name not in draft.folded and not any(draft.marked(v) for v in around):
+        reached = any(map(draft.marked, around)) or any(stored_input(v, draft.marks) for v in node.inputs)
+        if plan.quantized and plan.name not in draft.folded and not reached:
             alone = any(is_float32(v) for v in around)
             reason = "nothing around it is quantized" if alone else "no float32 tensor around it"
             verdicts[plan.name] = replace(plan, quantized=False, reason=reason)

@@ -8,9 +8,11 @@ from pathlib import Path
 import numpy as np
 import onnx
 import onnx_ir as ir
+import onnxruntime as ort
 import pytest
 
 import roundel
+import roundel.model.session as session_room
 from helpers import build, feeds, node, normal
 from roundel.errors import ModelError
 from roundel.model.session import open_session
@@ -30,19 +32,20 @@ def test_every_source_runs_alike(tmp_path: Path) -> None:
     np.testing.assert_array_equal(results[0], results[2])
 
 
-def test_a_model_too_large_for_memory_goes_through_a_folder(
-    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
-) -> None:
-    monkeypatch.setattr("roundel.model.session._IN_MEMORY_LIMIT", 10)
-    monkeypatch.setattr("tempfile.tempdir", str(tmp_path))
-    session = open_session(ir.from_proto(net()))
-    assert len(list(tmp_path.iterdir())) == 1
-    np.testing.assert_array_equal(
-        session.run(None, FEED)[0], open_session(net().SerializeToString()).run(None, FEED)[0]
+def test_weights_are_lent_and_not_serialised(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("roundel.model.session._WORTH_LENDING", 1)
+    seen: list[int] = []
+    original = session_room._open
+    monkeypatch.setattr(
+        "roundel.model.session._open",
+        lambda source, options: (seen.append(len(source)), original(source, options))[1],
     )
-    del session
+    session = open_session(ir.from_proto(net()))
+    weights = sum(len(t.raw_data) or 4 * len(t.float_data) for t in net().graph.initializer)
+    assert seen[0] < len(net().SerializeToString()) - weights // 2
     gc.collect()
-    assert list(tmp_path.iterdir()) == [], "the folder lives as long as the session"
+    whole = original(net().SerializeToString(), ort.SessionOptions())
+    np.testing.assert_array_equal(session.run(None, FEED)[0], whole.run(None, FEED)[0])
 
 
 def test_a_session_has_no_effect_on_the_model() -> None:

@@ -1,0 +1,167 @@
+"""Factors for the channels between layers, so that every channel uses its layers' ranges alike."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable
+from dataclasses import dataclass
+
+import numpy as np
+
+from roundel.algorithms.equalize_channels import Ids, Settled
+from roundel.algorithms.equalize_layers import Layer, Vector
+from roundel.algorithms.equalize_trace import Trace
+from roundel.recipe import Equalize
+
+_LIMIT = 2.0**16  # no channel is scaled further than this
+_BIAS_SHARE = 0.5  # a bias counts half: it has a scale of its own, and only widens the activation
+_ALIGNMENTS = 2.0 ** (np.arange(-16, 16) / 32)
+_TOP = 127  # the largest code of a symmetric 8-bit weight
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Side:
+    """The channels that a layer has in one space.
+
+    Attributes:
+        layer: which one, as its number.
+        produces: whether they are its outputs (rows) or its inputs (columns).
+        places: their positions in the layer.
+        local: their numbers in the space.
+    """
+
+    layer: int
+    produces: bool
+    places: Ids
+    local: Ids
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Space:
+    """Channels that can be rescaled together, and every layer around them."""
+
+    most: Vector
+    sides: tuple[Side, ...]
+    whole: bool
+
+
+def find_spaces(trace: Trace) -> list[Space]:
+    """The spaces with a channel that may change, in graph order."""
+    settled = trace.channels.settle()
+    members: dict[int, list[tuple[int, bool, Ids]]] = {}
+    for number, (given, made) in enumerate(trace.sides):
+        for ids, produces in ((made, True), (given, False)):
+            if ids is None:
+                continue
+            for space in np.unique(settled.spaces[ids]).tolist():
+                members.setdefault(space, []).append((number, produces, ids))
+    found = []
+    for space in sorted(members):
+        made = _space(settled, space, members[space])
+        if made is not None:
+            found.append(made)
+    return found
+
+
+def _space(settled: Settled, number: int, members: list[tuple[int, bool, Ids]]) -> Space | None:
+    free = [np.flatnonzero((settled.spaces[ids] == number) & ~settled.fixed[ids]) for _, _, ids in members]
+    own = [settled.roots[ids][places] for (_, _, ids), places in zip(members, free, strict=True)]
+    roots = np.unique(np.concatenate(own))
+    if not roots.size:
+        return None
+    sides, whole = [], True
+    for (layer, produces, ids), places, mine in zip(members, free, own, strict=True):
+        sides.append(Side(layer, produces, places, np.searchsorted(roots, mine)))
+        whole = whole and places.size == ids.size
+    return Space(settled.most[roots], tuple(sides), whole)
+
+
+class Balance:
+    """Finds the factors, round by round; each round goes once over all spaces."""
+
+    def __init__(self, layers: list[Layer], spaces: list[Space], options: Equalize) -> None:
+        self.layers, self.spaces, self.options = layers, spaces, options
+        self.factors = [np.ones(len(space.most)) for space in spaces]
+        around = {side.layer for space in spaces for side in space.sides}
+        self.magnitudes = {number: layers[number].magnitudes() for number in sorted(around)}
+        self.biases = {n: np.abs(layers[n].bias).reshape(-1, len(layers[n].rows)).max(axis=0) for n in around}
+
+    def run(self) -> int:
+        """Rounds until nothing changes any more; returns how many."""
+        for done in range(1, self.options.steps + 1):
+            change = max((self._settle(number) for number in range(len(self.spaces))), default=0.0)
+            if change < self.options.threshold:
+                return done
+        return self.options.steps
+
+    def align(self) -> None:
+        """One factor for each whole space, so that its layers end just below a power of two."""
+        for number, space in enumerate(self.spaces):
+            room = float((space.most / self.factors[number]).min())
+            if not space.whole or room < 1:
+                continue
+            tops = [(side.produces, self._top(side.layer)) for side in space.sides]
+            tops = [(produces, top) for produces, top in tops if top > 0]
+            costs = [(_waste(tops, f), abs(math.log2(f)), f) for f in _ALIGNMENTS.tolist() if f <= room]
+            self._apply(number, np.full(len(space.most), min(costs)[2]))
+
+    def write(self) -> None:
+        """Put the factors into the layers."""
+        for space, factors in zip(self.spaces, self.factors, strict=True):
+            for side in space.sides:
+                layer, scale = self.layers[side.layer], factors[side.local]
+                if side.produces:
+                    layer.rows[side.places] *= scale
+                    layer.bias[..., side.places] *= scale
+                else:
+                    layer.columns[side.places] /= scale
+
+    def _settle(self, number: int) -> float:
+        """Balance one space; returns the largest relative change."""
+        space, total = self.spaces[number], self.factors[number]
+        made, read = np.zeros(len(total)), np.zeros(len(total))
+        for side in space.sides:
+            for ranges in self._ranges(side):
+                np.maximum.at(made if side.produces else read, side.local, ranges[side.places])
+        known = (made > 0) & (read > 0)
+        step = np.ones(len(total))
+        step[known] = np.sqrt(read[known] / made[known])
+        wanted = np.minimum(np.clip(total * step, 1 / _LIMIT, _LIMIT), np.maximum(space.most, 0))
+        step = np.where(known, wanted / total, 1.0)
+        self._apply(number, step)
+        return float(np.abs(step - 1).max())
+
+    def _ranges(self, side: Side) -> Iterable[Vector]:
+        """Each channel's range in the layer's weight, relative to the whole; and in its bias."""
+        magnitudes = self.magnitudes[side.layer]
+        top = magnitudes.max()
+        if top > 0:
+            yield magnitudes.max(axis=2 if side.produces else 1).reshape(-1) / top
+        bias = self.biases[side.layer]
+        if side.produces and self.options.append_bias and bias.max() > 0:
+            yield bias / bias.max() * _BIAS_SHARE
+
+    def _apply(self, number: int, step: Vector) -> None:
+        self.factors[number] *= step
+        for side in self.spaces[number].sides:
+            magnitudes = self.magnitudes[side.layer]
+            groups, outputs, inputs = magnitudes.shape
+            scale = np.ones(groups * (outputs if side.produces else inputs))
+            scale[side.places] = step[side.local]
+            if side.produces:
+                magnitudes *= scale.reshape(groups, outputs, 1)
+                self.biases[side.layer] *= scale
+            else:
+                magnitudes /= scale.reshape(groups, 1, inputs)
+
+    def _top(self, layer: int) -> float:
+        return float(self.magnitudes[layer].max())
+
+
+def _waste(tops: list[tuple[bool, float]], factor: float) -> float:
+    """How far the largest weights stay below the top of their power-of-two ranges, as noise."""
+    total = 0.0
+    for produces, top in tops:
+        exponent = math.log2(top * (factor if produces else 1 / factor) / _TOP)
+        total += 4.0 ** (math.ceil(exponent) - exponent)
+    return total

@@ -1,0 +1,48 @@
+"""What equalization knows of one tensor: its channels and their bounds."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+
+import numpy as np
+
+from roundel.algorithms.equalize_channels import Ids
+from roundel.algorithms.equalize_layers import Vector
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Flow:
+    """What is known of one tensor.
+
+    Attributes:
+        axis: where its channels are.
+        ids: its channels; None where it cannot be rescaled, and then low and high hold one number.
+        low: each value of a channel is at least this.
+        high: and at most this.
+    """
+
+    axis: int
+    ids: Ids | None
+    low: Vector
+    high: Vector
+
+    def within(self, low: Vector | float, high: Vector | float) -> Flow:
+        """The same channels with other bounds."""
+        shape = self.low.shape
+        return replace(
+            self,
+            low=np.array(np.broadcast_to(low, shape), np.float64),
+            high=np.array(np.broadcast_to(high, shape), np.float64),
+        )
+
+    def hull(self) -> Flow:
+        """The bounds alone, of all channels together."""
+        return Flow(0, None, self.low.min(keepdims=True), self.high.max(keepdims=True))
+
+
+def bounded(low: float, high: float) -> Flow:
+    """A tensor of which only this much is known."""
+    return Flow(0, None, np.array([low]), np.array([high]))
+
+
+UNKNOWN = bounded(-np.inf, np.inf)

@@ -1,0 +1,258 @@
+"""AdaRound and AdaQuant in one walk: each layer is tuned on what the tuned layers before it give.
+
+Both branches are computed once, node by node; a layer learns from rows of its matrix product at a few
+places of each sample, which is what makes a thousand steps cost seconds.
+"""
+
+from __future__ import annotations
+
+import math
+import os
+import time
+from collections import deque
+from collections.abc import Callable, Iterator, Sequence
+from concurrent.futures import Future, ThreadPoolExecutor
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import onnx_ir as ir
+
+from roundel.algorithms import finetune_checkpoint as checkpoints
+from roundel.algorithms.finetune_branches import Branches, Delivered, Judge, Place
+from roundel.algorithms.finetune_constants import Constants
+from roundel.algorithms.finetune_report import FinetuneReport
+from roundel.algorithms.finetune_rows import gather, layer_seed
+from roundel.algorithms.finetune_store import Store
+from roundel.algorithms.finetune_units import Unit, find_units
+from roundel.algorithms.torch_device import infer_device, optim_device, require_torch
+from roundel.calibrate.state import QuantState
+from roundel.errors import RecipeError
+from roundel.recipe import Recipe
+from roundel.types import Sample
+
+if TYPE_CHECKING:
+    from roundel.algorithms.torch_training import Outcome, Task
+
+__all__ = ["FinetuneReport", "finetune"]
+
+Listener = Callable[[int, int, float], None]
+
+
+def finetune(
+    model: ir.Model,
+    state: QuantState,
+    samples: Sequence[Sample],
+    recipe: Recipe,
+    *,
+    progress: Listener | None = None,
+    checkpoint: Path | None = None,
+    resume: bool = False,
+) -> tuple[QuantState, tuple[FinetuneReport, ...]]:
+    """Tune rounding or weights layer by layer; scales of weights and activations stay.
+
+    Args:
+        model: the prepared float model.
+        state: calibrated, legal for its target, and maybe rounded by `walk`: tuning starts from its codes.
+        samples: inputs; the last fifth judges.
+        recipe: says which algorithm and how.
+        progress: called with the number of layers done, their total and the last one's held-out error.
+        checkpoint: a file that holds what is done after each layer.
+        resume: go on from the checkpoint where there is one; the result is that of a run without a break.
+
+    Raises:
+        DependencyError: torch is not installed.
+        RecipeError: a device is not there, or a setting does not fit the model.
+        DataError: the checkpoint is damaged or of another run.
+    """
+    settings, algorithm = recipe.improve.finetune, chosen_algorithm(recipe)
+    if resume and checkpoint is None:
+        raise RecipeError("There is nothing to resume from.", expected="a checkpoint file beside 'resume'")
+    used = samples[: settings.data_size]
+    if algorithm == "none" or len(used) < 2:
+        return state, ()
+    require_torch()
+    run = _Run(model, state, used, recipe, progress)
+    if checkpoint is not None:
+        run.remember(checkpoint, resume=resume)
+    if settings.parallel:
+        run.side_by_side()
+    else:
+        run.one_by_one()
+    return run.constants.state, tuple(run.done.reports)
+
+
+def chosen_algorithm(recipe: Recipe) -> str:
+    """'adaround', 'adaquant' or 'none'; effort high means AdaRound where nothing else is said."""
+    named = recipe.improve.finetune.algorithm
+    return "adaround" if named == "none" and recipe.effort == "high" else named
+
+
+@dataclass(frozen=True, slots=True)
+class _Devices:
+    optim: str
+    infer: int | None
+
+
+class _Run:
+    """One call of `finetune`."""
+
+    def __init__(
+        self,
+        model: ir.Model,
+        state: QuantState,
+        samples: Sequence[Sample],
+        recipe: Recipe,
+        listener: Listener | None,
+    ) -> None:
+        settings = recipe.improve.finetune
+        self._devices = _Devices(optim_device(settings.optim_device), infer_device(settings.infer_device))
+        self._model, self._samples, self._recipe, self._listener = model, samples, recipe, listener
+        self._algorithm, self._settings = chosen_algorithm(recipe), settings
+        self.constants = Constants(model.graph, state, recipe.npu)
+        self._delivered = Delivered(model, state, recipe)
+        # With `parallel` the branches keep the model before tuning, whatever is delivered.
+        seen = Delivered(model, state, recipe) if settings.parallel else self._delivered
+        self._store = Store(settings.mem_opt_level)
+        place = Place(self._store, self._devices.infer, settings.drop_ratio < 1)
+        self._branches = Branches(model, seen, samples, place)
+        self._units = find_units(model.graph, seen.model.graph, state, settings, self._algorithm)
+        self.done, self._restored = checkpoints.Progress(), 0
+        self._checkpoint: tuple[Path, str] | None = None
+        self._judge = Judge(model, samples, self._devices.infer) if settings.selective_update else None
+        self._error = math.inf
+
+    def remember(self, path: Path, *, resume: bool) -> None:
+        """Write a checkpoint after each layer; take over what an earlier run left in it."""
+        key = checkpoints.run_key(self._model, self.constants.state, self._samples, self._recipe)
+        self._checkpoint = path, key
+        if resume:
+            self.done = checkpoints.load(path, key)
+            self._restored = len(self.done.reports)
+
+    def one_by_one(self) -> None:
+        """Each layer sees the tuned layers before it."""
+        from roundel.algorithms.torch_training import tune
+
+        for number, unit in enumerate(self._units):
+            start = time.perf_counter()
+            task = self._look(unit, number)
+            if task is None:
+                self._restore(unit)
+            else:
+                self._finish(task, tune(task), start)
+            self._branches.release()
+
+    def side_by_side(self) -> None:
+        """Each layer sees the layers before it as they were: several can be tuned at once."""
+        from roundel.algorithms.torch_training import tune
+
+        waiting: deque[tuple[Task, Future[Outcome], float]] = deque()
+        workers = os.cpu_count() or 1 if self._devices.optim == "cpu" else 1
+        with _one_thread_each(workers), ThreadPoolExecutor(workers) as pool:
+            for number, unit in enumerate(self._units):
+                start = time.perf_counter()
+                task = self._look(unit, number)
+                self._branches.release()
+                if task is None:
+                    self._restore(unit)
+                    continue
+                waiting.append((task, pool.submit(tune, task), start))
+                if len(waiting) > workers:  # bounds the rows in memory
+                    self._take(waiting)
+            while waiting:
+                self._take(waiting)
+
+    def _take(self, waiting: deque[tuple[Task, Future[Outcome], float]]) -> None:
+        task, future, start = waiting.popleft()
+        self._finish(task, future.result(), start)
+
+    def _look(self, unit: Unit, number: int) -> Task | None:
+        """What a layer's tuning needs; None for a layer that the checkpoint has."""
+        from roundel.algorithms.torch_training import Task
+
+        # Also for a restored layer: the same pieces of the model run as in a run without a break.
+        seen = self._branches.look(unit, self.constants.state.params[unit.layer.data])
+        if number < self._restored:
+            return None
+        weights = self.constants.weights(unit)
+        seed = layer_seed(self._settings.seed, unit.layer.name)
+        output = self.constants.state.params.get(unit.output) if self._settings.output_qdq else None
+        return Task(
+            unit,
+            weights,
+            gather(unit, seen, weights.shape, self._store, seed),
+            output,
+            self.constants,
+            self._algorithm,
+            self._settings,
+            self._devices.optim,
+        )
+
+    def _restore(self, unit: Unit) -> None:
+        names = (unit.layer.weight, unit.layer.bias)
+        changed = {name: self.done.changes[name] for name in names if name in self.done.changes}
+        self.constants.restore(changed)
+        self._delivered.replace(changed)
+
+    def _finish(self, task: Task, outcome: Outcome, start: float) -> None:
+        """Take a layer over where it is better; report, remember."""
+        layer = task.unit.layer
+        kept = outcome.after < outcome.before and self._accept(task, outcome)
+        power = task.rows.power()
+        error = outcome.after if kept else outcome.before
+        report = FinetuneReport(
+            layer.name,
+            layer.op,
+            _db(power, outcome.before),
+            _db(power, error),
+            outcome.iterations,
+            time.perf_counter() - start,
+            kept,
+        )
+        self.done.reports.append(report)
+        if self._checkpoint is not None:
+            checkpoints.save(*self._checkpoint, self.done)
+        if self._listener is not None:
+            self._listener(len(self.done.reports), len(self._units), error)
+
+    def _accept(self, task: Task, outcome: Outcome) -> bool:
+        before = self.constants.state
+        if self._judge is not None and math.isinf(self._error):
+            self._error = self._judge.error(self._delivered.model)
+        layer = task.unit.layer
+        old = {name: (self.constants.codes(name), before.params[name]) for name in _names(task)}
+        changed = self.constants.accept(layer, outcome.tuned)
+        self._delivered.replace(changed)
+        if self._judge is not None:
+            error = self._judge.error(self._delivered.model)
+            if error >= self._error:
+                self._delivered.replace(old)
+                self.constants.state = before
+                return False
+            self._error = error
+        self.done.changes |= changed
+        return True
+
+
+def _names(task: Task) -> tuple[str, ...]:
+    layer = task.unit.layer
+    changeable = layer.bias is not None and task.weights.bias_params is not None
+    return (layer.weight, str(layer.bias)) if changeable else (layer.weight,)
+
+
+@contextmanager
+def _one_thread_each(workers: int) -> Iterator[None]:
+    from roundel.algorithms.torch_training import single_threaded
+
+    undo = single_threaded() if workers > 1 else None
+    try:
+        yield
+    finally:
+        if undo is not None:
+            undo()
+
+
+def _db(power: float, error: float) -> float:
+    return 10 * math.log10(max(power, 1e-30) / max(error, 1e-30))

@@ -1,0 +1,130 @@
+"""The float and the quantized model side by side, each computed once and only as far as needed."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import onnx_ir as ir
+from numpy.typing import NDArray
+
+from roundel.algorithms.finetune_rows import Seen, held_from
+from roundel.algorithms.finetune_store import Store, StoredFrontier, on_cuda
+from roundel.algorithms.finetune_units import Unit
+from roundel.calibrate.state import QuantState
+from roundel.model.graph import values_by_name
+from roundel.model.session import open_session
+from roundel.qdq import simulate, write_qdq
+from roundel.recipe import Recipe
+from roundel.types import QParams, Sample
+
+
+@dataclass(frozen=True, slots=True)
+class Place:
+    """Where and how the branches run.
+
+    Attributes:
+        store: keeps their values.
+        cuda: number of the GPU that runs the models; None for the CPU.
+        mixed: whether the float branch's inputs are wanted, too.
+    """
+
+    store: Store
+    cuda: int | None
+    mixed: bool
+
+
+class Delivered:
+    """The quantized model as it will be written, with the constants tuned so far.
+
+    Args:
+        model: the prepared float model.
+        state: calibrated.
+        recipe: formats and arithmetic.
+    """
+
+    def __init__(self, model: ir.Model, state: QuantState, recipe: Recipe) -> None:
+        self.model = write_qdq(model, state, recipe)
+        simulate(self.model, state, recipe.npu)
+        self._values = values_by_name(self.model.graph)
+
+    def replace(self, changed: Mapping[str, tuple[NDArray[Any], QParams]]) -> None:
+        """Put new codes and scales into it."""
+        for name, (codes, params) in changed.items():
+            stored = self._values[f"{name}_quantized"]
+            node = stored.consumers()[0]
+            stored.const_value = ir.tensor(codes, name=stored.name)
+            scale = node.inputs[1]
+            assert scale is not None
+            scale.const_value = ir.tensor(params.scale, name=scale.name)
+
+    def codes_of(self, tensor: str) -> str:
+        """The name of a tensor's integer codes."""
+        for name in (tensor, f"{tensor}_QuantizeLinear_Input"):
+            value = self._values.get(name)
+            for node in value.consumers() if value is not None else ():
+                if node.op_type == "QuantizeLinear":
+                    return str(node.outputs[0].name)
+        raise KeyError(tensor)
+
+
+class Branches:
+    """Both models at the border between tuned and not yet tuned layers.
+
+    Args:
+        model: the prepared float model.
+        delivered: the quantized one.
+        samples: the inputs.
+        place: where to run and what to keep.
+    """
+
+    def __init__(
+        self, model: ir.Model, delivered: Delivered, samples: Sequence[Sample], place: Place
+    ) -> None:
+        self._delivered, self._place = delivered, place
+        self._tuned = StoredFrontier(delivered.model, samples, place.store, cuda=place.cuda)
+        self._plain = StoredFrontier(model, samples, place.store, cuda=place.cuda)
+
+    def look(self, unit: Unit, params: QParams) -> Seen:
+        """What a layer sees and should give; everything before it runs if it has not."""
+        codes = self._tuned.reach(self._delivered.codes_of(unit.layer.data))
+        plain = self._plain.reach(unit.layer.data) if self._place.mixed else None
+        return Seen(codes, plain, self._plain.reach(unit.output), params)
+
+    def release(self) -> None:
+        """Forget values that nothing will read any more."""
+        self._tuned.release()
+        self._plain.release()
+
+
+class Judge:
+    """Measures the whole model's outputs on the held-out samples.
+
+    Args:
+        model: the prepared float model.
+        samples: all samples; the last fifth judges.
+        cuda: number of the GPU that runs the models; None for the CPU.
+    """
+
+    def __init__(self, model: ir.Model, samples: Sequence[Sample], cuda: int | None) -> None:
+        self._held = samples[held_from(len(samples)) :]
+        self._cuda = cuda
+        self._wanted = self._run(model)
+
+    def error(self, model: ir.Model) -> float:
+        """Mean squared error of the outputs over their own power."""
+        errors, powers = 0.0, 0.0
+        for wanted, got in zip(self._wanted, self._run(model), strict=True):
+            for a, b in zip(wanted, got, strict=True):
+                if a.dtype.kind == "f" and a.size:
+                    powers += float(np.square(a, dtype=np.float64).mean())
+                    errors += float(np.square(b.astype(np.float64) - a).mean())
+        return errors / max(powers, 1e-30)
+
+    def _run(self, model: ir.Model) -> list[list[NDArray[Any]]]:
+        session = open_session(model, simulate=True)
+        if self._cuda is not None:
+            on_cuda(session, self._cuda)
+        return [list(session.run(None, sample)) for sample in self._held]

@@ -1,0 +1,27 @@
+"""What fine-tuning tells about a layer."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+
+@dataclass(frozen=True, slots=True)
+class FinetuneReport:
+    """What became of one layer.
+
+    Attributes:
+        layer: the node; of a block the nodes, joined by '+'.
+        op: its operator.
+        before_db, after_db: the layer's own signal over its held-out error, in dB; equal where not kept.
+        iterations: steps taken.
+        seconds: what it cost.
+        kept: whether the error fell, so that the new constants stay.
+    """
+
+    layer: str
+    op: str
+    before_db: float
+    after_db: float
+    iterations: int
+    seconds: float
+    kept: bool

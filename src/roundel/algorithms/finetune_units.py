@@ -1,0 +1,283 @@
+"""What fine-tuning works on: a layer with constant weights, and the activation fused behind it."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
+from typing import Any, Protocol
+
+import numpy as np
+import onnx_ir as ir
+from numpy.typing import NDArray
+
+from roundel.algorithms.layers import quantized_layers
+from roundel.calibrate.state import QuantState
+from roundel.model.graph import (
+    attribute_float,
+    attribute_int,
+    clip_bounds,
+    constant_array,
+    only_reader,
+    rank,
+)
+from roundel.plan.types import QuantPlan
+from roundel.recipe import Finetune
+
+NORMS = ("InstanceNormalization", "LayerNormalization")
+_FUSED = ("Relu", "PRelu", "LeakyRelu", "Gelu", "Tanh", "Clip", "Sigmoid", "HardSigmoid", "Softmax")
+
+
+class Tunable(Protocol):
+    """A layer seen as a matrix: rows of inputs in, rows of outputs out."""
+
+    @property
+    def name(self) -> str: ...
+    @property
+    def op(self) -> str: ...
+    @property
+    def data(self) -> str: ...
+    @property
+    def weight(self) -> str: ...
+    @property
+    def bias(self) -> str | None: ...
+    @property
+    def output(self) -> str: ...
+    def matrix(self, weight: NDArray[Any]) -> NDArray[Any]: ...
+    def tensor(self, matrix: NDArray[Any], shape: tuple[int, ...]) -> NDArray[Any]: ...
+    def places(self, shape: tuple[int, ...], most: int, rng: np.random.Generator) -> NDArray[np.intp]: ...
+    def targets(self, output: NDArray[Any], places: NDArray[np.intp]) -> NDArray[np.float32]: ...
+    def inputs(
+        self, data: NDArray[Any], places: NDArray[np.intp], spatial: tuple[int, ...]
+    ) -> NDArray[Any]: ...
+
+
+@dataclass(frozen=True, slots=True)
+class NormLayer:
+    """A normalization: behind the statistics it is one weight and one bias for each channel.
+
+    Attributes:
+        name, op, data, weight, bias, output: as in `layers.Layer`.
+        epsilon: added to the variance.
+        axis: first normalized axis of a LayerNormalization.
+    """
+
+    name: str
+    op: str
+    data: str
+    weight: str
+    bias: str | None
+    output: str
+    epsilon: float
+    axis: int = -1
+
+    def matrix(self, weight: NDArray[Any]) -> NDArray[Any]:
+        """(channels, 1, 1)."""
+        return weight.reshape(-1, 1, 1)
+
+    def tensor(self, matrix: NDArray[Any], shape: tuple[int, ...]) -> NDArray[Any]:
+        """The inverse of `matrix`."""
+        return matrix.reshape(shape)
+
+    def places(self, shape: tuple[int, ...], most: int, rng: np.random.Generator) -> NDArray[np.intp]:
+        """Up to `most` flat positions of an output of this shape."""
+        if self.op == "InstanceNormalization":
+            count = shape[0] * int(np.prod(shape[2:]))
+        else:
+            count = int(np.prod(shape[: self.axis]))
+        return np.arange(count) if count <= most else np.sort(rng.choice(count, most, replace=False))
+
+    def targets(self, output: NDArray[Any], places: NDArray[np.intp]) -> NDArray[np.float32]:
+        """(n, channels, 1) at the given places."""
+        if self.op == "InstanceNormalization":
+            batch, where = np.divmod(places, int(np.prod(output.shape[2:])))
+            rows = output.reshape(*output.shape[:2], -1)[batch, :, where]
+        else:
+            rows = output.reshape(int(np.prod(output.shape[: self.axis])), -1)[places]
+        return rows.reshape(len(places), -1, 1).astype(np.float32, copy=False)
+
+    def inputs(self, data: NDArray[Any], places: NDArray[np.intp], spatial: tuple[int, ...]) -> NDArray[Any]:
+        """(n, channels, 1): the normalized input, before weight and bias."""
+        first = 2 if self.op == "InstanceNormalization" else self.axis % data.ndim
+        axes = tuple(range(first, data.ndim))
+        mean = data.mean(axes, keepdims=True)
+        spread = np.sqrt(data.var(axes, keepdims=True) + self.epsilon)
+        return self.targets((data - mean) / spread, places)
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Activation:
+    """A fused activation as the quantized model computes it.
+
+    Attributes:
+        op: its operator.
+        alpha: slope of LeakyRelu and HardSigmoid.
+        beta: offset of HardSigmoid.
+        bounds: of Clip; None leaves a side open.
+        slope: of PRelu, one number or one for each channel.
+        tanh: whether Gelu is the tanh approximation.
+    """
+
+    op: str
+    alpha: float = 0.0
+    beta: float = 0.0
+    bounds: tuple[float | None, float | None] = (None, None)
+    slope: NDArray[np.float32] | None = None
+    tanh: bool = False
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Unit:
+    """A layer to tune.
+
+    Attributes:
+        layer: its matrix view.
+        activation: fused behind it, or None.
+        output: the float tensor that its loss looks at: behind the activation where there is one.
+    """
+
+    layer: Tunable
+    activation: Activation | None
+    output: str
+
+    @property
+    def normalizes(self) -> bool:
+        """Whether its rows are normalized values instead of codes."""
+        return self.layer.op in NORMS
+
+
+def find_units(
+    graph: ir.Graph, quantized: ir.Graph, state: QuantState, settings: Finetune, algorithm: str
+) -> tuple[Unit, ...]:
+    """The layers that the settings ask for, in graph order.
+
+    Args:
+        graph: of the prepared float model.
+        quantized: of the written model, which may compute an activation in another way.
+        state: calibrated.
+        settings: name the operators.
+        algorithm: 'adaround' leaves normalizations out: they have no rounding worth learning.
+    """
+    layers: dict[str, Tunable] = {
+        layer.name: layer for layer in quantized_layers(graph, _lenient(state.plan))
+    }
+    nodes = {str(node.name): node for node in graph}
+    simulated = {str(node.name): node for node in quantized}
+    if algorithm == "adaquant":
+        layers |= {norm.name: norm for norm in _norms(graph, state)}
+    found = []
+    for name, node in nodes.items():
+        layer = layers.get(name)
+        if layer is None or layer.op not in settings.target_op_types:
+            continue
+        behind = _behind(node, state.plan)
+        activation = None
+        if behind is not None:
+            activation = _activation(_computed(behind, simulated), node, state)
+        output = str(behind.outputs[0].name) if behind is not None and activation else layer.output
+        found.append(Unit(layer, activation, output))
+    return tuple(found)
+
+
+def _lenient(plan: QuantPlan) -> QuantPlan:
+    """The plan as `quantized_layers` wants it: tuning at fixed scales copes with any zero point."""
+    tensors = {
+        name: replace(tensor, scheme=replace(tensor.scheme, symmetric=True))
+        for name, tensor in plan.tensors.items()
+    }
+    return replace(plan, tensors=tensors)
+
+
+def _norms(graph: ir.Graph, state: QuantState) -> list[NormLayer]:
+    found = []
+    for node in graph:
+        verdict = state.plan.nodes.get(str(node.name))
+        if node.op_type not in NORMS or verdict is None or not verdict.quantized:
+            continue
+        data, weight = node.inputs[0], node.inputs[1]
+        bias = node.inputs[2] if len(node.inputs) > 2 else None
+        if data is None or weight is None or data.name not in state.params or weight.name not in state.params:
+            continue
+        shared = len(weight.uses()) != 1 or (bias is not None and len(bias.uses()) != 1)
+        computed = constant_array(weight) is None or (bias is not None and constant_array(bias) is None)
+        dims = rank(data)
+        if shared or computed or dims is None:
+            continue
+        axis = attribute_int(node, "axis", -1)
+        names = (str(data.name), str(weight.name), None if bias is None else str(bias.name))
+        common = (str(node.name), node.op_type, *names, str(node.outputs[0].name))
+        found.append(NormLayer(*common, attribute_float(node, "epsilon", 1e-5), axis % dims))
+    return found
+
+
+def _behind(node: ir.Node, plan: QuantPlan) -> ir.Node | None:
+    """The activation that reads the layer's output and nothing else does, with no Q/DQ pair between."""
+    if node.outputs[0].name in plan.tensors:
+        return None
+    reader = only_reader(node.outputs[0])
+    return reader if reader is not None and reader.op_type in _FUSED else None
+
+
+def _computed(node: ir.Node, simulated: Mapping[str, ir.Node]) -> ir.Node:
+    """The node as the NPU computes it, where its own parameters say so.
+
+    A Clip that became a Relu is not: there the quantizer behind it keeps the bound.
+    """
+    other = simulated.get(str(node.name), node)
+    return other if other.op_type in ("LeakyRelu", "HardSigmoid", "Clip") else node
+
+
+def _activation(node: ir.Node, layer: ir.Node, state: QuantState) -> Activation | None:
+    """The activation of a node, or None where rows of channels are not enough to compute it."""
+    op = node.op_type
+    if op == "LeakyRelu":
+        return Activation(op, alpha=attribute_float(node, "alpha", 0.01))
+    if op == "HardSigmoid":
+        alpha, beta = attribute_float(node, "alpha", 0.2), attribute_float(node, "beta", 0.5)
+        return Activation(op, alpha=alpha, beta=beta)
+    if op == "Gelu":
+        attribute = node.attributes.get("approximate")
+        return Activation(op, tanh=attribute is not None and attribute.as_string() == "tanh")
+    if op == "Clip":
+        bounds = clip_bounds(node)
+        return None if bounds is None else Activation(op, bounds=bounds)
+    if op == "PRelu":
+        return _prelu(node, layer, state)
+    if op == "Softmax":
+        return Activation(op) if _over_channels(node, layer) else None
+    return Activation(op) if op in _FUSED else None
+
+
+def _prelu(node: ir.Node, layer: ir.Node, state: QuantState) -> Activation | None:
+    slope = constant_array(node.inputs[1])
+    if slope is None or node.inputs[1] is None:
+        return None
+    axis = _channel_axis(layer)
+    if slope.size != 1 and (axis is None or slope.ndim < -axis or slope.size != slope.shape[axis]):
+        return None
+    content = state.values.get(str(node.inputs[1].name), slope)
+    return Activation("PRelu", slope=np.asarray(content, np.float32).reshape(-1))
+
+
+def _over_channels(node: ir.Node, layer: ir.Node) -> bool:
+    axis, dims = _channel_axis(layer), rank(layer.outputs[0])
+    wanted = attribute_int(node, "axis", -1)
+    if axis is None:
+        return False
+    return wanted == axis if dims is None else wanted % dims == axis % dims
+
+
+def _channel_axis(layer: ir.Node) -> int | None:
+    """Where the layer's output channels are, counted from the end; None where there are several axes."""
+    if layer.op_type in ("Gemm", "MatMul"):
+        return -1
+    if layer.op_type == "LayerNormalization":
+        return None
+    dims = rank(layer.outputs[0])
+    return None if dims is None else 1 - dims
+
+
+def channel_slopes(activation: Activation | None, shape: tuple[int, int]) -> NDArray[np.float32] | None:
+    """PRelu's slopes shaped (groups, outputs per group); None for any other activation."""
+    if activation is None or activation.slope is None:
+        return None
+    return np.broadcast_to(activation.slope, (shape[0] * shape[1],)).reshape(shape)

@@ -1,0 +1,196 @@
+"""One layer in torch: a product over rows, its activation, its output's quantizer; and the error it makes."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Any
+
+import numpy as np
+import torch
+
+from roundel.algorithms.finetune_constants import Weights
+from roundel.algorithms.finetune_rows import Rows
+from roundel.algorithms.finetune_units import Activation, channel_slopes
+from roundel.types import QParams
+
+Tensor = Any  # torch is optional, and mypy does not follow it
+_CHUNK = 8_000_000  # elements of the inputs computed with at once
+_LOOK_ROWS = 4096
+_LOOK_ELEMENTS = 32_000_000
+_REFITS = 3
+
+
+class TorchLayer:
+    """Computes outputs from rows of inputs and codes of weights.
+
+    Args:
+        weights: the layer's numbers.
+        activation: fused behind it.
+        output: format of its output where the loss includes it.
+        device: where to compute.
+    """
+
+    def __init__(
+        self, weights: Weights, activation: Activation | None, output: QParams | None, device: str
+    ) -> None:
+        self._step = tensor(weights.scale * weights.input_scale, device)
+        self._activation, self._output = activation, output
+        slopes = channel_slopes(activation, weights.shape[:2])
+        self._slopes = None if slopes is None else tensor(slopes, device)
+
+    def outputs(self, x: Tensor, codes: Tensor, bias: Tensor) -> Tensor:
+        """(n, groups, outputs per group)."""
+        result = self.activated(self.product(x, codes) + bias)
+        return result if self._output is None else fake_quantize(result, self._output)
+
+    def product(self, x: Tensor, codes: Tensor) -> Tensor:
+        """Inputs times weights, without bias."""
+        weight = codes * self._step
+        if len(weight) == 1:
+            return (x[:, 0] @ weight[0].T)[:, None]
+        if weight.shape[1] == 1:  # depthwise: a batch of products would be all overhead
+            return (x * weight[:, 0]).sum(-1, keepdim=True)
+        return torch.einsum("ngk,gok->ngo", x, weight)
+
+    def activated(self, z: Tensor) -> Tensor:
+        """Behind the activation."""
+        return z if self._activation is None else activate(z, self._activation, self._slopes)
+
+    @property
+    def couples_channels(self) -> bool:
+        """Whether an output depends on other channels than its own."""
+        return self._activation is not None and self._activation.op == "Softmax"
+
+
+def activate(z: Tensor, activation: Activation, slopes: Tensor | None = None) -> Tensor:
+    """An activation over (n, groups, channels of a group)."""
+    functional = torch.nn.functional
+    op = activation.op
+    if op == "Relu":
+        return torch.relu(z)
+    if op == "Clip":
+        low, high = activation.bounds
+        return z if low is None and high is None else torch.clamp(z, low, high)
+    if op == "LeakyRelu":
+        return functional.leaky_relu(z, activation.alpha)
+    if op == "PRelu":
+        return torch.where(z < 0, z * slopes, z)
+    if op == "Gelu":
+        return functional.gelu(z, approximate="tanh" if activation.tanh else "none")
+    if op == "HardSigmoid":
+        return torch.clamp(activation.alpha * z + activation.beta, 0, 1)
+    if op == "Softmax":
+        return torch.softmax(z.flatten(1), 1).reshape(z.shape)
+    return torch.sigmoid(z) if op == "Sigmoid" else torch.tanh(z)
+
+
+def fake_quantize(x: Tensor, params: QParams) -> Tensor:
+    """Quantize and dequantize; the gradient passes where nothing saturates."""
+    scale, zero = float(params.scale), int(params.zero_point)
+    codes = torch.clamp(straight_round(x / scale), params.qtype.qmin - zero, params.qtype.qmax - zero)
+    return codes * scale
+
+
+def straight_round(x: Tensor) -> Tensor:
+    """Round, with the gradient of not rounding."""
+    return x + (torch.round(x) - x).detach()
+
+
+def tensor(array: Any, device: str) -> Tensor:
+    """A float32 tensor on a device."""
+    return torch.from_numpy(np.ascontiguousarray(array, np.float32)).to(device)
+
+
+class Feed:
+    """Hands out a layer's rows as tensors.
+
+    Args:
+        rows: the data.
+        device: where to compute.
+        ratio: share of the inputs taken from the quantized branch while learning.
+        resident: whether all rows move to the device at once.
+    """
+
+    def __init__(self, rows: Rows, device: str, ratio: float, *, resident: bool) -> None:
+        self._device, self._ratio, self.rows = device, ratio, rows
+        home = device if resident else "cpu"
+        self._inputs = torch.from_numpy(rows.inputs).to(home)
+        self._plain = None if rows.plain is None else torch.from_numpy(rows.plain).to(home)
+        self._targets = torch.from_numpy(rows.targets).to(home)
+
+    def batch(self, generator: Any, size: int) -> tuple[Tensor, Tensor]:
+        """All rows of a few random samples to learn from."""
+        starts = self.rows.starts
+        chosen = torch.randperm(self.rows.held_from, generator=generator)[:size].tolist()
+        slices = [slice(starts[i], starts[i + 1]) for i in chosen]
+        x = self._cut(self._inputs, slices)
+        if self._plain is not None:
+            plain = self._cut(self._plain, slices)
+            if self._ratio <= 0:
+                x = plain
+            else:
+                keep = torch.rand(x.shape, generator=generator).to(self._device) < self._ratio
+                x = torch.where(keep, x, plain)
+        return x, self._cut(self._targets, slices)
+
+    def look(self) -> list[tuple[Tensor, Tensor]]:
+        """Evenly spread rows to learn from: enough to watch the error, few enough to do so often."""
+        last = self.rows.first_held
+        width = self.rows.inputs.shape[1] * self.rows.inputs.shape[2]
+        step = -(-last // max(1, min(_LOOK_ROWS, _LOOK_ELEMENTS // width)))
+        return list(self._chunks(slice(0, last, step)))
+
+    def held(self) -> Iterator[tuple[Tensor, Tensor]]:
+        """The rows that judge."""
+        return self._chunks(slice(self.rows.first_held, self.rows.starts[-1], 1))
+
+    def _chunks(self, which: slice) -> Iterator[tuple[Tensor, Tensor]]:
+        width = self.rows.inputs.shape[1] * self.rows.inputs.shape[2]
+        most = max(1, _CHUNK // width) * which.step
+        for start in range(which.start, which.stop, most):
+            part = slice(start, min(start + most, which.stop), which.step)
+            yield self._cut(self._inputs, [part]), self._cut(self._targets, [part])
+
+    def _cut(self, source: Tensor, slices: list[slice]) -> Tensor:
+        parts = [source[s] for s in slices]
+        whole = parts[0] if len(parts) == 1 else torch.cat(parts)
+        return whole.to(self._device).to(torch.float32)
+
+
+def reconstruction(got: Tensor, wanted: Tensor) -> Tensor:
+    """Mean over places of the squared distance over channels."""
+    return (got - wanted).square().sum((1, 2)).mean()
+
+
+def channel_errors(layer: TorchLayer, data: Any, codes: Tensor, bias: Tensor) -> Tensor:
+    """Mean squared error of each channel, (groups, outputs per group)."""
+    total, count = torch.zeros_like(bias, dtype=torch.float64), 0
+    with torch.no_grad():
+        for x, y in data:
+            total += (layer.outputs(x, codes, bias) - y).square().sum(0, dtype=torch.float64)
+            count += len(x)
+    return total / max(count, 1)
+
+
+def refit_bias(layer: TorchLayer, data: list[tuple[Tensor, Tensor]], codes: Tensor, bias: Tensor) -> Tensor:
+    """The bias with the least squared error behind the activation (Gauss-Newton), never a worse one."""
+    if layer.couples_channels:
+        return bias
+    with torch.no_grad():
+        products = [layer.product(x, codes) for x, _ in data]
+    best, least = bias, channel_errors(layer, data, codes, bias)
+    tried = bias
+    for _ in range(_REFITS):
+        slope_residual, slope_square, count = torch.zeros_like(bias), torch.zeros_like(bias), 0
+        for product, (_, y) in zip(products, data, strict=True):
+            z = (product + tried).requires_grad_(True)
+            out = layer.activated(z)
+            slope = torch.autograd.grad(out.sum(), z)[0]
+            slope_residual += (slope * (out.detach() - y)).sum(0)
+            slope_square += slope.square().sum(0)
+            count += len(y)
+        tried = tried - slope_residual / (slope_square + 1e-4 * count)
+        errors = channel_errors(layer, data, codes, tried)
+        better = errors < least
+        best, least = torch.where(better, tried, best), torch.where(better, errors, least)
+    return best
