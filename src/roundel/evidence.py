@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -21,6 +22,8 @@ from roundel.plan import QuantPlan
 from roundel.recipe import Data, Recipe
 from roundel.report.listener import Listener
 from roundel.types import Sample
+
+_KEPT_BYTES = 256_000_000
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -58,9 +61,9 @@ def gather(
     samples = open_data(model, recipe.data, data)
     told.step("calibrate", samples.count)
     if stats is None:
-        collected = collect(model, requests, samples, keep=recipe.verify.samples, progress=told.advance)
+        collected = collect(model, requests, samples, keep=_kept(recipe, model), progress=told.advance)
         give_memory_back()
-        return _evidence(collected, samples)
+        return _evidence(collected, samples, recipe.verify.samples)
     path, key = Path(stats), fingerprint(model)
     saved = load_statistics(path) if path.exists() else None
     if saved is not None and saved.model_key == key and _covers(saved, requests):
@@ -69,10 +72,21 @@ def gather(
             return reused
     everything = {**_every_activation(model), **requests}
     wanted = dict.fromkeys(everything, _widest(requests))
-    collected = collect(model, wanted, samples, keep=recipe.verify.samples, progress=told.advance)
+    collected = collect(model, wanted, samples, keep=_kept(recipe, model), progress=told.advance)
     save_statistics(path, collected, key)
     why = "did not exist" if saved is None else "was of another model or other data"
-    return _evidence(collected, samples, (f"statistics file {path.name} {why}: written anew",))
+    return _evidence(
+        collected, samples, recipe.verify.samples, (f"statistics file {path.name} {why}: written anew",)
+    )
+
+
+def _kept(recipe: Recipe, model: ir.Model) -> int:
+    """How many samples to keep: those that verify, and those that the improving steps look at."""
+    if recipe.effort == "none" or recipe.mode == "dynamic":
+        return recipe.verify.samples
+    sizes = [[d if isinstance(d, int) else 1 for d in spec.shape or ()] for spec in input_specs(model)]
+    largest = max(1, sum(4 * math.prod(dims) for dims in sizes))
+    return max(recipe.verify.samples, min(recipe.improve.samples, _KEPT_BYTES // largest))
 
 
 def open_data(model: ir.Model, settings: Data, data: object) -> Samples:
@@ -90,11 +104,11 @@ def open_data(model: ir.Model, settings: Data, data: object) -> Samples:
     return open_samples(source, input_specs(model), limit=settings.samples, images=images, random=random)
 
 
-def _evidence(collected: Collected, samples: Samples, notes: tuple[str, ...] = ()) -> Evidence:
+def _evidence(collected: Collected, samples: Samples, verified: int, notes: tuple[str, ...] = ()) -> Evidence:
     facts = {
         **samples.description,
         "samples_seen": collected.samples_seen,
-        "samples_verified": len(collected.inputs),
+        "samples_verified": min(verified, len(collected.inputs)),
         "digest": collected.data_digest,
         "forward_seconds": collected.forward_seconds,
     }
@@ -118,7 +132,7 @@ def _reuse(
     inputs: list[Sample] = []
     for sample in samples:
         digest.update(sample)
-        if len(inputs) < recipe.verify.samples:
+        if len(inputs) < _kept(recipe, model):
             inputs.append({name: array.copy() for name, array in sample.items()})
     if digest.hexdigest() != saved.data_key:
         if samples.repeatable:
@@ -134,7 +148,7 @@ def _reuse(
     facts = {
         **samples.description,
         "samples_seen": saved.samples_seen,
-        "samples_verified": len(inputs),
+        "samples_verified": min(recipe.verify.samples, len(inputs)),
         "digest": saved.data_key,
         "statistics": path.name,
     }

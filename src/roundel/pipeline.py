@@ -5,16 +5,17 @@ from __future__ import annotations
 import tempfile
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
 import onnx
 import onnx_ir as ir
 
+from roundel.algorithms.improve import Improved, improve
 from roundel.calibrate.positions import refine
 from roundel.calibrate.resolve import resolve
-from roundel.check.fitting import for_device, remaining
+from roundel.check.fitting import for_device, for_effort, remaining
 from roundel.errors import OutputError
 from roundel.evidence import Evidence, gather
 from roundel.model import LoadedModel, save_model
@@ -32,7 +33,7 @@ from roundel.report.listener import Listener, Silent
 from roundel.report.record import Record, plan_counts, recipe_dict
 from roundel.verify import check_file, check_prepared, compare_outputs
 from roundel.verify.closeness import OutputReport
-from roundel.verify.legality import check_scales
+from roundel.verify.legality import check_limits, check_scales
 from roundel.version import VERSION
 
 _QUANTIZERS = frozenset({"QuantizeLinear", "DequantizeLinear", "DynamicQuantizeLinear"})
@@ -78,6 +79,7 @@ def quantize(
     changes: Mapping[str, Any] | None = None,
     stats: str | Path | None = None,
     device: str | None = None,
+    effort: str | None = None,
     listener: Listener | None = None,
 ) -> QuantizeResult:
     """Quantize a float model.
@@ -94,6 +96,7 @@ def quantize(
         stats: a statistics file to reuse, or to write when it does not fit this model and data.
         device: the NPU it is for (phx, stx, krk …): what helps placement there and is exact is applied, and
             what is left is listed in the record's notes.
+        effort: none (calibration only), fast or high; the recipe's own when not given.
         listener: told about progress.
 
     Raises:
@@ -102,7 +105,8 @@ def quantize(
     told, clock = listener or Silent(), Clock()
     with ExitStack() as cleanup:
         cleanup.callback(told.close)
-        settings = for_device(load_recipe(recipe, changed(changes, samples, exclude)), device)
+        settings = load_recipe(recipe, changed(changes, samples, exclude, effort))
+        settings = for_effort(for_device(settings, device))
         target = _checked_output(output, model, recipe, stats)
         told.step("load and prepare")
         with clock("prepare"):
@@ -115,7 +119,7 @@ def quantize(
             evidence = gather(ready.model, plan, settings, data, stats, told)
         told.step("write")
         with clock("write"):
-            result, plan, notes = _write(ready.model, plan, evidence, settings)
+            result, plan, improved = _write(ready.model, plan, evidence, settings, told)
             # The file takes its place only when everything below has ended well.
             file = cleanup.enter_context(_staged(result, target, settings))
         told.step("verify")
@@ -131,9 +135,10 @@ def quantize(
             prepare={r.name: r.rewrites for r in ready.reports if r.rewrites},
             counts=plan_counts(plan),
             float_nodes={n.name: n.reason for n in plan.nodes.values() if not n.quantized},
+            improvements=improved.steps,
             outputs=reports,
             seconds=clock.seconds,
-            notes=(*ready.notes, *evidence.notes, *notes, *doubt, *advice),
+            notes=(*ready.notes, *evidence.notes, *improved.notes, *doubt, *advice),
             file={"name": target.name if target else None, "bytes": size},
         )
         if target is not None:
@@ -141,9 +146,16 @@ def quantize(
     return QuantizeResult(result, target, plan, record)
 
 
-def changed(changes: Mapping[str, Any] | None, samples: int | None, exclude: Sequence[str]) -> dict[str, Any]:
+def changed(
+    changes: Mapping[str, Any] | None,
+    samples: int | None,
+    exclude: Sequence[str],
+    effort: str | None = None,
+) -> dict[str, Any]:
     """The short options as recipe changes."""
     tree: dict[str, Any] = dict(changes or {})
+    if effort is not None:
+        tree["effort"] = effort
     if samples is not None:
         tree = merge(tree, {"data": {"samples": samples}})
     if exclude:
@@ -160,20 +172,32 @@ def record_path(model_path: Path) -> Path:
 
 
 def _write(
-    model: ir.Model, plan: QuantPlan, evidence: Evidence, recipe: Recipe
-) -> tuple[ir.Model, QuantPlan, tuple[str, ...]]:
+    model: ir.Model, plan: QuantPlan, evidence: Evidence, recipe: Recipe, told: Listener
+) -> tuple[ir.Model, QuantPlan, Improved]:
+    """The quantized graph, the plan as it was carried out, and what was done beyond calibration."""
     if recipe.mode == "dynamic":
         chosen = frozenset(n.name for n in plan.nodes.values() if n.quantized)
         written, count = write_dynamic(model, recipe, chosen)
-        return _signed(written), plan, (f"{count} nodes quantize their input at run time",)
+        return _signed(written), plan, _untouched(f"{count} nodes quantize their input at run time")
     if not plan.tensors:
-        return _signed(model.clone()), plan, ("nothing to quantize: the float model was passed through",)
+        return (
+            _signed(model.clone()),
+            plan,
+            _untouched("nothing to quantize: the float model was passed through"),
+        )
     state = refine(model, resolve(model, plan, evidence.stats, recipe), recipe.npu)
+    improved = improve(model, state, evidence.inputs, evidence.outputs, recipe, told)
+    state = improved.state or state
     written = write_qdq(model, state, recipe)
     simulated = simulate(written, state, recipe.npu)
     check_scales(written)
-    told = tuple(f"{what}: {count} nodes" for what, count in simulated.items())
-    return _signed(written), state.plan, (*state.notes, *told)
+    check_limits(model, state, recipe.npu)
+    done = tuple(f"{what}: {count} nodes" for what, count in simulated.items())
+    return _signed(written), state.plan, replace(improved, notes=(*state.notes, *improved.notes, *done))
+
+
+def _untouched(note: str) -> Improved:
+    return Improved(None, (), (note,))
 
 
 @contextmanager
@@ -198,7 +222,9 @@ def _verify(
     if evidence.inputs and not recipe.prepare.nchw_to_nhwc:
         doubt = check_prepared(source, evidence.inputs[0], evidence.outputs[0])
     session = check_file(file)
-    return compare_outputs(session, evidence.inputs, evidence.outputs), (doubt,) if doubt else ()
+    count = recipe.verify.samples
+    reports = compare_outputs(session, evidence.inputs[:count], evidence.outputs[:count])
+    return reports, (doubt,) if doubt else ()
 
 
 def _checked_output(

@@ -9,7 +9,7 @@ from roundel.algorithms.equalize_channels import Channels, Ids
 from roundel.algorithms.equalize_flow import UNKNOWN, Flow, bounded
 from roundel.algorithms.equalize_layers import Layer, read_layer
 from roundel.algorithms.equalize_rules import RULES
-from roundel.model.graph import op_key
+from roundel.model.graph import FLOAT_TYPES, op_key
 from roundel.passes.rewriting import constant, only_reader
 
 _RANGES = {
@@ -19,6 +19,11 @@ _RANGES = {
     "Tanh": (-1.0, 1.0),
     "Erf": (-1.0, 1.0),
 }
+
+
+# No model is fed more than this. Without a limit, weights of 1e-20 that a folded batch norm left behind a dead
+# channel would count as reaching anything.
+_FLOAT_INPUT = bounded(-(2.0**30), 2.0**30)
 
 
 class Trace:
@@ -40,6 +45,7 @@ class Trace:
         self.silenced = 0
         self.absorbed = 0
         self._flows: dict[ir.Value, Flow] = {}
+        self._flows.update((v, _FLOAT_INPUT) for v in graph.inputs if v.dtype in FLOAT_TYPES)
         # Read ahead: what a layer absorbs is added before the walk gets to it.
         self._by_node = {node: layer for node in graph if (layer := read_layer(node)) is not None}
         for node in graph:

@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
-from typing import Any
+from typing import Any, Protocol
 
 import numpy as np
 import onnx_ir as ir
@@ -30,6 +30,16 @@ _FLOAT_FACTORS = (1.0, 0.85, 0.7)
 _POWER_FACTORS = (2.0, 1.0, 0.5)
 
 
+class Progress(Protocol):
+    """Hears which step runs and how far it is."""
+
+    def step(self, name: str, total: int | None = None) -> None:
+        """A step begins."""
+
+    def advance(self, done: int) -> None:
+        """Units of it are done."""
+
+
 @dataclass(frozen=True, slots=True)
 class LayerReport:
     """What the walk did to one layer; errors are held-out, relative to the layer's own signal, in dB."""
@@ -47,7 +57,7 @@ def walk(
     state: QuantState,
     samples: Sequence[Sample],
     recipe: Recipe,
-    progress: Callable[[int], None] | None = None,
+    progress: Progress | None = None,
 ) -> tuple[QuantState, tuple[LayerReport, ...]]:
     """Choose rounding, weight scales and biases layer by layer.
 
@@ -56,11 +66,13 @@ def walk(
         state: calibrated, and legal for its target.
         samples: a few dozen to a few hundred inputs; the last fifth judges.
         recipe: formats and limits.
-        progress: called with the number of layers done.
+        progress: told the number of layers, and how many are done.
     """
     layers = quantized_layers(model.graph, state.plan)
     if not layers or len(samples) < 2:
         return state, ()
+    if progress is not None:
+        progress.step("round layer by layer", len(layers))
     glimpses = float_targets(model, layers, samples)
     walker = _Walker(model, state, samples, recipe)
     reports = []
@@ -68,7 +80,7 @@ def walk(
         reports.append(walker.improve(layer, glimpses[done - 1]))
         glimpses[done - 1] = []  # not needed any more
         if progress is not None:
-            progress(done)
+            progress.advance(done)
     return walker.state, tuple(reports)
 
 

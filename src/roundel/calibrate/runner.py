@@ -84,7 +84,7 @@ class Runner:
             sizes = _measured_bytes(model, tensors, first)
         groups = _split(tensors, sizes)
         live = max(sum(sizes[name] for name in group) for group in groups)
-        # With nothing to observe in numpy there is nothing to overlap: one sample at a time needs less memory.
+        # With nothing to observe in numpy there is nothing to overlap: one sample at a time saves memory.
         self.workers = max(1, min(cores, samples, MAX_LIVE_BYTES // max(live, 1))) if tensors else 1
         threads = max(1, cores // self.workers)
         self._sessions = [

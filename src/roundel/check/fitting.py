@@ -33,6 +33,13 @@ def for_device(recipe: Recipe, device: str | None) -> Recipe:
     return recipe.merged(_changes(recipe, kind, machine))
 
 
+def for_effort(recipe: Recipe) -> Recipe:
+    """With some effort, 8-bit power-of-two formats also get the exact rescaling of ReLU6 bounds."""
+    if recipe.effort == "none" or recipe.activations.scale != "power_of_two":
+        return recipe
+    return recipe.merged({"prepare": {"scale_clip_bounds": True}, "npu": {"clip_to_relu": True}})
+
+
 def remaining(model: ModelSource, recipe: Recipe, device: str | None) -> tuple[str, ...]:
     """Findings of the pre-flight check that the fixes do not cover, one line for each rule."""
     if device is None:

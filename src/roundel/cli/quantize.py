@@ -74,6 +74,10 @@ def quantize(
     ] = None,
     layout: Annotated[str | None, typer.Option(help="nchw or nhwc.", rich_help_panel=_IMAGES)] = None,
     bgr: Annotated[bool, typer.Option("--bgr", help="Blue first.", rich_help_panel=_IMAGES)] = False,
+    effort: Annotated[
+        str | None,
+        typer.Option(help="none, fast or high; the preset's own when not given.", show_default=False),
+    ] = None,
     device: Annotated[
         str | None, typer.Option(help="The NPU it is for: phx, stx or krk.", show_default=False)
     ] = None,
@@ -118,6 +122,7 @@ def quantize(
         changes=changes,
         stats=stats,
         device=device,
+        effort=effort,
         listener=None if quiet or as_json else ProgressListener(),
     )
     if as_json:

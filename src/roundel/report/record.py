@@ -11,6 +11,7 @@ from dataclasses import asdict, dataclass
 from importlib import metadata
 from typing import Any
 
+from roundel.algorithms.improve import StepReport
 from roundel.plan.types import QuantPlan, Role
 from roundel.recipe import Recipe
 from roundel.verify.closeness import OutputReport
@@ -31,6 +32,7 @@ class Record:
         prepare: rewrites by pass.
         counts: quantized and float nodes by operator, tensors by role.
         float_nodes: nodes left in float, with the reason.
+        improvements: what each step beyond calibration did to the held-out error, layer by layer.
         outputs: closeness of each graph output to the float model.
         seconds: wall time by step.
         notes: whatever a careful reader wants to know.
@@ -44,6 +46,7 @@ class Record:
     prepare: Mapping[str, int]
     counts: Mapping[str, Any]
     float_nodes: Mapping[str, str]
+    improvements: tuple[StepReport, ...]
     outputs: tuple[OutputReport, ...]
     seconds: Mapping[str, float]
     notes: tuple[str, ...]

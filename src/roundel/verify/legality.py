@@ -9,9 +9,12 @@ import onnx
 import onnx_ir as ir
 import onnxruntime as ort
 
+from roundel.calibrate.positions import breaches
+from roundel.calibrate.state import QuantState
 from roundel.errors import ModelError, VerifyError
 from roundel.model.graph import constant_array
 from roundel.model.session import open_session
+from roundel.recipe import Npu
 
 _HINT = "This is a defect of Roundel, not of your model: please report it with the model's structure."
 
@@ -49,6 +52,18 @@ def check_scales(model: ir.Model) -> None:
                 observed=None if scale is None else scale.reshape(-1)[:4],
                 hint=_HINT,
             )
+
+
+def check_limits(model: ir.Model, state: QuantState, npu: Npu) -> None:
+    """Every shift limit that the recipe asks for holds with the final scales."""
+    for breach in breaches(model.graph, state, npu) if npu.limits else ():
+        raise VerifyError(
+            f"The NPU's limit {breach.rule} does not hold.",
+            where=f"node '{breach.node}'",
+            observed=breach.value,
+            expected=f"{breach.low} to {breach.high}",
+            hint=_HINT,
+        )
 
 
 def _short(error: Exception) -> str:
