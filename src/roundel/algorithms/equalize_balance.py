@@ -134,12 +134,13 @@ class Balance:
     def _ranges(self, side: Side) -> Iterable[Vector]:
         """Each channel's range in the layer's weight, relative to the whole; and in its bias."""
         magnitudes = self.magnitudes[side.layer]
-        top = magnitudes.max()
-        if top > 0:
-            yield magnitudes.max(axis=2 if side.produces else 1).reshape(-1) / top
+        weights = magnitudes.max(axis=2 if side.produces else 1).reshape(-1)
+        if not weights.any():
+            return
+        yield weights / weights.max()
         bias = self.biases[side.layer]
-        if side.produces and self.options.append_bias and bias.max() > 0:
-            yield bias / bias.max() * _BIAS_SHARE
+        if side.produces and self.options.append_bias and bias.any():
+            yield np.where(weights > 0, bias / bias.max() * _BIAS_SHARE, 0.0)
 
     def _apply(self, number: int, step: Vector) -> None:
         self.factors[number] *= step

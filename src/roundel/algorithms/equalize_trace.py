@@ -21,8 +21,8 @@ _RANGES = {
 }
 
 
-# No model is fed more than this. Without a limit, weights of 1e-20 that a folded batch norm left behind a dead
-# channel would count as reaching anything.
+# No model is fed more than this. Without a limit, the weights of 1e-20 that a folded batch norm leaves in
+# a dead channel would count as reaching anything.
 _FLOAT_INPUT = bounded(-(2.0**30), 2.0**30)
 
 

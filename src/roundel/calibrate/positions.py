@@ -20,7 +20,7 @@ from roundel.calibrate.state import QuantState
 from roundel.errors import RecipeError, VerifyError
 from roundel.model.graph import only_reader
 from roundel.numerics.affine import bias_params
-from roundel.plan.stored import stored_input, stored_output
+from roundel.plan.stored import becomes_hard_sigmoid, stored_input, stored_output
 from roundel.plan.types import Derived, QuantPlan
 from roundel.recipe import Npu
 from roundel.targets.shifts import XINT8_LIMITS, ShiftLimits
@@ -104,7 +104,7 @@ class _Solver:
             self.positions[self.key(name)] = position(float(params.scale))
         self.before = dict(self.positions)
         self.floors: dict[str, int] = {}
-        self.sites = tuple(_sites(graph, state.plan))
+        self.sites = tuple(_sites(graph, state.plan, npu))
 
     def key(self, name: str) -> str:
         """Tensors that share a scale share a variable."""
@@ -252,7 +252,7 @@ class _Site:
     swish: bool = False
 
 
-def _sites(graph: ir.Graph, plan: QuantPlan) -> Iterator[_Site]:
+def _sites(graph: ir.Graph, plan: QuantPlan, npu: Npu) -> Iterator[_Site]:
     for node in graph:
         verdict = plan.nodes.get(str(node.name))
         if verdict is None or not verdict.quantized or node.domain not in ("", "ai.onnx"):
@@ -268,7 +268,7 @@ def _sites(graph: ir.Graph, plan: QuantPlan) -> Iterator[_Site]:
             if len(given) == 2:
                 swish = node.op_type == "Mul" and _is_swish(node)
                 yield _Site("mul" if node.op_type == "Mul" else "add", name, given, out, swish=swish)
-        elif node.op_type in ("HardSigmoid", "Sigmoid"):
+        elif node.op_type == "HardSigmoid" or becomes_hard_sigmoid(node, plan, npu):
             source = stored_input(node.inputs[0], plan.tensors)
             if source is not None:
                 yield _Site("hard_sigmoid", name, (source,), out)

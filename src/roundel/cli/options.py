@@ -3,11 +3,14 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
 from roundel.errors import RecipeError
+
+if TYPE_CHECKING:
+    from roundel.data import RandomSpec
 
 Model = Annotated[Path, typer.Argument(help="The float ONNX model.", show_default=False)]
 Preset = Annotated[
@@ -118,6 +121,19 @@ def _subgraph(text: str) -> dict[str, list[str]]:
         "inputs": [w.strip() for w in start.split(",") if w.strip()],
         "outputs": [w.strip() for w in end.split(",") if w.strip()],
     }
+
+
+def random_data(count: int, shapes: list[str] | None) -> RandomSpec:
+    """Random samples, with the shapes that the user gave."""
+    from roundel.data import RandomSpec
+
+    given = {}
+    for text in shapes or ():
+        name, equals, size = text.rpartition("=")
+        if not equals or not all(part.isdigit() for part in size.split("x")):
+            raise RecipeError("--shape takes a name and a size.", observed=text, expected="NAME=1x3x48x320")
+        given[name] = tuple(int(part) for part in size.split("x"))
+    return RandomSpec(count=count, shapes=given)
 
 
 def numbers(text: str | None, option: str) -> list[float] | None:

@@ -20,6 +20,7 @@ from roundel.cli.options import (
     chosen_recipe,
     numbers,
     pixels,
+    random_data,
     recipe_changes,
 )
 from roundel.errors import RecipeError
@@ -54,6 +55,10 @@ def quantize(
     samples: Annotated[int | None, typer.Option(help="Use at most this many.", rich_help_panel=_DATA)] = None,
     random: Annotated[
         int | None, typer.Option(help="Calibrate on this many random samples.", rich_help_panel=_DATA)
+    ] = None,
+    shape: Annotated[
+        list[str] | None,
+        typer.Option(help="Shape of a random input: NAME=1x3x48x320.", rich_help_panel=_DATA),
     ] = None,
     stats: Annotated[
         Path | None,
@@ -108,7 +113,6 @@ def quantize(
             hint="Use --data for a real result, --random for a first look.",
         )
 
-    from roundel.data import RandomSpec
     from roundel.pipeline import quantize as run
     from roundel.report.console import ProgressListener, show_summary, terminal
 
@@ -116,7 +120,7 @@ def quantize(
         model,
         output,
         recipe=chosen_recipe(preset, recipe),
-        data=RandomSpec(count=random) if random is not None else data,
+        data=random_data(random, shape) if random is not None else data,
         samples=samples,
         exclude=exclude or (),
         changes=changes,

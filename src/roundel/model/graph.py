@@ -150,7 +150,7 @@ def input_specs(model: ir.Model) -> tuple[InputSpec, ...]:
 
 def _dim(dim: object) -> int | str | None:
     if isinstance(dim, int):
-        return dim
+        return dim if dim >= 0 else None  # some exporters write -1 for an open dimension
     name = getattr(dim, "value", None)
     return str(name) if name else None
 

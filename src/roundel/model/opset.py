@@ -64,8 +64,9 @@ def _convert(model: ir.Model, target: int) -> ir.Model:
         slim.graph.inputs.append(value)
     proto = onnx.version_converter.convert_version(ir.to_proto(slim), target)
     result = ir.from_proto(proto)
-    for value in list(result.graph.inputs)[original_inputs:]:
+    while len(result.graph.inputs) > original_inputs:
+        # One by one: deleting a slice leaves the values believing that they are still inputs.
+        value = result.graph.inputs.pop()
         value.const_value = weights[str(value.name)]
         result.graph.initializers[str(value.name)] = value
-    del result.graph.inputs[original_inputs:]
     return result

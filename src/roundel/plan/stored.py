@@ -7,6 +7,8 @@ from collections.abc import Container
 import onnx_ir as ir
 
 from roundel.model.graph import only_reader
+from roundel.plan.types import QuantPlan
+from roundel.recipe import Npu
 from roundel.targets.operators import FUSING_CONSUMERS, POOLS
 
 
@@ -24,6 +26,18 @@ def stored_output(node: ir.Node, stored: Container[str]) -> str | None:
         return None
     after = reader.outputs[0].name
     return str(after) if after in stored else None
+
+
+def becomes_hard_sigmoid(node: ir.Node, plan: QuantPlan, npu: Npu) -> bool:
+    """Whether a Sigmoid is written as HardSigmoid.
+
+    One whose output shares its scale with other tensors (class scores beside boxes, say) stays: the output
+    of a HardSigmoid must have position 7 or more, and would cut the others off at 1.
+    """
+    if node.op_type != "Sigmoid" or not npu.sigmoid_to_hard_sigmoid:
+        return False
+    name = str(node.outputs[0].name).removesuffix("_QuantizeLinear_Input")
+    return name not in plan.tensors or len(plan.leaders(name)) == 1
 
 
 def stored_input(value: ir.Value | None, stored: Container[str]) -> str | None:

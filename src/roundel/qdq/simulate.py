@@ -11,6 +11,7 @@ from roundel.calibrate.state import QuantState
 from roundel.model.graph import attribute_float, attribute_int, attribute_ints, constant_array
 from roundel.numerics.reciprocal import HARD_SIGMOID_GAIN, pool_gain, reciprocal_gain
 from roundel.plan.saturation import saturates, upper_bound
+from roundel.plan.stored import becomes_hard_sigmoid
 from roundel.qdq.bf16_variants import instance_norm, softmax
 from roundel.qdq.pairs import Names, constant
 from roundel.recipe import Npu
@@ -38,7 +39,7 @@ class _Simulation:
             slope = round(256 * attribute_float(node, "alpha", 0.01)) / 256
             node.attributes["alpha"] = ir.AttrFloat32("alpha", slope)
             self._count("LeakyRelu slope to n/256")
-        elif op == "Sigmoid" and npu.sigmoid_to_hard_sigmoid:
+        elif becomes_hard_sigmoid(node, self.state.plan, npu):
             self._to_hard_sigmoid(node)
         elif op == "HardSigmoid" and npu.hard_sigmoid:
             self._gain(node, HARD_SIGMOID_GAIN)

@@ -1,0 +1,39 @@
+"""Raising the opset keeps weights what they are."""
+
+from __future__ import annotations
+
+import numpy as np
+import onnx_ir as ir
+import pytest
+
+import roundel
+from helpers import build, node, normal
+from roundel.model.graph import input_specs, is_constant
+from roundel.model.load import load_model
+
+
+@pytest.mark.parametrize("opset", [11, 13, 15])
+def test_large_weights_stay_constants(opset: int) -> None:
+    model = build(
+        [node("Conv", ["x", "w"], ["y"])],
+        {"x": [1, 16, 8, 8]},
+        ["y"],
+        {"w": normal(64, 16, 3, 3)},
+        opset=opset,
+    )
+    loaded = load_model(model)
+    weight = next(iter(loaded.model.graph)).inputs[1]
+    assert is_constant(weight)
+    assert weight is not None
+    assert not weight.is_graph_input()
+    result = roundel.quantize(model, recipe="a8w8", data=[{"x": normal(1, 16, 8, 8)}])
+    assert result.plan.tensors["w"].role.value == "weight"
+    stored = {t.name: t for t in result.model.graph.initializer}
+    assert stored["w_quantized"].data_type == ir.DataType.INT8.value
+
+
+def test_a_negative_dimension_is_an_open_one() -> None:
+    model = build([node("Relu", ["x"], ["y"])], {"x": [-1, 3]}, ["y"], {})
+    (spec,) = input_specs(load_model(model).model)
+    assert spec.shape == (None, 3)
+    assert np.dtype(spec.dtype) == np.float32
