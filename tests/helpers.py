@@ -87,11 +87,14 @@ def feeds(inputs: Mapping[str, Sequence[int]], count: int = 4, scale: float = 1.
 def quantize(
     model: onnx.ModelProto, recipe: str = "a8w8", data: Sequence[Feed] | None = None, **changes: Any
 ) -> QuantizeResult:
-    """Quantize with Gaussian data for the model's inputs unless data is given."""
+    """Quantize, calibration only, with Gaussian data for the model's inputs unless data is given."""
     if data is None:
         shapes = {v.name: [d.dim_value or 2 for d in v.type.tensor_type.shape.dim] for v in model.graph.input}
         data = feeds(shapes)
-    return roundel.quantize(model, recipe=recipe, data=list(data), changes=changes)
+    plain = {"a8w8": "a8w8_minmax", "a16w8": "a16w8_minmax", "xint8": "xint8_plain"}.get(recipe, recipe)
+    return roundel.quantize(
+        model, recipe=plain, data=list(data), changes=changes, effort=changes.pop("effort", "none")
+    )
 
 
 def plan_of(model: onnx.ModelProto, recipe: str = "a8w8", **changes: Any) -> QuantPlan:

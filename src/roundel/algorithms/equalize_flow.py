@@ -10,6 +10,9 @@ from roundel.algorithms.equalize_channels import Ids
 from roundel.algorithms.equalize_layers import Vector
 
 
+_FAR = 1e60
+
+
 @dataclass(frozen=True, slots=True, eq=False)
 class Flow:
     """What is known of one tensor.
@@ -34,6 +37,11 @@ class Flow:
             low=np.array(np.broadcast_to(low, shape), np.float64),
             high=np.array(np.broadcast_to(high, shape), np.float64),
         )
+
+    def sane(self) -> Flow:
+        """Bounds too far out to compute with count as none."""
+        low = np.where(np.abs(self.low) <= _FAR, self.low, -np.inf)
+        return replace(self, low=low, high=np.where(np.abs(self.high) <= _FAR, self.high, np.inf))
 
     def hull(self) -> Flow:
         """The bounds alone, of all channels together."""

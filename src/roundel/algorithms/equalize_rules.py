@@ -107,9 +107,11 @@ def _clip(walk: Walk, node: ir.Node) -> Flow | None:
     if bottom == 0:
         flow = walk.simplified(node, flow, top)
     assert flow.ids is not None
-    with np.errstate(divide="ignore", invalid="ignore"):
-        most = np.where(flow.high > 0, top / flow.high, np.inf)
-        if bottom < 0:
+    most = np.full(flow.high.shape, np.inf)
+    with np.errstate(divide="ignore"):
+        if np.isfinite(top):
+            most = np.where(flow.high > 0, top / flow.high, most)
+        if bottom < 0 and np.isfinite(bottom):
             most = np.minimum(most, np.where(flow.low < 0, bottom / flow.low, np.inf))
     walk.channels.cap(flow.ids, most)
     return flow.within(np.clip(flow.low, bottom, top), np.clip(flow.high, bottom, top))

@@ -86,7 +86,7 @@ class Trace:
     def _record(self, value: ir.Value, flow: Flow) -> None:
         if flow is UNKNOWN:
             return
-        self._flows[value] = flow
+        self._flows[value] = flow.sane()
         outside = value.is_graph_output() or any(use.node.graph is not self.graph for use in value.uses())
         if outside and flow.ids is not None:
             self.channels.fix(flow.ids)

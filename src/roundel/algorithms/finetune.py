@@ -15,11 +15,13 @@ from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import onnx_ir as ir
+from numpy.typing import NDArray
 
 from roundel.algorithms import finetune_checkpoint as checkpoints
+from roundel.algorithms.finetune_blocks import Block, with_blocks
 from roundel.algorithms.finetune_branches import Branches, Delivered, Judge, Place
 from roundel.algorithms.finetune_constants import Constants
 from roundel.algorithms.finetune_report import FinetuneReport
@@ -29,15 +31,18 @@ from roundel.algorithms.finetune_units import Unit, find_units
 from roundel.algorithms.torch_device import infer_device, optim_device, require_torch
 from roundel.calibrate.state import QuantState
 from roundel.errors import RecipeError
+from roundel.qdq.write import weight_codes
 from roundel.recipe import Recipe
-from roundel.types import Sample
+from roundel.types import QParams, Sample
 
 if TYPE_CHECKING:
+    from roundel.algorithms.torch_block import BlockTask
     from roundel.algorithms.torch_training import Outcome, Task
 
 __all__ = ["FinetuneReport", "finetune"]
 
 Listener = Callable[[int, int, float], None]
+Item = Unit | Block
 
 
 def finetune(
@@ -111,13 +116,17 @@ class _Run:
         self._model, self._samples, self._recipe, self._listener = model, samples, recipe, listener
         self._algorithm, self._settings = chosen_algorithm(recipe), settings
         self.constants = Constants(model.graph, state, recipe.npu)
+        self._rounded = frozenset(state.codes)
         self._delivered = Delivered(model, state, recipe)
         # With `parallel` the branches keep the model before tuning, whatever is delivered.
         seen = Delivered(model, state, recipe) if settings.parallel else self._delivered
         self._store = Store(settings.mem_opt_level)
         place = Place(self._store, self._devices.infer, settings.drop_ratio < 1)
         self._branches = Branches(model, seen, samples, place)
-        self._units = find_units(model.graph, seen.model.graph, state, settings, self._algorithm)
+        units = find_units(model.graph, seen.model.graph, state, settings, self._algorithm)
+        self._items: tuple[Item, ...] = units
+        if settings.block_wise and units:
+            self._items = with_blocks(model.graph, units, state)
         self.done, self._restored = checkpoints.Progress(), 0
         self._checkpoint: tuple[Path, str] | None = None
         self._judge = Judge(model, samples, self._devices.infer) if settings.selective_update else None
@@ -133,97 +142,96 @@ class _Run:
 
     def one_by_one(self) -> None:
         """Each layer sees the tuned layers before it."""
-        from roundel.algorithms.torch_training import tune
-
-        for number, unit in enumerate(self._units):
-            start = time.perf_counter()
-            task = self._look(unit, number)
-            if task is None:
-                self._restore(unit)
-            else:
-                self._finish(task, tune(task), start)
-            self._branches.release()
+        with _one_thread():
+            for number, item in enumerate(self._items):
+                start = time.perf_counter()
+                job = self._look(item, number)
+                if job is None:
+                    self._restore(item)
+                else:
+                    self._finish(item, job.run(), start)
+                self._branches.release()
 
     def side_by_side(self) -> None:
         """Each layer sees the layers before it as they were: several can be tuned at once."""
-        from roundel.algorithms.torch_training import tune
-
-        waiting: deque[tuple[Task, Future[Outcome], float]] = deque()
+        waiting: deque[tuple[Item, Future[Outcome], float]] = deque()
         workers = os.cpu_count() or 1 if self._devices.optim == "cpu" else 1
-        with _one_thread_each(workers), ThreadPoolExecutor(workers) as pool:
-            for number, unit in enumerate(self._units):
+        with _one_thread(), ThreadPoolExecutor(workers) as pool:
+            for number, item in enumerate(self._items):
                 start = time.perf_counter()
-                task = self._look(unit, number)
+                job = self._look(item, number)
                 self._branches.release()
-                if task is None:
-                    self._restore(unit)
+                if job is None:
+                    self._restore(item)
                     continue
-                waiting.append((task, pool.submit(tune, task), start))
+                waiting.append((item, pool.submit(job.run), start))
                 if len(waiting) > workers:  # bounds the rows in memory
                     self._take(waiting)
             while waiting:
                 self._take(waiting)
 
-    def _take(self, waiting: deque[tuple[Task, Future[Outcome], float]]) -> None:
-        task, future, start = waiting.popleft()
-        self._finish(task, future.result(), start)
+    def _take(self, waiting: deque[tuple[Item, Future[Outcome], float]]) -> None:
+        item, future, start = waiting.popleft()
+        self._finish(item, future.result(), start)
 
-    def _look(self, unit: Unit, number: int) -> Task | None:
+    def _look(self, item: Item, number: int) -> Task | BlockTask | None:
         """What a layer's tuning needs; None for a layer that the checkpoint has."""
-        from roundel.algorithms.torch_training import Task
-
+        data = item.entry if isinstance(item, Block) else item.layer.data
         # Also for a restored layer: the same pieces of the model run as in a run without a break.
-        seen = self._branches.look(unit, self.constants.state.params[unit.layer.data])
+        seen = self._branches.look(data, item.output, self.constants.state.params[data], self._linear(item))
         if number < self._restored:
             return None
-        weights = self.constants.weights(unit)
-        seed = layer_seed(self._settings.seed, unit.layer.name)
-        output = self.constants.state.params.get(unit.output) if self._settings.output_qdq else None
-        return Task(
-            unit,
-            weights,
-            gather(unit, seen, weights.shape, self._store, seed),
-            output,
-            self.constants,
-            self._algorithm,
-            self._settings,
-            self._devices.optim,
-        )
+        common = self.constants, self._algorithm, self._settings, self._devices.optim
+        if isinstance(item, Block):
+            from roundel.algorithms.torch_block import BlockTask
 
-    def _restore(self, unit: Unit) -> None:
-        names = (unit.layer.weight, unit.layer.bias)
-        changed = {name: self.done.changes[name] for name in names if name in self.done.changes}
+            return BlockTask(item, tuple(self.constants.weights(unit) for unit in item.units), seen, *common)
+        from roundel.algorithms.torch_training import Task
+
+        weights = self.constants.weights(item)
+        seed = layer_seed(self._settings.seed, item.layer.name)
+        output = self.constants.state.params.get(item.output) if self._settings.output_qdq else None
+        return Task(item, weights, gather(item, seen, weights.shape, self._store, seed), output, *common)
+
+    def _linear(self, item: Item) -> str | None:
+        """The output before the activation of a layer that was rounded for other inputs than it sees now."""
+        if isinstance(item, Block) or item.normalizes or item.layer.weight not in self._rounded:
+            return None
+        return item.layer.output
+
+    def _restore(self, item: Item) -> None:
+        names = [name for unit in _units(item) for name in (unit.layer.weight, unit.layer.bias)]
+        changed = {n: self.done.changes[n] for n in names if n is not None and n in self.done.changes}
         self.constants.restore(changed)
         self._delivered.replace(changed)
 
-    def _finish(self, task: Task, outcome: Outcome, start: float) -> None:
+    def _finish(self, item: Item, outcome: Outcome, start: float) -> None:
         """Take a layer over where it is better; report, remember."""
-        layer = task.unit.layer
-        kept = outcome.after < outcome.before and self._accept(task, outcome)
-        power = task.rows.power()
+        kept = outcome.after < outcome.before and self._accept(outcome)
         error = outcome.after if kept else outcome.before
         report = FinetuneReport(
-            layer.name,
-            layer.op,
-            _db(power, outcome.before),
-            _db(power, error),
-            outcome.iterations,
-            time.perf_counter() - start,
-            kept,
+            layer=item.name,
+            op="Block" if isinstance(item, Block) else item.layer.op,
+            before_db=_db(outcome.power, outcome.before),
+            after_db=_db(outcome.power, error),
+            iterations=outcome.iterations,
+            seconds=time.perf_counter() - start,
+            kept=kept,
         )
         self.done.reports.append(report)
         if self._checkpoint is not None:
             checkpoints.save(*self._checkpoint, self.done)
         if self._listener is not None:
-            self._listener(len(self.done.reports), len(self._units), error)
+            self._listener(len(self.done.reports), len(self._items), error)
 
-    def _accept(self, task: Task, outcome: Outcome) -> bool:
-        before = self.constants.state
+    def _accept(self, outcome: Outcome) -> bool:
+        """Put the new constants in; out again where the whole model gets worse and that counts."""
+        before, changed = self.constants.state, dict[str, tuple[NDArray[Any], QParams]]()
         if self._judge is not None and math.isinf(self._error):
             self._error = self._judge.error(self._delivered.model)
-        layer = task.unit.layer
-        old = {name: (self.constants.codes(name), before.params[name]) for name in _names(task)}
-        changed = self.constants.accept(layer, outcome.tuned)
+        for change in outcome.changes:
+            changed |= self.constants.accept(change.layer, change.tuned)
+        old = {name: (self._codes(name, before), before.params[name]) for name in changed}
         self._delivered.replace(changed)
         if self._judge is not None:
             error = self._judge.error(self._delivered.model)
@@ -235,23 +243,25 @@ class _Run:
         self.done.changes |= changed
         return True
 
+    def _codes(self, name: str, state: QuantState) -> NDArray[Any]:
+        return weight_codes(self.constants.float(name), state.plan.tensors[name], state)
 
-def _names(task: Task) -> tuple[str, ...]:
-    layer = task.unit.layer
-    changeable = layer.bias is not None and task.weights.bias_params is not None
-    return (layer.weight, str(layer.bias)) if changeable else (layer.weight,)
+
+def _units(item: Item) -> tuple[Unit, ...]:
+    return item.units if isinstance(item, Block) else (item,)
 
 
 @contextmanager
-def _one_thread_each(workers: int) -> Iterator[None]:
-    from roundel.algorithms.torch_training import single_threaded
+def _one_thread() -> Iterator[None]:
+    """Torch on one core: steps are too small to share, and on a busy machine waiting costs tenfold."""
+    import torch
 
-    undo = single_threaded() if workers > 1 else None
+    threads = torch.get_num_threads()
+    torch.set_num_threads(1)
     try:
         yield
     finally:
-        if undo is not None:
-            undo()
+        torch.set_num_threads(threads)
 
 
 def _db(power: float, error: float) -> float:

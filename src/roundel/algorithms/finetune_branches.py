@@ -12,7 +12,6 @@ from numpy.typing import NDArray
 
 from roundel.algorithms.finetune_rows import Seen, held_from
 from roundel.algorithms.finetune_store import Store, StoredFrontier, on_cuda
-from roundel.algorithms.finetune_units import Unit
 from roundel.calibrate.state import QuantState
 from roundel.model.graph import values_by_name
 from roundel.model.session import open_session
@@ -87,11 +86,19 @@ class Branches:
         self._tuned = StoredFrontier(delivered.model, samples, place.store, cuda=place.cuda)
         self._plain = StoredFrontier(model, samples, place.store, cuda=place.cuda)
 
-    def look(self, unit: Unit, params: QParams) -> Seen:
-        """What a layer sees and should give; everything before it runs if it has not."""
-        codes = self._tuned.reach(self._delivered.codes_of(unit.layer.data))
-        plain = self._plain.reach(unit.layer.data) if self._place.mixed else None
-        return Seen(codes, plain, self._plain.reach(unit.output), params)
+    def look(self, data: str, output: str, params: QParams, linear: str | None = None) -> Seen:
+        """What a layer sees and should give; everything before it runs if it has not.
+
+        Args:
+            data: its input.
+            output: the tensor that its loss looks at.
+            params: format of its input.
+            linear: its output before the activation, where that is wanted, too.
+        """
+        codes = self._tuned.reach(self._delivered.codes_of(data))
+        plain = self._plain.reach(data) if self._place.mixed else None
+        before = None if linear is None else self._plain.reach(linear)
+        return Seen(codes, plain, before, self._plain.reach(output), params)
 
     def release(self) -> None:
         """Forget values that nothing will read any more."""

@@ -19,7 +19,7 @@ from roundel.recipe import Npu
 from roundel.types import QParams, QType
 
 Array = NDArray[np.float64]
-_POWERS = range(-6, 7)
+_POWERS = sorted(range(-6, 7), key=abs)  # of equally good scales the one nearest to the old
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -106,8 +106,8 @@ class Constants:
 
     def rounded_bias(self, layer: Tunable, weights: Weights, bias: Array) -> tuple[Array, QParams | None]:
         """The bias as its format can hold it, with the scale that suits it best."""
-        if weights.bias_params is None:
-            return weights.bias, None
+        if weights.bias_params is None or np.array_equal(bias, weights.bias):
+            return weights.bias, weights.bias_params
         params = self._bias_scale(layer, weights.bias_params, bias)
         codes = quantize(bias.reshape(-1), params, narrow=True)
         return dequantize(codes, params).astype(np.float64).reshape(bias.shape), params

@@ -1,4 +1,4 @@
-"""The rows a layer learns from: what it sees in the quantized model and what it should give, place by place."""
+"""The rows a layer learns from: what it sees in the quantized model and what it should give."""
 
 from __future__ import annotations
 
@@ -31,6 +31,7 @@ class Rows:
         inputs: (n, groups, inputs per output); codes less their zero point, or normalized values.
         plain: the float branch's inputs in the same unit, where the settings mix the two.
         targets: (n, groups, outputs per group) of the float model, behind the activation.
+        linear: the same before the activation, where the walk's solution is wanted.
         starts: first row of each sample, and the number of rows.
         held_from: first sample that judges instead of teaching.
     """
@@ -38,6 +39,7 @@ class Rows:
     inputs: NDArray[Any]
     plain: NDArray[Any] | None
     targets: NDArray[np.float32]
+    linear: NDArray[np.float32] | None
     starts: tuple[int, ...]
     held_from: int
 
@@ -64,10 +66,19 @@ def layer_seed(seed: int, layer: str) -> int:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Seen:
-    """One layer's tensors for all samples: codes and floats before it, floats behind it."""
+    """One layer's tensors for all samples.
+
+    Attributes:
+        codes: its input in the quantized model.
+        plain: its input in the float model, where wanted.
+        linear: its float output before the activation, where wanted.
+        outputs: its float output behind the activation.
+        params: format of its input.
+    """
 
     codes: Sequence[NDArray[Any]]
     plain: Sequence[NDArray[Any]] | None
+    linear: Sequence[NDArray[Any]] | None
     outputs: Sequence[NDArray[Any]]
     params: QParams
 
@@ -93,14 +104,17 @@ def gather(unit: Unit, seen: Seen, shape: tuple[int, int, int], store: Store, se
     if seen.plain is not None:
         plain = store.empty((starts[-1], groups, size), np.dtype(np.float32))
     targets = store.empty((starts[-1], groups, channels), np.dtype(np.float32))
+    linear = None if seen.linear is None else store.empty(targets.shape, targets.dtype)
     for index, (out, where) in enumerate(zip(seen.outputs, places, strict=True)):
         rows = slice(starts[index], starts[index + 1])
         spatial = out.shape[2:]
         targets[rows] = unit.layer.targets(out, where)
         inputs[rows] = unit.layer.inputs(_shifted(unit, seen, index), where, spatial)
+        if linear is not None and seen.linear is not None:
+            linear[rows] = unit.layer.targets(seen.linear[index], where)
         if plain is not None and seen.plain is not None:
             plain[rows] = unit.layer.inputs(_plain(unit, seen.plain[index], seen.params), where, spatial)
-    return Rows(inputs, plain, targets, starts, held_from(len(seen.outputs)))
+    return Rows(inputs, plain, targets, linear, starts, held_from(len(seen.outputs)))
 
 
 def narrow_type(params: QParams) -> np.dtype[Any]:

@@ -140,6 +140,11 @@ class Unit:
     output: str
 
     @property
+    def name(self) -> str:
+        """The layer's."""
+        return self.layer.name
+
+    @property
     def normalizes(self) -> bool:
         """Whether its rows are normalized values instead of codes."""
         return self.layer.op in NORMS
@@ -158,7 +163,7 @@ def find_units(
         algorithm: 'adaround' leaves normalizations out: they have no rounding worth learning.
     """
     layers: dict[str, Tunable] = {
-        layer.name: layer for layer in quantized_layers(graph, _lenient(state.plan))
+        layer.name: layer for layer in quantized_layers(graph, _lenient(graph, state.plan))
     }
     nodes = {str(node.name): node for node in graph}
     simulated = {str(node.name): node for node in quantized}
@@ -172,18 +177,25 @@ def find_units(
         behind = _behind(node, state.plan)
         activation = None
         if behind is not None:
-            activation = _activation(_computed(behind, simulated), node, state)
+            activation = read_activation(_computed(behind, simulated), node, state)
         output = str(behind.outputs[0].name) if behind is not None and activation else layer.output
         found.append(Unit(layer, activation, output))
     return tuple(found)
 
 
-def _lenient(plan: QuantPlan) -> QuantPlan:
-    """The plan as `quantized_layers` wants it: tuning at fixed scales copes with any zero point."""
+def _lenient(graph: ir.Graph, plan: QuantPlan) -> QuantPlan:
+    """The plan as `quantized_layers` wants it: tuning at fixed scales copes with any zero point and bias."""
     tensors = {
         name: replace(tensor, scheme=replace(tensor.scheme, symmetric=True))
         for name, tensor in plan.tensors.items()
     }
+    for node in graph:
+        bias = node.inputs[2] if len(node.inputs) > 2 else None
+        weight = node.inputs[1] if bias is not None else None
+        if bias is not None and weight is not None and constant_array(bias) is not None:
+            known = tensors.get(str(weight.name))
+            if known is not None:
+                tensors.setdefault(str(bias.name), known)  # stands for a bias that stays float
     return replace(plan, tensors=tensors)
 
 
@@ -226,7 +238,7 @@ def _computed(node: ir.Node, simulated: Mapping[str, ir.Node]) -> ir.Node:
     return other if other.op_type in ("LeakyRelu", "HardSigmoid", "Clip") else node
 
 
-def _activation(node: ir.Node, layer: ir.Node, state: QuantState) -> Activation | None:
+def read_activation(node: ir.Node, layer: ir.Node, state: QuantState) -> Activation | None:
     """The activation of a node, or None where rows of channels are not enough to compute it."""
     op = node.op_type
     if op == "LeakyRelu":

@@ -153,7 +153,7 @@ def _layer(node: ir.Node, plan: QuantPlan) -> Layer | None:
     if array is None or len(weight.uses()) != 1 or not plan.tensors[str(weight.name)].scheme.symmetric:
         return None
     bias = node.inputs[2] if len(node.inputs) > 2 else None
-    if bias is not None and (constant_array(bias) is None or len(bias.uses()) != 1):
+    if bias is not None and (bias.name not in plan.tensors or len(bias.uses()) != 1):
         return None
     names = (str(data.name), str(weight.name), None if bias is None else str(bias.name))
     common = (str(node.name), node.op_type, *names, str(node.outputs[0].name))

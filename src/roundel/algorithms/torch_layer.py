@@ -98,7 +98,7 @@ def straight_round(x: Tensor) -> Tensor:
 
 def tensor(array: Any, device: str) -> Tensor:
     """A float32 tensor on a device."""
-    return torch.from_numpy(np.ascontiguousarray(array, np.float32)).to(device)
+    return torch.from_numpy(np.array(array, np.float32, order="C")).to(device)
 
 
 class Feed:

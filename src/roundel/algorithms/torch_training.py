@@ -2,15 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from dataclasses import dataclass
-from typing import Any
+from dataclasses import dataclass, replace
 
 import torch
 
 from roundel.algorithms.finetune_constants import Array, Constants, Tuned, Weights
 from roundel.algorithms.finetune_rows import Rows, layer_seed
-from roundel.algorithms.finetune_units import Unit
+from roundel.algorithms.finetune_start import solved_codes
+from roundel.algorithms.finetune_units import Tunable, Unit
 from roundel.algorithms.torch_layer import (
     Feed,
     Tensor,
@@ -54,15 +53,35 @@ class Task:
     settings: Finetune
     device: str
 
+    def run(self) -> Outcome:
+        """Tune the layer and judge it on the rows that it did not learn from."""
+        return tune(self)
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Change:
+    """New constants for one layer."""
+
+    layer: Tunable
+    tuned: Tuned
+
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Outcome:
-    """A tuned layer: its constants, held-out mean squared error before and after, and steps taken."""
+    """A tuned layer or block.
 
-    tuned: Tuned
+    Attributes:
+        changes: its constants.
+        before, after: held-out mean squared error, summed over channels.
+        iterations: steps taken.
+        power: variance of the held-out targets, likewise.
+    """
+
+    changes: tuple[Change, ...]
     before: float
     after: float
     iterations: int
+    power: float
 
 
 def tune(task: Task) -> Outcome:
@@ -70,18 +89,38 @@ def tune(task: Task) -> Outcome:
     weights, settings, device = task.weights, task.settings, task.device
     layer = TorchLayer(weights, task.unit.activation, task.output, device)
     feed = Feed(task.rows, device, settings.drop_ratio, resident=settings.mem_opt_level < 2)
-    learner: Learner = make_learner(task.algorithm, weights, settings, device)
     codes, bias = tensor(weights.codes, device), tensor(weights.bias, device)
     before = float(channel_errors(layer, feed.held(), codes, bias).sum())
     look = feed.look()
     refits = weights.bias_params is not None and (task.algorithm == "adaround" or settings.update_bias)
-    if refits:
-        learner.set_bias(refit_bias(layer, look, codes, bias))
+    codes, bias = _start(task, layer, look, refits=refits)
+    learner: Learner = make_learner(task.algorithm, replace(weights, codes=numbers(codes)), settings, device)
+    learner.set_bias(bias)
     trained = train(task, layer, feed, learner, look)
     final = refit_bias(layer, look, trained.codes, trained.bias) if refits else trained.bias
-    stored, params = task.constants.rounded_bias(task.unit.layer, weights, _numbers(final))
+    stored, params = task.constants.rounded_bias(task.unit.layer, weights, numbers(final))
     after = float(channel_errors(layer, feed.held(), trained.codes, tensor(stored, device)).sum())
-    return Outcome(Tuned(_numbers(trained.codes), stored, params), before, after, trained.steps)
+    change = Change(task.unit.layer, Tuned(numbers(trained.codes), stored, params))
+    return Outcome((change,), before, after, trained.steps, task.rows.power())
+
+
+def _start(
+    task: Task, layer: TorchLayer, look: list[tuple[Tensor, Tensor]], *, refits: bool
+) -> tuple[Tensor, Tensor]:
+    """Codes and bias to learn from: the state's, or where they are better those solved anew."""
+    solved = solved_codes(task.weights, task.rows)
+    best: tuple[float, Tensor, Tensor] | None = None
+    for start in (task.weights.codes, solved):
+        if start is None:
+            continue
+        codes, bias = tensor(start, task.device), tensor(task.weights.bias, task.device)
+        if refits:
+            bias = refit_bias(layer, look, codes, bias)
+        error = float(channel_errors(layer, look, codes, bias).sum())
+        if best is None or error < best[0]:
+            best = error, codes, bias
+    assert best is not None
+    return best[1], best[2]
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -106,7 +145,8 @@ def train(
     watch = Watch(settings, task.algorithm)
     best = learner.hard_codes(), learner.bias().detach().clone()
     watch.see(0, error())
-    optimiser = torch.optim.Adam(learner.parameters(), lr=_rate(task, watch.best), fused=True)
+    rate = learning_rate(settings, task.algorithm, watch.best)
+    optimiser = torch.optim.Adam(learner.parameters(), lr=rate, fused=True)
     period = max(1, settings.iterations // _LOOKS)
     step = 0
     for step in range(1, settings.iterations + 1):
@@ -152,23 +192,14 @@ class Watch:
         return not self._patient and self._misses >= _PATIENCE
 
 
-def _rate(task: Task, first_loss: float) -> float:
-    given = task.settings.learning_rate
-    rate = RATES[task.algorithm] if given is None else given
-    adjust = task.settings.lr_adjust
+def learning_rate(settings: Finetune, algorithm: str, first_loss: float) -> float:
+    """The rate of a layer whose error is this before it learns."""
+    rate = RATES[algorithm] if settings.learning_rate is None else settings.learning_rate
+    adjust = settings.lr_adjust
     return adjust[1] if adjust is not None and first_loss > adjust[0] else rate
 
 
-def _numbers(values: Tensor) -> Array:
+def numbers(values: Tensor) -> Array:
+    """A tensor's content."""
     array: Array = values.detach().cpu().double().numpy()
     return array
-
-
-Tuner = Callable[[Task], Outcome]
-
-
-def single_threaded() -> Callable[[], None]:
-    """Let each tuner use one core, since several run side by side; returns what undoes it."""
-    threads: Any = torch.get_num_threads()
-    torch.set_num_threads(1)
-    return lambda: torch.set_num_threads(threads)

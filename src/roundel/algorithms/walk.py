@@ -20,6 +20,7 @@ from roundel.calibrate.reach import Reach, layer_reach
 from roundel.calibrate.state import QuantState
 from roundel.model.graph import constant_array, values_by_name
 from roundel.numerics.affine import quantize
+from roundel.plan.types import Fixed
 from roundel.qdq import simulate, write_qdq
 from roundel.recipe import Recipe
 from roundel.types import QParams, QType, Sample, ScaleKind
@@ -143,7 +144,9 @@ class _Walker:
         return sums
 
     def _factors(self, layer: Layer, weight: QParams) -> tuple[float, ...]:
-        """Factors on the weight's scale that its format and the NPU's shifters allow."""
+        """Factors on the weight's scale that its format, the user and the NPU's shifters allow."""
+        if isinstance(self.state.plan.tensors[layer.weight].source, Fixed):
+            return (1.0,)
         if self.state.plan.tensors[layer.weight].scheme.scale is not ScaleKind.POWER_OF_TWO:
             return _FLOAT_FACTORS
         reach = self.reach.get(layer.name)

@@ -23,7 +23,7 @@ class Case:
     after: Any
     before: Any = None  # None: the field is left out
     base: dict[str, Any] = field(default_factory=dict)
-    recipe: str = "a8w8"
+    recipe: str = "a8w8_minmax"
     data: Callable[[], Any] | None = None
 
 
@@ -330,7 +330,7 @@ CASES: dict[str, Case] = {
         True,
     ),
     "placement.constants_as_activations": Case(
-        chain(node("Mul", ["x", "k"], ["y"]), k=normal(1, 3, 1, 1)), False, True, recipe="a16w8"
+        chain(node("Mul", ["x", "k"], ["y"]), k=normal(1, 3, 1, 1)), False, True, recipe="a16w8_minmax"
     ),
     "placement.matmul_const_only": Case(chain(node("MatMul", ["x", "x"], ["y"])), True),
     "placement.weights_only": Case(cnn, True),
@@ -345,12 +345,12 @@ CASES: dict[str, Case] = {
         True,
     ),
     "placement.skip_output_op_types": Case(cnn, ["Conv"]),
-    "npu.adjust_shift_read": Case(two_scales, False, True, recipe="xint8"),
+    "npu.adjust_shift_read": Case(two_scales, False, True, recipe="xint8_plain"),
     "npu.adjust_shift_write": Case(
         chain(node("Add", ["x", "k"], ["y"]), k=np.float32([-100])),
         False,
         True,
-        recipe="xint8",
+        recipe="xint8_plain",
         data=lambda: [{"x": 100 + sample["x"] / 1000} for sample in feeds(X)],
     ),
     "npu.adjust_shift_cut": Case(
@@ -362,14 +362,14 @@ CASES: dict[str, Case] = {
         ),
         False,
         True,
-        recipe="xint8",
+        recipe="xint8_plain",
     ),
-    "npu.adjust_shift_bias": Case(wide_layer(1, 2.0**14), False, True, recipe="xint8"),
+    "npu.adjust_shift_bias": Case(wide_layer(1, 2.0**14), False, True, recipe="xint8_plain"),
     "npu.adjust_hard_sigmoid": Case(
         chain(node("HardSigmoid", ["x"], ["h"], **hard), node("Conv", ["h", "w"], ["y"]), w=W3),
         False,
         True,
-        recipe="xint8",
+        recipe="xint8_plain",
         data=lambda: feeds(X, scale=4096),
     ),
     "npu.adjust_shift_swish": Case(
@@ -383,26 +383,26 @@ CASES: dict[str, Case] = {
         ),
         False,
         True,
-        recipe="xint8",
+        recipe="xint8_plain",
     ),
-    "npu.leaky_relu": Case(chain(node("LeakyRelu", ["x"], ["y"], alpha=0.1)), False, recipe="xint8"),
-    "npu.sigmoid_to_hard_sigmoid": Case(chain(node("Sigmoid", ["x"], ["y"])), False, recipe="xint8"),
+    "npu.leaky_relu": Case(chain(node("LeakyRelu", ["x"], ["y"], alpha=0.1)), False, recipe="xint8_plain"),
+    "npu.sigmoid_to_hard_sigmoid": Case(chain(node("Sigmoid", ["x"], ["y"])), False, recipe="xint8_plain"),
     "npu.hard_sigmoid": Case(
         chain(node("HardSigmoid", ["x"], ["h"], **hard), node("Conv", ["h", "w"], ["y"]), w=W3),
         False,
-        recipe="xint8",
+        recipe="xint8_plain",
     ),
     "npu.average_pool": Case(
         chain(node("AveragePool", ["x"], ["p"], kernel_shape=[3, 3]), node("Conv", ["p", "w"], ["y"]), w=W3),
         False,
-        recipe="xint8",
+        recipe="xint8_plain",
     ),
     "npu.reduce_mean": Case(
         chain(node("ReduceMean", ["x"], ["m"], axes=[1]), node("Mul", ["m", "k"], ["y"]), k=np.float32([2])),
         False,
-        recipe="xint8",
+        recipe="xint8_plain",
     ),
-    "npu.softmax": Case(chain(node("Softmax", ["x"], ["y"], axis=-1)), True, recipe="xint8"),
+    "npu.softmax": Case(chain(node("Softmax", ["x"], ["y"], axis=-1)), True, recipe="xint8_plain"),
     "npu.instance_norm": Case(
         chain(
             node("InstanceNormalization", ["x", "g", "h"], ["y"]),
@@ -410,7 +410,7 @@ CASES: dict[str, Case] = {
             h=np.zeros(3, np.float32),
         ),
         True,
-        recipe="xint8",
+        recipe="xint8_plain",
     ),
     "npu.clip": Case(
         chain(
@@ -421,7 +421,7 @@ CASES: dict[str, Case] = {
             high=np.float32(1.7),
         ),
         True,
-        recipe="xint8",
+        recipe="xint8_plain",
     ),
     "npu.clip_to_relu": Case(
         chain(
