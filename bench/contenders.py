@@ -28,13 +28,30 @@ SUITES: dict[str, Suite] = {
     "foundation": Suite(
         models=_ALL_MODELS,
         contenders=(
-            "roundel:a8w8",
+            "roundel:a8w8_minmax",
             "quark:A8W8@include_cle=false",
-            "roundel:a16w8",
+            "roundel:a16w8_minmax",
             "quark:A16W8@include_cle=false",
             *_ORT_ROWS,
         ),
         what="the same grids without any improvement step, against Quark (CLE off) and ONNX Runtime",
+    ),
+    "xint8": Suite(
+        models=_ALL_MODELS,
+        contenders=("roundel:xint8_plain", "quark:XINT8@include_cle=false"),
+        what="XINT8 without any improvement step, against Quark (CLE off)",
+    ),
+    "effort": Suite(
+        models=_ALL_MODELS,
+        contenders=(
+            "roundel:xint8",
+            "quark:XINT8",
+            "roundel:a8w8",
+            "quark:A8W8",
+            "roundel:a16w8",
+            "quark:A16W8",
+        ),
+        what="both at their defaults: Roundel with effort fast, Quark with equalization",
     ),
     "peers": Suite(
         models=_IMAGENET,

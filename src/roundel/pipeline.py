@@ -12,6 +12,7 @@ from typing import Any
 import onnx
 import onnx_ir as ir
 
+from roundel.algorithms.equalize import equalize
 from roundel.algorithms.improve import Improved, improve
 from roundel.calibrate.positions import refine
 from roundel.calibrate.resolve import resolve
@@ -23,6 +24,7 @@ from roundel.model.external import external_values, self_contained
 from roundel.model.graph import fingerprint
 from roundel.model.load import ModelSource
 from roundel.model.save import check_writable, staged, write_text
+from roundel.passes import PassReport
 from roundel.plan import QuantPlan, build_plan
 from roundel.preparation import Prepared, load_prepared
 from roundel.qdq import simulate, write_dynamic, write_qdq
@@ -110,7 +112,7 @@ def quantize(
         target = _checked_output(output, model, recipe, stats)
         told.step("load and prepare")
         with clock("prepare"):
-            ready = load_prepared(model, settings)
+            ready = _equalized(load_prepared(model, settings), settings)
         _refuse_external_target(target, ready.loaded)
         told.step("plan")
         with clock("plan"):
@@ -169,6 +171,16 @@ def changed(
 def record_path(model_path: Path) -> Path:
     """Where the record of a written model goes."""
     return model_path.with_suffix(".json")
+
+
+def _equalized(ready: Prepared, recipe: Recipe) -> Prepared:
+    """With some effort, channels are rescaled between layers: exact, and kinder to one scale for a weight."""
+    options = recipe.improve.equalize
+    if recipe.effort == "none" or recipe.mode == "dynamic" or not options.enabled:
+        return ready
+    done = equalize(ready.model, options, power_of_two=recipe.weights.scale == "power_of_two")
+    report = PassReport("equalize", done.channels, done.seconds)
+    return replace(ready, reports=(*ready.reports, report))
 
 
 def _write(

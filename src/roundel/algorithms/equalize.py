@@ -64,11 +64,9 @@ def equalize(model: ir.Model, options: Equalize, *, power_of_two: bool) -> Equal
     started = time.perf_counter()
     trace = Trace(model.graph, absorb=options.absorb_bias)
     before = [_spread(layer, plain=True) for layer in trace.layers]
-    spaces = find_spaces(trace)
-    balance = Balance(trace.layers, spaces, options)
-    rounds = balance.run() if spaces else 0
-    if power_of_two:
-        balance.align()
+    balance = Balance(trace.layers, find_spaces(trace), options, power_of_two=power_of_two)
+    rounds = balance.run()
+    balance.align()
     balance.write()
     editor, changed = Editor(model), []
     for layer, old in zip(trace.layers, before, strict=True):

@@ -14,7 +14,8 @@ from roundel.algorithms.equalize_trace import Trace
 from roundel.recipe import Equalize
 
 _LIMIT = 2.0**16  # no channel is scaled further than this
-_BIAS_SHARE = 0.5  # a bias counts half: it has a scale of its own, and only widens the activation
+_BIAS_SHARE = 0.5  # a bias of 32 bits only widens the activation: it counts half
+_NARROW_BIAS_SHARE = 1.0  # beside power-of-two scales a bias has 8 bits, and needs them as weights do
 _ALIGNMENTS = 2.0 ** (np.arange(-16, 16) / 32)
 _TOP = 127  # the largest code of a symmetric 8-bit weight
 
@@ -57,9 +58,9 @@ def find_spaces(trace: Trace) -> list[Space]:
                 members.setdefault(space, []).append((number, produces, ids))
     found = []
     for space in sorted(members):
-        made = _space(settled, space, members[space])
-        if made is not None:
-            found.append(made)
+        whole = _space(settled, space, members[space])
+        if whole is not None:
+            found.append(whole)
     return found
 
 
@@ -79,8 +80,11 @@ def _space(settled: Settled, number: int, members: list[tuple[int, bool, Ids]]) 
 class Balance:
     """Finds the factors, round by round; each round goes once over all spaces."""
 
-    def __init__(self, layers: list[Layer], spaces: list[Space], options: Equalize) -> None:
+    def __init__(
+        self, layers: list[Layer], spaces: list[Space], options: Equalize, *, power_of_two: bool
+    ) -> None:
         self.layers, self.spaces, self.options = layers, spaces, options
+        self.power_of_two = power_of_two
         self.factors = [np.ones(len(space.most)) for space in spaces]
         around = {side.layer for space in spaces for side in space.sides}
         self.magnitudes = {number: layers[number].magnitudes() for number in sorted(around)}
@@ -88,15 +92,17 @@ class Balance:
 
     def run(self) -> int:
         """Rounds until nothing changes any more; returns how many."""
+        if not self.spaces:
+            return 0
         for done in range(1, self.options.steps + 1):
-            change = max((self._settle(number) for number in range(len(self.spaces))), default=0.0)
+            change = max(self._settle(number) for number in range(len(self.spaces)))
             if change < self.options.threshold:
                 return done
         return self.options.steps
 
     def align(self) -> None:
         """One factor for each whole space, so that its layers end just below a power of two."""
-        for number, space in enumerate(self.spaces):
+        for number, space in enumerate(self.spaces if self.power_of_two else ()):
             room = float((space.most / self.factors[number]).min())
             if not space.whole or room < 1:
                 continue
@@ -140,7 +146,8 @@ class Balance:
         yield weights / weights.max()
         bias = self.biases[side.layer]
         if side.produces and self.options.append_bias and bias.any():
-            yield np.where(weights > 0, bias / bias.max() * _BIAS_SHARE, 0.0)
+            share = _NARROW_BIAS_SHARE if self.power_of_two else _BIAS_SHARE
+            yield np.where(weights > 0, bias / bias.max() * share, 0.0)
 
     def _apply(self, number: int, step: Vector) -> None:
         self.factors[number] *= step

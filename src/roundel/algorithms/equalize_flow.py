@@ -9,7 +9,6 @@ import numpy as np
 from roundel.algorithms.equalize_channels import Ids
 from roundel.algorithms.equalize_layers import Vector
 
-
 _FAR = 1e60
 
 

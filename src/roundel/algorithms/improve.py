@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 import onnx_ir as ir
 
+from roundel.algorithms.finetune import finetune
+from roundel.algorithms.finetune_report import FinetuneReport
 from roundel.algorithms.walk import LayerReport, Progress, walk
 from roundel.calibrate.state import QuantState
 from roundel.model.session import open_session
@@ -29,7 +31,10 @@ class StepReport:
     after_db: float
     kept: bool
     seconds: float
-    layers: tuple[LayerReport, ...] = ()
+    layers: tuple[LayerReport, ...] | tuple[FinetuneReport, ...] = ()
+
+
+Worked = tuple[QuantState, tuple[LayerReport, ...] | tuple[FinetuneReport, ...]]
 
 
 @dataclass(frozen=True, slots=True)
@@ -59,20 +64,26 @@ def improve(
         recipe: effort and settings.
         told: hears about progress.
     """
-    if recipe.effort == "none" or not recipe.improve.rounding:
+    if recipe.effort == "none":
         return Improved(state, ())
     if len(samples) < _FEWEST:
         note = f"effort {recipe.effort} needs {_FEWEST} samples or more: calibration only"
         return Improved(state, (), (note,))
     judge = _Judge(model, samples, outputs, recipe)
-    start, before = time.perf_counter(), judge.sqnr(state)
-    better, layers = walk(model, state, samples, recipe, progress=told)
-    after = judge.sqnr(better)
-    kept = after > before
-    step = StepReport(
-        "rounding", before, after if kept else before, kept, time.perf_counter() - start, layers
-    )
-    return Improved(better if kept else state, (step,))
+    steps: list[StepReport] = []
+    if recipe.improve.rounding:
+        state = judge.kept(state, steps, "rounding", lambda s: walk(model, s, samples, recipe, progress=told))
+    if recipe.effort == "high" or recipe.improve.finetune.algorithm != "none":
+        told.step("fine-tune layer by layer")
+
+        def heard(done: int, total: int, error: float) -> None:
+            told.advance(done)
+
+        def tune(now: QuantState) -> tuple[QuantState, tuple[FinetuneReport, ...]]:
+            return finetune(model, now, samples, recipe, progress=heard)
+
+        state = judge.kept(state, steps, "fine-tuning", tune)
+    return Improved(state, tuple(steps))
 
 
 class _Judge:
@@ -84,6 +95,19 @@ class _Judge:
         first = len(samples) - max(1, round(len(samples) * _HELD_SHARE))
         self.model, self.recipe = model, recipe
         self.samples, self.outputs = samples[first:], outputs[first:]
+
+    def kept(
+        self, state: QuantState, steps: list[StepReport], name: str, work: Callable[[QuantState], Worked]
+    ) -> QuantState:
+        """The state after the step, or the one before it where the held-out error did not fall."""
+        start = time.perf_counter()
+        before = steps[-1].after_db if steps else self.sqnr(state)
+        better, layers = work(state)
+        after = self.sqnr(better)
+        good = after > before
+        took = time.perf_counter() - start
+        steps.append(StepReport(name, before, after if good else before, good, took, layers))
+        return better if good else state
 
     def sqnr(self, state: QuantState) -> float:
         """In dB, over all float outputs together."""

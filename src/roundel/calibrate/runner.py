@@ -154,7 +154,7 @@ def run_session(session: Any, names: list[str], sample: Sample, index: int) -> d
             where=f"sample {index}",
             observed=_trim(error),
             expected=", ".join(f"{i.name}: {i.type} {i.shape}" for i in session.get_inputs()),
-            hint="Check names, types and shapes. Random samples guess open dimensions (--shape x=1x3x48x320).",
+            hint="Check names, types, shapes. Random samples guess open dimensions (--shape x=1x3x48x320).",
         ) from error
     return dict(zip(names, outputs, strict=True))
 

@@ -27,6 +27,35 @@ class Case:
     data: Callable[[], Any] | None = None
 
 
+def uneven() -> onnx.ModelProto:
+    """Channels of very different ranges: what the improving steps are for."""
+    spread = np.exp2(rng(5).uniform(-5, 3, (8, 1, 1, 1))).astype(np.float32)
+    nodes = [
+        node("Sigmoid", ["x"], ["s"], name="sigmoid"),
+        node("Conv", ["s", "w", "b"], ["c"], name="conv", pads=[1, 1, 1, 1]),
+        node("Relu", ["c"], ["r"], name="relu"),
+        node("Conv", ["r", "k", "d"], ["t"], name="conv2"),
+        node("Relu", ["t"], ["u"], name="relu2"),
+        node("Conv", ["u", "m"], ["y"], name="conv3"),
+    ]
+    constants = {
+        "w": normal(8, 3, 3, 3) * spread,
+        "b": np.linspace(-2, 30, 8, dtype=np.float32),
+        "k": np.abs(normal(8, 8, 1, 1, seed=2)) * spread.reshape(1, 8, 1, 1)[:, ::-1],
+        "d": np.linspace(1, 9, 8, dtype=np.float32),
+        "m": normal(4, 8, 1, 1, seed=3),
+    }
+    return build(nodes, {"x": [1, 3, 8, 8]}, ["y"], constants)
+
+
+def many() -> Any:
+    """Enough samples for a step to learn from some and be judged by others."""
+    return feeds({"x": [1, 3, 8, 8]}, count=12)
+
+
+FAST = {"effort": "fast"}
+
+
 def cnn() -> onnx.ModelProto:
     nodes = [
         node("Conv", ["x", "w", "b"], ["c"], name="conv"),
@@ -437,5 +466,13 @@ CASES: dict[str, Case] = {
         chain(node("Gemm", ["x", "k"], ["y"]), inputs={"x": [1, 64]}, k=normal(64, 64)), True
     ),
     "output.opset": Case(cnn, 21),
+    "effort": Case(uneven, "fast", data=many),
+    "improve.samples": Case(uneven, 4, base=FAST, data=many),
+    "improve.rounding": Case(uneven, False, base=FAST, data=many),
+    "improve.equalize.enabled": Case(uneven, False, base=FAST, data=many),
+    "improve.equalize.steps": Case(uneven, 1, base=FAST, data=many),
+    "improve.equalize.threshold": Case(uneven, 1e3, base=FAST, data=many),
+    "improve.equalize.append_bias": Case(uneven, False, base=FAST, data=many),
+    "improve.equalize.absorb_bias": Case(uneven, False, base=FAST, data=many),
     "verify.samples": Case(cnn, 1),
 }
