@@ -15,8 +15,8 @@ PAGE = ROOT / "docs" / "recipes.md"
 
 INTRO = """# Recipes
 
-A recipe decides a whole run. Presets are recipes that ship with Roundel (`roundel presets`); a file of your own
-is YAML or JSON and may start from one of them:
+A recipe decides a whole run. Presets are recipes that ship with Roundel (`roundel presets`); a file of your
+own is YAML or JSON and may start from one of them:
 
 ```yaml
 version: 1
@@ -33,8 +33,8 @@ overrides:
 ```
 
 On the command line, `-s KEY=VALUE` changes a single value (`-s weights.per_channel=true`); in Python,
-`changes={"weights": {"per_channel": True}}` does. An unknown key is an error with a suggestion. A selector is an
-exact node or tensor name, a glob, `re:REGEX` or `op:TYPE`; one that matches nothing is an error, too.
+`changes={"weights": {"per_channel": True}}` does. An unknown key is an error with a suggestion. A selector is
+an exact node or tensor name, a glob, `re:REGEX` or `op:TYPE`; one that matches nothing is an error, too.
 
 This page is generated from the source by `scripts/make_recipe_docs.py`.
 """

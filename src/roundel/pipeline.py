@@ -198,7 +198,8 @@ def _write(
             _untouched("nothing to quantize: the float model was passed through"),
         )
     state = refine(model, resolve(model, plan, evidence.stats, recipe), recipe.npu)
-    improved = improve(model, state, evidence.inputs, evidence.outputs, recipe, told)
+    count = recipe.improve.samples
+    improved = improve(model, state, evidence.inputs[:count], evidence.outputs[:count], recipe, told)
     state = improved.state or state
     written = write_qdq(model, state, recipe)
     simulated = simulate(written, state, recipe.npu)

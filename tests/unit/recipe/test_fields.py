@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import sys
 from collections.abc import Iterator
 from pathlib import Path
@@ -64,7 +65,7 @@ def settings(case: Case, name: str, value: Any) -> dict[str, Any]:
         parts = parts[:1]
     elif parts[:2] == ["selection", "exclude_subgraphs"]:
         parts = parts[:2]
-    tree = {key: dict(part) for key, part in case.base.items()}
+    tree = copy.deepcopy(case.base)
     if value is None:
         return tree
     inner = tree
