@@ -16,7 +16,7 @@ from roundel.algorithms.finetune_units import Unit
 from roundel.types import QParams
 
 _ROWS = 256  # places of each sample
-_GROUPED_WORK = 1024  # rows x kernel size of a grouped layer: few weights for each channel need few rows
+_GROUPED_WORK = 512  # rows x kernel size of a grouped layer: few weights for each channel need few rows
 _LEAST_ROWS = 16
 _MOST_ELEMENTS = 96_000_000  # of one layer's inputs
 _MOST_IN_SAMPLE = 2_000_000  # of one sample's inputs: bounds the time of a step

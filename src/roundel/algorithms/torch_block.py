@@ -20,7 +20,6 @@ from roundel.algorithms.torch_training import Change, Outcome, Watch, learning_r
 from roundel.recipe import Finetune
 
 _LOOK_SAMPLES = 16
-_LOOKS = 10
 _CONVOLUTIONS = (torch.nn.functional.conv1d, torch.nn.functional.conv2d, torch.nn.functional.conv3d)
 _TRANSPOSED = (
     torch.nn.functional.conv_transpose1d,
@@ -87,15 +86,16 @@ class _Tuner:
         rate = learning_rate(settings, self._task.algorithm, watch.best)
         moving = [p for learner in self._learners for p in learner.parameters()]
         optimiser = torch.optim.Adam(moving, lr=rate, fused=True)
-        period = max(1, settings.iterations // _LOOKS)
         step = 0
         for step in range(1, settings.iterations + 1):
             optimiser.zero_grad()
-            self._penalty(step - 1)
+            content = [(item.soft_codes(), item.bias()) for item in self._learners]
+            loss = sum(item.penalty(step - 1) for item in self._learners)
             for _ in range(settings.num_batches):
-                self._batch_loss(generator).backward()
+                loss = loss + self._batch_loss(generator, content)
+            loss.backward()
             optimiser.step()
-            if step % period == 0 or step == settings.iterations:
+            if watch.due(step):
                 if watch.see(step, self._error(self._now(), looks)):
                     best = self._now()
                 if watch.stalled:
@@ -105,13 +105,7 @@ class _Tuner:
     def _now(self) -> list[tuple[Tensor, Tensor]]:
         return [(item.hard_codes(), item.bias().detach().clone()) for item in self._learners]
 
-    def _penalty(self, step: int) -> None:
-        for learner in self._learners:
-            penalty = learner.penalty(step)
-            if penalty is not None:
-                penalty.backward()
-
-    def _batch_loss(self, generator: Any) -> Tensor:
+    def _batch_loss(self, generator: Any, content: Sequence[tuple[Tensor, Tensor]]) -> Tensor:
         chosen = torch.randperm(self._held_from, generator=generator)[: self._settings.batch_size].tolist()
         losses = []
         for index in chosen:
@@ -119,7 +113,6 @@ class _Tuner:
             if self._task.seen.plain is not None:
                 keep = torch.rand(x.shape, generator=generator).to(self._device) < self._settings.drop_ratio
                 x = torch.where(keep, x, tensor(self._task.seen.plain[index], self._device))
-            content = [(item.soft_codes(), item.bias()) for item in self._learners]
             losses.append(self._loss(self._forward(x, content), index))
         return torch.stack(losses).mean()
 

@@ -25,7 +25,7 @@ class Learner(Protocol):
     def hard_codes(self) -> Tensor: ...
     def bias(self) -> Tensor: ...
     def set_bias(self, bias: Tensor) -> None: ...
-    def penalty(self, step: int) -> Tensor | None: ...
+    def penalty(self, step: int) -> Tensor: ...
 
 
 class AdaRound:
@@ -40,10 +40,10 @@ class AdaRound:
     def __init__(self, weights: Weights, settings: Finetune, device: str) -> None:
         base, share = rounding_start(weights)
         self._base = tensor(base, device)
-        self._low, self._high = tensor(weights.low, device), tensor(weights.high, device)
         self._alpha = tensor(inverse_rectified(share), device).requires_grad_(True)
         self._bias = tensor(weights.bias, device)
         self._settings = settings
+        self._up = rectified(self._alpha)
 
     def parameters(self) -> list[Tensor]:
         """What the optimiser moves."""
@@ -51,12 +51,13 @@ class AdaRound:
 
     def soft_codes(self) -> Tensor:
         """Codes between two whole numbers."""
-        return torch.clamp(self._base + rectified(self._alpha), self._low, self._high)
+        self._up = rectified(self._alpha)
+        return self._base + self._up
 
     def hard_codes(self) -> Tensor:
         """The codes as they would be written now."""
         with torch.no_grad():
-            return torch.clamp(self._base + (self._alpha >= 0), self._low, self._high)
+            return self._base + (self._alpha >= 0)
 
     def bias(self) -> Tensor:
         """The fixed bias."""
@@ -66,13 +67,12 @@ class AdaRound:
         """Another fixed bias."""
         self._bias = bias
 
-    def penalty(self, step: int) -> Tensor | None:
-        """What being between two codes costs; nothing during the warm start."""
+    def penalty(self, step: int) -> Tensor:
+        """What being between two codes costs, as of the last soft codes; nothing during the warm start."""
         exponent = beta(step, self._settings)
         if exponent is None:
-            return None
-        h = rectified(self._alpha)
-        return self._settings.reg_param * (1 - (2 * h - 1).abs().pow(exponent)).sum()
+            return torch.zeros((), device=self._alpha.device)
+        return self._settings.reg_param * (1 - (2 * self._up - 1).abs().pow(exponent)).sum()
 
 
 class AdaQuant:
@@ -116,9 +116,9 @@ class AdaQuant:
         with torch.no_grad():
             self._bias.copy_(bias)
 
-    def penalty(self, step: int) -> Tensor | None:
-        """None: rounding is part of the forward pass."""
-        return None
+    def penalty(self, step: int) -> Tensor:
+        """Nothing: rounding is part of the forward pass."""
+        return torch.zeros((), device=self._weight.device)
 
 
 def rounding_start(weights: Weights) -> tuple[Array, Array]:

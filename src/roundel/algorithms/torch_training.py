@@ -27,6 +27,7 @@ RATES = {"adaround": 0.1, "adaquant": 1e-5}
 _LOOKS = 10
 _PATIENCE = 3
 _LEAST_GAIN = 1e-3  # a loss that falls by less has stopped falling
+_CLEAR_GAIN = 0.01  # solved codes can be made from all rows, learned ones cannot: these must win clearly
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -86,41 +87,68 @@ class Outcome:
 
 def tune(task: Task) -> Outcome:
     """Tune one layer and judge it on the rows that it did not learn from."""
-    weights, settings, device = task.weights, task.settings, task.device
-    layer = TorchLayer(weights, task.unit.activation, task.output, device)
-    feed = Feed(task.rows, device, settings.drop_ratio, resident=settings.mem_opt_level < 2)
-    codes, bias = tensor(weights.codes, device), tensor(weights.bias, device)
-    before = float(channel_errors(layer, feed.held(), codes, bias).sum())
-    look = feed.look()
-    refits = weights.bias_params is not None and (task.algorithm == "adaround" or settings.update_bias)
-    codes, bias = _start(task, layer, look, refits=refits)
-    learner: Learner = make_learner(task.algorithm, replace(weights, codes=numbers(codes)), settings, device)
-    learner.set_bias(bias)
-    trained = train(task, layer, feed, learner, look)
-    final = refit_bias(layer, look, trained.codes, trained.bias) if refits else trained.bias
-    stored, params = task.constants.rounded_bias(task.unit.layer, weights, numbers(final))
-    after = float(channel_errors(layer, feed.held(), trained.codes, tensor(stored, device)).sum())
-    change = Change(task.unit.layer, Tuned(numbers(trained.codes), stored, params))
-    return Outcome((change,), before, after, trained.steps, task.rows.power())
-
-
-def _start(
-    task: Task, layer: TorchLayer, look: list[tuple[Tensor, Tensor]], *, refits: bool
-) -> tuple[Tensor, Tensor]:
-    """Codes and bias to learn from: the state's, or where they are better those solved anew."""
+    bench = Bench(task)
     solved = solved_codes(task.weights, task.rows)
-    best: tuple[float, Tensor, Tensor] | None = None
-    for start in (task.weights.codes, solved):
-        if start is None:
-            continue
-        codes, bias = tensor(start, task.device), tensor(task.weights.bias, task.device)
-        if refits:
-            bias = refit_bias(layer, look, codes, bias)
-        error = float(channel_errors(layer, look, codes, bias).sum())
-        if best is None or error < best[0]:
-            best = error, codes, bias
-    assert best is not None
-    return best[1], best[2]
+    now = bench.measured(bench.state_codes, bench.state_bias)
+    first = bench.candidate(bench.state_codes if solved is None else tensor(solved.taught, task.device))
+    trained = train(task, bench, first)
+    learned = bench.candidate(trained.codes, trained.bias)
+    before, best = now.error, learned
+    if solved is not None:
+        whole = bench.candidate(tensor(solved.whole, task.device))
+        # The walk's codes have seen the rows that judge. What that is worth, codes solved with and
+        # without them tell.
+        before *= max(1.0, first.error / max(whole.error, 1e-30))
+        if first.error * (1 - _CLEAR_GAIN) <= learned.error:
+            best = replace(whole, error=first.error)
+    change = Change(task.unit.layer, Tuned(numbers(best.codes), best.stored, best.params))
+    return Outcome((change,), before, best.error, trained.steps, task.rows.power())
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Candidate:
+    """Codes with the bias that suits them, as a real number and as stored; and their held-out error."""
+
+    codes: Tensor
+    bias: Tensor
+    stored: Array
+    params: QParams | None
+    error: float
+
+
+class Bench:
+    """Measures a layer with any codes."""
+
+    def __init__(self, task: Task) -> None:
+        self._task, self._device = task, task.device
+        settings, weights = task.settings, task.weights
+        self.layer = TorchLayer(weights, task.unit.activation, task.output, task.device)
+        self.feed = Feed(task.rows, task.device, settings.drop_ratio, resident=settings.mem_opt_level < 2)
+        self.look = self.feed.look()
+        self.state_codes, self.state_bias = (
+            tensor(weights.codes, task.device),
+            tensor(weights.bias, task.device),
+        )
+        self._refits = weights.bias_params is not None and (
+            task.algorithm == "adaround" or settings.update_bias
+        )
+
+    def candidate(self, codes: Tensor, bias: Tensor | None = None) -> Candidate:
+        """The codes with their best bias, if biases may change."""
+        bias = self.state_bias if bias is None else bias
+        return self.measured(codes, refit_bias(self.layer, self.look, codes, bias) if self._refits else bias)
+
+    def measured(self, codes: Tensor, bias: Tensor) -> Candidate:
+        """The codes with this bias."""
+        task = self._task
+        stored, params = task.constants.rounded_bias(task.unit.layer, task.weights, numbers(bias))
+        held = channel_errors(self.layer, self.feed.held(), codes, tensor(stored, self._device))
+        return Candidate(codes, bias, stored, params, float(held.sum()))
+
+    def error(self, learner: Learner) -> float:
+        """Reconstruction error of the rounded layer on rows to learn from."""
+        codes, bias = learner.hard_codes(), learner.bias().detach()
+        return float(channel_errors(self.layer, self.look, codes, bias).sum())
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -132,34 +160,30 @@ class Trained:
     steps: int
 
 
-def train(
-    task: Task, layer: TorchLayer, feed: Feed, learner: Learner, look: list[tuple[Tensor, Tensor]]
-) -> Trained:
+def train(task: Task, bench: Bench, start: Candidate) -> Trained:
     """Follow the gradient; of the looks taken on the way the best one counts."""
     settings = task.settings
+    weights = replace(task.weights, codes=numbers(start.codes))
+    learner: Learner = make_learner(task.algorithm, weights, settings, task.device)
+    learner.set_bias(start.bias)
     generator = torch.Generator().manual_seed(layer_seed(settings.seed, task.unit.layer.name))
-
-    def error() -> float:
-        return float(channel_errors(layer, look, learner.hard_codes(), learner.bias().detach()).sum())
-
     watch = Watch(settings, task.algorithm)
     best = learner.hard_codes(), learner.bias().detach().clone()
-    watch.see(0, error())
+    watch.see(0, bench.error(learner))
     rate = learning_rate(settings, task.algorithm, watch.best)
     optimiser = torch.optim.Adam(learner.parameters(), lr=rate, fused=True)
-    period = max(1, settings.iterations // _LOOKS)
     step = 0
     for step in range(1, settings.iterations + 1):
         optimiser.zero_grad()
-        penalty = learner.penalty(step - 1)
-        if penalty is not None:
-            penalty.backward()
+        codes, bias = learner.soft_codes(), learner.bias()
+        loss = learner.penalty(step - 1)
         for _ in range(settings.num_batches):
-            x, y = feed.batch(generator, settings.batch_size)
-            reconstruction(layer.outputs(x, learner.soft_codes(), learner.bias()), y).backward()
+            x, y = bench.feed.batch(generator, settings.batch_size)
+            loss = loss + reconstruction(bench.layer.outputs(x, codes, bias), y)
+        loss.backward()
         optimiser.step()
-        if step % period == 0 or step == settings.iterations:
-            if watch.see(step, error()):
+        if watch.due(step):
+            if watch.see(step, bench.error(learner)):
                 best = learner.hard_codes(), learner.bias().detach().clone()
             if watch.stalled:
                 break
@@ -170,11 +194,16 @@ class Watch:
     """Looks at the reconstruction error of the rounded layer, and says when it has stopped falling."""
 
     def __init__(self, settings: Finetune, algorithm: str) -> None:
-        self._patient = not settings.early_stop
+        self._patient, self._last = not settings.early_stop, settings.iterations
+        self._period = max(1, settings.iterations // _LOOKS)
         # While AdaRound has no regulariser its codes wander; the error of the rounded layer says little.
         self._from = settings.warm_start * settings.iterations if algorithm == "adaround" else 0.0
         self.best = float("inf")
         self._mark, self._misses = float("inf"), 0
+
+    def due(self, step: int) -> bool:
+        """Whether to look after this step."""
+        return step % self._period == 0 or step == self._last
 
     def see(self, step: int, error: float) -> bool:
         """Note an error; whether it is the best so far."""
