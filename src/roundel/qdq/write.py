@@ -34,8 +34,8 @@ def weight_codes(array: NDArray[Any], tensor: TensorPlan, state: QuantState) -> 
     if given is not None:
         return given
     content = state.values.get(tensor.name, array)
-    narrow = tensor.role is Role.WEIGHT and tensor.scheme.symmetric
-    return quantize(content, state.params[tensor.name], narrow=narrow)
+    # Symmetric constants leave out the lowest code, weights and biases alike: zero sits in the exact middle.
+    return quantize(content, state.params[tensor.name], narrow=tensor.scheme.symmetric)
 
 
 class _Writer:
