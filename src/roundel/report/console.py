@@ -109,6 +109,10 @@ def show_summary(console: Console, record: Record) -> None:
     table.add_row("quantized", f"{quantized} of {quantized + sum(left.values())} nodes")
     if left:
         table.add_row("left in float", escape(_counts(left)))
+    for step in record.improvements:
+        kept = sum(layer.kept for layer in step.layers)
+        change = f"{decibel(step.before_db)} -> {decibel(step.after_db)} on held-out samples"
+        table.add_row(step.step, f"{change}, {kept} of {len(step.layers)} layers, {step.seconds:.1f} s")
     total = sum(record.seconds.values())
     steps = ", ".join(f"{name} {seconds:.1f}" for name, seconds in record.seconds.items() if seconds >= 0.05)
     table.add_row("seconds", f"{total:.1f} ({steps})")
