@@ -236,6 +236,16 @@ def test_gate_of_squeeze_and_excite() -> None:
     assert done.report.channels > 6
 
 
+def test_a_product_that_widens_the_channels_stops_it() -> None:
+    nodes = [
+        node("Conv", ["x", "w0"], ["a"]),
+        node("Mul", ["a", "k"], ["m"]),
+        node("Conv", ["m", "w1"], ["y"]),
+    ]
+    constants = {"w0": uneven(1, 3, 3, 3), "k": normal(1, 5, 1, 1), "w1": normal(2, 5, 1, 1, seed=1)}
+    assert run(nodes, constants).report.channels == 0
+
+
 def test_concat_is_read_by_one_layer() -> None:
     nodes = [
         node("Conv", ["x", "w0", "b0"], ["a"]),
@@ -282,104 +292,6 @@ def test_an_add_to_something_unscaled_stops_it() -> None:
     nodes = [node("Add", ["a", "x1"], ["s"])]
     assert chain(*nodes, source="s", inputs={**X, "x1": (1, 6, 6, 6)}).report.channels == 0
     assert chain(*nodes, source="s", inputs={**X, "x1": (1, 1, 1, 1)}).report.channels == 0
-
-
-@pytest.mark.parametrize("groups", [1, 2, 6])
-@pytest.mark.parametrize("multiplier", [1, 2])
-def test_groups(groups: int, multiplier: int) -> None:
-    nodes = [
-        node("Conv", ["x", "w0", "b0"], ["a"]),
-        node("Relu", ["a"], ["r"]),
-        node("Conv", ["r", "w1", "b1"], ["b"], group=groups, pads=[1] * 4),
-        node("Relu", ["b"], ["q"]),
-        node("Conv", ["q", "w2"], ["y"], group=2),
-    ]
-    constants = {
-        "w0": uneven(6, 3, 3, 3),
-        "b0": normal(6),
-        "w1": uneven(6 * multiplier, 6 // groups, 3, 3, seed=1),
-        "b1": normal(6 * multiplier, seed=2),
-        "w2": normal(4, 3 * multiplier, 1, 1, seed=3),
-    }
-    done = run(nodes, constants)
-    assert done.report.spaces == 2
-    assert done.report.channels >= 4 + 6 * multiplier
-
-
-@pytest.mark.parametrize("axes", [1, 3])
-@pytest.mark.parametrize("op", ["Conv", "ConvTranspose"])
-def test_dimensions(op: str, axes: int) -> None:
-    nodes = [
-        node(op, ["x", "w0", "b0"], ["a"], group=2),
-        node("Relu", ["a"], ["r"]),
-        node(op, ["r", "w1"], ["y"], strides=[2] * axes),
-    ]
-    kernel = (3,) * axes
-    first = (6, 2) if op == "Conv" else (4, 3)
-    second = (5, 6) if op == "Conv" else (6, 5)
-    constants = {"w0": uneven(*first, *kernel), "b0": uneven(6), "w1": uneven(*second, *kernel, seed=1)}
-    assert all_moved(run(nodes, constants, inputs={"x": (1, 4, *(7,) * axes)}), 6)
-
-
-@pytest.mark.parametrize("turned", [0, 1])
-@pytest.mark.parametrize("bias", [(6,), (1, 6), (2, 6), (1,), ()])
-def test_gemm(turned: int, bias: tuple[int, ...]) -> None:
-    nodes = [
-        node("Gemm", ["x", "w0", "b0"], ["a"], transB=turned, alpha=-0.5, beta=2.0),
-        node("Relu", ["a"], ["r"]),
-        node("Gemm", ["r", "w1"], ["y"], transB=turned, alpha=3.0),
-    ]
-    first, second = uneven(6, 5), normal(4, 6, seed=1)
-    constants = {
-        "w0": first if turned else first.T.copy(),
-        "w1": second if turned else second.T.copy(),
-        "b0": normal(*bias, seed=2),
-    }
-    done = run(nodes, constants, inputs={"x": (2, 5)})
-    assert all_moved(done, 6)
-
-
-def test_a_transposed_input_is_not_taken_for_channels() -> None:
-    nodes = [node("Gemm", ["x", "w0"], ["a"]), node("Gemm", ["a", "w1"], ["y"], transA=1)]
-    done = run(nodes, {"w0": normal(5, 6), "w1": normal(6, 3)}, inputs={"x": (6, 5)})
-    assert done.report.channels == 0
-
-
-@pytest.mark.parametrize("shape", [(4, 5), (2, 4, 5)])
-def test_matmul(shape: tuple[int, ...]) -> None:
-    nodes = [
-        node("MatMul", ["x", "w0"], ["a"]),
-        node("Relu", ["a"], ["r"]),
-        node("MatMul", ["r", "w1"], ["y"]),
-    ]
-    done = run(nodes, {"w0": uneven(7, 5).T.copy(), "w1": normal(7, 3)}, inputs={"x": shape})
-    assert all_moved(done, 7)
-
-
-def test_matmul_of_two_activations_stops_it() -> None:
-    nodes = [node("MatMul", ["x", "w0"], ["a"]), node("MatMul", ["q", "a"], ["y"])]
-    assert run(nodes, {"w0": normal(5, 7)}, inputs={"x": (4, 5), "q": (3, 4)}).report.channels == 0
-
-
-HEADS: dict[str, tuple[list[onnx.NodeProto], int, dict[str, Any]]] = {
-    "flatten": ([node("Flatten", ["a"], ["f"])], 36, {}),
-    "reshape": ([node("Reshape", ["a", "to"], ["f"])], 36, {"to": np.int64([0, -1])}),
-    "pool": ([node("GlobalAveragePool", ["a"], ["p"]), node("Flatten", ["p"], ["f"])], 1, {}),
-    "mean": ([node("ReduceMean", ["a"], ["f"], axes=[2, -1], keepdims=0)], 1, {}),
-    "squeeze": (
-        [node("GlobalMaxPool", ["a"], ["p"]), node("Squeeze", ["p", "to"], ["f"])],
-        1,
-        {"to": np.int64([2, 3])},
-    ),
-}
-
-
-@pytest.mark.parametrize("case", HEADS)
-def test_from_images_to_vectors(case: str) -> None:
-    middle, run_length, extra = HEADS[case]
-    nodes = [node("Conv", ["x", "w0", "b0"], ["a"]), *middle, node("Gemm", ["f", "w1"], ["y"], transB=1)]
-    constants = {"w0": uneven(6, 3, 3, 3), "b0": normal(6), "w1": normal(4, 6 * run_length, seed=1)}
-    assert all_moved(run(nodes, {**constants, **extra}), 6)
 
 
 def test_shared_weights_are_changed_for_one_reader_only() -> None:

@@ -104,6 +104,28 @@ def test_other_bounds(low: float, high: float) -> None:
     assert report.channels >= 3
 
 
+def test_the_lower_bound_limits_too() -> None:
+    proto = build(
+        [
+            node("Tanh", ["x"], ["t"]),
+            node("Conv", ["t", "w0", "b0"], ["a"]),
+            node("Clip", ["a", "lo", "hi"], ["c"]),
+            node("Conv", ["c", "w1"], ["y"]),
+        ],
+        X,
+        ["y"],
+        {
+            "w0": np.full((2, 4, 1, 1), [[[[0.001]]], [[[1.0]]]], np.float32),
+            "b0": np.float32([-3, 0]),
+            "w1": np.float32([[100, 1]]).reshape(1, 2, 1, 1),
+            "lo": np.float32(-4),
+            "hi": np.float32(4),
+        },
+    )
+    _, after = equalized(proto, append_bias=False)
+    np.testing.assert_allclose(after["b0"][0], -3 * 4 / 3.004, rtol=1e-4)
+
+
 def test_a_channel_that_is_always_zero_leaves_all_its_layers() -> None:
     proto = mobile([1.0, 40.0, 1.0, 1.0], [0.1, -1, 0, 0], pads=[1] * 4)
     weights = {t.name: t for t in proto.graph.initializer}
@@ -128,8 +150,8 @@ def test_a_channel_that_is_always_at_the_bound_becomes_a_bias() -> None:
     assert report.absorbed == 1
     assert not after["w1"][1].any()
     assert not after["w2"][:, 1].any()
-    padded, _ = equalized(mobile([1.0, 5.0, 1.0, 1.0], [0, 7, 0, 0]), absorb_bias=False)
-    assert (padded.silenced, padded.absorbed) == (1, 0)
+    kept, _ = equalized(mobile([1.0, 5.0, 1.0, 1.0], [0, 7, 0, 0]), absorb_bias=False)
+    assert (kept.silenced, kept.absorbed) == (1, 0)
 
 
 @pytest.mark.parametrize("act", ["Relu", "Clip"])
@@ -143,6 +165,38 @@ def test_what_a_channel_has_at_least_moves_on(act: str) -> None:
     kept, same = equalized(proto, absorb_bias=False)
     assert kept.absorbed == 0
     np.testing.assert_array_equal(same["b2"], old["b2"])
+
+
+def test_nothing_moves_past_a_bound_that_might_cut() -> None:
+    proto = mobile([1.0, 1.0, 1.0, 1.0], [3.0, 0.5, 1.0, 4.0])
+    assert equalized(proto)[0].absorbed == 0
+
+
+def test_zeros_around_a_pool_lower_its_values() -> None:
+    proto = build(
+        [
+            node("Sigmoid", ["x"], ["s"]),
+            node("Conv", ["s", "w0", "b0"], ["a"]),
+            node("AveragePool", ["a"], ["p"], kernel_shape=[3, 3], pads=[1] * 4, count_include_pad=1),
+            node("Conv", ["p", "w1", "b1"], ["d"]),
+            node("Relu", ["d"], ["y"]),
+        ],
+        X,
+        ["y"],
+        {
+            "w0": np.full((4, 4, 1, 1), 1e-3, np.float32),
+            "b0": np.full(4, 2, np.float32),
+            "w1": np.full((3, 4, 1, 1), -0.25, np.float32),
+            "b1": np.full(3, 1.5, np.float32),
+        },
+    )
+    assert equalized(proto)[0].silenced == 0  # below zero inside, above it in the corners
+
+
+def test_a_constant_that_others_read_stays() -> None:
+    proto = mobile([1.0, -1.0, 1.0, 1.0], [0, -1, 0, 0])
+    proto.graph.output.append(onnx.helper.make_tensor_value_info("d", 1, None))
+    assert equalized(proto)[0].silenced == 0
 
 
 def test_nothing_moves_into_a_layer_that_pads() -> None:
@@ -196,14 +250,15 @@ def layer_of(op: str, weight: Any, bias: Any, **attributes: Any) -> Any:
         ("Gemm", (5, 4), 4, {"alpha": -2.0, "beta": 0.5}),
     ],
 )
+@pytest.mark.parametrize("lowest", [-2.0, 1.0])
 def test_bounds_hold_on_data(
-    op: str, weight: tuple[int, ...], outputs: int, attributes: dict[str, Any]
+    op: str, weight: tuple[int, ...], outputs: int, attributes: dict[str, Any], lowest: float
 ) -> None:
     model, shape = layer_of(op, normal(*weight), normal(outputs, seed=1), **attributes)
     layer = read_layer(next(iter(model.graph)))
     assert layer is not None
     size = len(layer.columns)
-    low, high = -np.linspace(0.5, 2, size), np.linspace(0.1, 3, size)
+    low, high = np.linspace(lowest, 0.5, size), np.linspace(1.5, 3, size)
     below, above = layer.bounds(low, high)
     generator = np.random.default_rng(0)
     axes = (1, -1, *[1] * (len(shape) - 2))
