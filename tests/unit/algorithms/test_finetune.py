@@ -14,7 +14,7 @@ from finetune_cases import Case, calibrated, conv_net, pictures, same
 
 pytest.importorskip("torch")
 
-from roundel.algorithms import finetune_branches
+from roundel.algorithms import finetune_branches, finetune_store, torch_device
 from roundel.algorithms.walk import walk
 from roundel.errors import DataError, DependencyError, RecipeError
 from roundel.example import load_example
@@ -245,3 +245,18 @@ def test_torch_is_left_as_it_was(case: Case) -> None:
     case.tune()
     assert torch.get_num_threads() == before[0]
     assert torch.equal(torch.random.get_rng_state(), before[1])
+
+
+def test_models_run_on_the_device_that_was_asked_for(case: Case, monkeypatch: pytest.MonkeyPatch) -> None:
+    moved: list[int] = []
+
+    def move(session: Any, device: int) -> None:
+        moved.append(device)
+        session.set_providers(["CPUExecutionProvider"])  # the session must survive being built again
+
+    monkeypatch.setattr(torch_device.ort, "get_available_providers", lambda: ["CUDAExecutionProvider"])
+    monkeypatch.setattr(finetune_store, "on_cuda", move)
+    monkeypatch.setattr(finetune_branches, "on_cuda", move)
+    state, _ = case.tune(infer_device="cuda:1", selective_update=True)
+    assert set(moved) == {1}
+    assert same(state, case.tune(selective_update=True)[0])
