@@ -1,0 +1,1 @@
+"""Float against quantized, tensor by tensor."""

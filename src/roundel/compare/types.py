@@ -1,0 +1,257 @@
+"""What a comparison of a float model with its quantized form says: plain frozen values, made for reports.
+
+All errors are in the float model's own units and coordinates, also where equalization has rescaled channels.
+Sums run over all samples, so that a figure does not depend on how the data was cut into batches.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Any, Literal
+
+from roundel.compare.plain import from_plain, to_plain
+
+COMPARISON_VERSION = 1
+
+Place = Literal["input", "inside", "output"]
+
+
+@dataclass(frozen=True, slots=True)
+class Difference:
+    """How far values are from their float reference.
+
+    Attributes:
+        sqnr_db: signal over noise in dB; infinite when equal.
+        cosine: of the angle between the two.
+        mse: mean squared error.
+        worst: largest absolute error.
+    """
+
+    sqnr_db: float
+    cosine: float
+    mse: float
+    worst: float
+
+
+@dataclass(frozen=True, slots=True)
+class Storage:
+    """How a tensor is stored.
+
+    Attributes:
+        dtype: element type of the codes: int8, uint16, bfloat16 …
+        low: smallest value that has a code (of the widest channel, where there are several scales).
+        high: largest such value.
+        scale: the step; of the widest channel, where there are several.
+        scales: how many scales: 1 per tensor, more per channel.
+        axis: of the channels with scales of their own, None per tensor.
+    """
+
+    dtype: str
+    low: float
+    high: float
+    scale: float
+    scales: int = 1
+    axis: int | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Histogram:
+    """Counts of float values in bins of equal width.
+
+    Attributes:
+        low: left edge of the first bin.
+        high: right edge of the last bin.
+        counts: values in each bin.
+    """
+
+    low: float
+    high: float
+    counts: tuple[int, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class ChannelError:
+    """One of the channels that lose most.
+
+    Attributes:
+        channel: its index.
+        sqnr_db: of this channel alone.
+        share: its part of the tensor's whole error power, 0 to 1.
+    """
+
+    channel: int
+    sqnr_db: float
+    share: float
+
+
+@dataclass(frozen=True, slots=True)
+class TensorComparison:
+    """One tensor that flows through both models, over all samples.
+
+    The *layer* of a tensor is what computes it from the tensors in `sources`. Three differences tell where an
+    error comes from: `total` is what the next layer reads; `introduced` is what remains of it when the layer's
+    quantized computation reads float inputs; `inherited` is what quantized inputs add to that. They are
+    differences of the same arrays, so that total error = introduced error + inherited error, value by value.
+
+    Attributes:
+        name: in the float model.
+        quantized_name: in the quantized model, before its quantizer.
+        place: graph input, graph output, or inside.
+        node: name of the main node of its layer in the float model ("" for an input).
+        op: that node's operator ("Input" for an input).
+        nodes: all nodes of its layer, by their names in the quantized model, without Q/DQ.
+        sources: names of the compared tensors that the layer reads.
+        weights: names of the compared weights of the layer.
+        shape: of the first sample.
+        storage: how it is stored, None where it stays float.
+        total: error of the tensor as the next layer reads it.
+        introduced: error that the layer makes on float inputs; None where it cannot be told apart.
+        inherited: what the errors of its inputs become; None likewise.
+        rounding: error of storing the float values alone (rounding and saturation); None where it stays
+            float. What `introduced` has beyond it comes from the layer's weights and arithmetic.
+        saturated: share of float values that the range cuts off, 0 to 1.
+        range_use: share of the stored range that the float values span, 0 to 1.
+        float_low: smallest float value.
+        float_high: largest float value.
+        channel_axis: of `worst_channels`, None where the tensor has no channels.
+        worst_channels: the channels with most of the introduced error (of the total, where that is unknown).
+        histogram: of the float values; its range is [float_low, float_high].
+        rescaled: whether equalization has given its channels factors, which the figures above take back.
+    """
+
+    name: str
+    quantized_name: str
+    place: Place
+    node: str
+    op: str
+    nodes: tuple[str, ...]
+    sources: tuple[str, ...]
+    weights: tuple[str, ...]
+    shape: tuple[int, ...]
+    storage: Storage | None
+    total: Difference
+    introduced: Difference | None
+    inherited: Difference | None
+    rounding: Difference | None
+    saturated: float | None
+    range_use: float | None
+    float_low: float
+    float_high: float
+    channel_axis: int | None
+    worst_channels: tuple[ChannelError, ...]
+    histogram: Histogram
+    rescaled: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class WeightComparison:
+    """One weight or bias.
+
+    Attributes:
+        name: in the quantized model, without a `_quantized` suffix.
+        float_name: in the float model (after batch norms were folded).
+        node: name of the node that reads it, in the float model.
+        op: that node's operator.
+        role: which operand it is.
+        shape: of the weight.
+        storage: how it is stored, None where it stays float.
+        error: stored against float values; where equalization rescaled the layer, against the rescaled ones.
+        saturated: share of values that the range cuts off, 0 to 1.
+        channel_axis: of the ranges below.
+        float_ranges: (low, high) of each output channel in the float model.
+        stored_ranges: (low, high) of each output channel as stored, after equalization and fine-tuning.
+        worst_channels: the output channels with most of the error.
+        rescaled: whether equalization has rescaled rows or columns.
+    """
+
+    name: str
+    float_name: str
+    node: str
+    op: str
+    role: Literal["weight", "bias", "constant"]
+    shape: tuple[int, ...]
+    storage: Storage | None
+    error: Difference
+    saturated: float | None
+    channel_axis: int | None
+    float_ranges: tuple[tuple[float, float], ...]
+    stored_ranges: tuple[tuple[float, float], ...]
+    worst_channels: tuple[ChannelError, ...]
+    rescaled: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class OutputComparison:
+    """One graph output.
+
+    Attributes:
+        name: in the float model.
+        difference: over all samples.
+        same_top: share of rows whose largest entry sits at the same place; None where rows are not classes.
+    """
+
+    name: str
+    difference: Difference
+    same_top: float | None
+
+
+@dataclass(frozen=True, slots=True)
+class Comparison:
+    """A float model and its quantized form, tensor by tensor.
+
+    Attributes:
+        float_model: file name.
+        quantized_model: file name.
+        float_bytes: file size, None for a model in memory.
+        quantized_bytes: likewise.
+        samples: how many runs of both models.
+        data: what the samples were.
+        outputs: the graph outputs.
+        tensors: in the order of execution.
+        weights: in the order of execution.
+        unmatched: computed float tensors of the quantized model without a partner, with the reason.
+        seconds: wall time by step; `float` and `quantized` are one plain pass of each model over the data.
+        notes: whatever a careful reader wants to know.
+    """
+
+    float_model: str
+    quantized_model: str
+    float_bytes: int | None
+    quantized_bytes: int | None
+    samples: int
+    data: Mapping[str, Any]
+    outputs: tuple[OutputComparison, ...]
+    tensors: tuple[TensorComparison, ...]
+    weights: tuple[WeightComparison, ...]
+    unmatched: Mapping[str, str]
+    seconds: Mapping[str, float]
+    notes: tuple[str, ...] = ()
+    version: int = field(default=COMPARISON_VERSION)
+
+    def tensor(self, name: str) -> TensorComparison:
+        """The tensor of that name in the float model.
+
+        Raises:
+            KeyError: it was not compared.
+        """
+        for item in self.tensors:
+            if item.name == name:
+                return item
+        raise KeyError(name)
+
+    def by_introduced(self) -> tuple[TensorComparison, ...]:
+        """The tensors whose layers introduce an error, the worst (lowest SQNR) first."""
+        known = [t for t in self.tensors if t.introduced is not None]
+        return tuple(sorted(known, key=lambda t: t.introduced.sqnr_db if t.introduced else 0.0))
+
+    def to_dict(self) -> dict[str, Any]:
+        """Plain values; infinite numbers become strings, since JSON has none."""
+        tree = to_plain(self)
+        assert isinstance(tree, dict)
+        return tree
+
+    @staticmethod
+    def from_dict(tree: Mapping[str, Any]) -> Comparison:
+        """The comparison that `to_dict` was called on."""
+        return from_plain(Comparison, tree)
