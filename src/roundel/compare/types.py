@@ -89,10 +89,10 @@ class ChannelError:
 class TensorComparison:
     """One tensor that flows through both models, over all samples.
 
-    The *layer* of a tensor is what computes it from the tensors in `sources`. Three differences tell where an
-    error comes from: `total` is what the next layer reads; `introduced` is what remains of it when the layer's
-    quantized computation reads float inputs; `inherited` is what quantized inputs add to that. They are
-    differences of the same arrays, so that total error = introduced error + inherited error, value by value.
+    The *layer* of a tensor is what computes it from the tensors in `sources`. Three differences tell where
+    an error comes from: `total` is what the next layer reads; `introduced` is what remains of it when the
+    layer's quantized computation reads float inputs; `inherited` is what quantized inputs add to that. They
+    are differences of the same arrays: total error = introduced error + inherited error, value by value.
 
     Attributes:
         name: in the float model.
