@@ -52,9 +52,9 @@ class Case:
 
     def with_settings(self, **settings: Any) -> Recipe:
         """The recipe with fine-tuning settings; few steps unless said otherwise."""
-        return self.recipe.merged(
-            {"improve": {"finetune": {"algorithm": "adaround", "iterations": 60, **settings}}}
-        )
+        tuning = {"algorithm": "adaround", "iterations": 60, **settings}
+        effort = "high" if self.recipe.effort == "high" else "fast"
+        return self.recipe.merged({"effort": effort, "improve": {"finetune": tuning}})
 
     def sqnr(self, state: QuantState, samples: Sequence[Sample]) -> float:
         """Of the whole model's outputs, in dB."""

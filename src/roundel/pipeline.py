@@ -13,7 +13,8 @@ import onnx
 import onnx_ir as ir
 
 from roundel.algorithms.equalize import equalize
-from roundel.algorithms.improve import Improved, improve
+from roundel.algorithms.finetune_checkpoint import Checkpoint
+from roundel.algorithms.improve import Improved, checkpoint_for, improve
 from roundel.calibrate.positions import refine
 from roundel.calibrate.resolve import resolve
 from roundel.check.fitting import for_device, for_effort, remaining
@@ -82,6 +83,8 @@ def quantize(
     stats: str | Path | None = None,
     device: str | None = None,
     effort: str | None = None,
+    checkpoint: str | Path | None = None,
+    resume: bool = False,
     listener: Listener | None = None,
 ) -> QuantizeResult:
     """Quantize a float model.
@@ -99,6 +102,8 @@ def quantize(
         device: the NPU it is for (phx, stx, krk …): what helps placement there and is exact is applied, and
             what is left is listed in the record's notes.
         effort: none (calibration only), fast or high; the recipe's own when not given.
+        checkpoint: a folder (or .npz file) that holds what fine-tuning has done, after each layer.
+        resume: go on from the checkpoint where there is one; the file is that of a run without a break.
         listener: told about progress.
 
     Raises:
@@ -110,6 +115,7 @@ def quantize(
         settings = load_recipe(recipe, changed(changes, samples, exclude, effort))
         settings = for_effort(for_device(settings, device))
         target = _checked_output(output, model, recipe, stats)
+        remembered = checkpoint_for(settings, checkpoint, resume=resume)
         told.step("load and prepare")
         with clock("prepare"):
             ready = _equalized(load_prepared(model, settings), settings)
@@ -121,7 +127,7 @@ def quantize(
             evidence = gather(ready.model, plan, settings, data, stats, told)
         told.step("write")
         with clock("write"):
-            result, plan, improved = _write(ready.model, plan, evidence, settings, told)
+            result, plan, improved = _write(ready.model, plan, evidence, settings, told, remembered)
             # The file takes its place only when everything below has ended well.
             file = cleanup.enter_context(_staged(result, target, settings))
         told.step("verify")
@@ -184,7 +190,12 @@ def _equalized(ready: Prepared, recipe: Recipe) -> Prepared:
 
 
 def _write(
-    model: ir.Model, plan: QuantPlan, evidence: Evidence, recipe: Recipe, told: Listener
+    model: ir.Model,
+    plan: QuantPlan,
+    evidence: Evidence,
+    recipe: Recipe,
+    told: Listener,
+    checkpoint: Checkpoint | None,
 ) -> tuple[ir.Model, QuantPlan, Improved]:
     """The quantized graph, the plan as it was carried out, and what was done beyond calibration."""
     if recipe.mode == "dynamic":
@@ -199,7 +210,8 @@ def _write(
         )
     state = refine(model, resolve(model, plan, evidence.stats, recipe), recipe.npu)
     count = recipe.improve.samples
-    improved = improve(model, state, evidence.inputs[:count], evidence.outputs[:count], recipe, told)
+    samples, outputs = evidence.inputs[:count], evidence.outputs[:count]
+    improved = improve(model, state, samples, outputs, recipe, told, checkpoint)
     state = improved.state or state
     written = write_qdq(model, state, recipe)
     simulated = simulate(written, state, recipe.npu)

@@ -210,7 +210,7 @@ class Finetune(Section):
     """Gradient-based fine-tuning of the rounding (AdaRound) or the weights (AdaQuant); needs torch."""
 
     algorithm: Literal["none", "adaround", "adaquant"] = "none"
-    """Which one; none leaves it out, whatever the effort but high."""
+    """Which one, at effort fast or high; none leaves it out at fast and means adaround at high."""
     iterations: Annotated[int, Field(ge=1)] = 1000
     """Steps for each layer."""
     learning_rate: Annotated[float, Field(gt=0)] | None = None
@@ -418,7 +418,9 @@ class Recipe(Section):
 
     @model_validator(mode="after")
     def _consistent(self) -> Recipe:
-        """What the NPU's shifters need: refused here, before any work is done."""
+        """What cannot be carried out is refused here, before any work is done."""
+        if self.effort == "none" and self.improve.finetune.algorithm != "none":
+            raise ValueError("fine-tuning (improve.finetune.algorithm) needs effort fast or high")
         if not self.npu.limits:
             return self
         needs = {
@@ -436,6 +438,14 @@ class Recipe(Section):
             if not met:
                 raise ValueError(f"the NPU's shift limits (npu.adjust_*) need {need}")
         return self
+
+    @property
+    def finetuning(self) -> Literal["none", "adaround", "adaquant"]:
+        """The algorithm that tunes; effort high means AdaRound where no other is named."""
+        if self.mode == "dynamic":
+            return "none"
+        named = self.improve.finetune.algorithm
+        return "adaround" if named == "none" and self.effort == "high" else named
 
     def merged(self, changes: dict[str, Any]) -> Recipe:
         """A copy with nested changes applied and validated."""

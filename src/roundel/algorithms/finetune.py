@@ -71,7 +71,7 @@ def finetune(
         RecipeError: a device is not there, or a setting does not fit the model.
         DataError: the checkpoint is damaged or of another run.
     """
-    settings, algorithm = recipe.improve.finetune, chosen_algorithm(recipe)
+    settings, algorithm = recipe.improve.finetune, recipe.finetuning
     if resume and checkpoint is None:
         raise RecipeError("There is nothing to resume from.", expected="a checkpoint file beside 'resume'")
     used = samples[: settings.data_size]
@@ -86,12 +86,6 @@ def finetune(
     else:
         run.one_by_one()
     return run.constants.state, tuple(run.done.reports)
-
-
-def chosen_algorithm(recipe: Recipe) -> str:
-    """'adaround', 'adaquant' or 'none'; effort high means AdaRound where nothing else is said."""
-    named = recipe.improve.finetune.algorithm
-    return "adaround" if named == "none" and recipe.effort == "high" else named
 
 
 @dataclass(frozen=True, slots=True)
@@ -114,7 +108,7 @@ class _Run:
         settings = recipe.improve.finetune
         self._devices = _Devices(optim_device(settings.optim_device), infer_device(settings.infer_device))
         self._model, self._samples, self._recipe, self._listener = model, samples, recipe, listener
-        self._algorithm, self._settings = chosen_algorithm(recipe), settings
+        self._algorithm, self._settings = recipe.finetuning, settings
         self.constants = Constants(model.graph, state, recipe.npu)
         self._rounded = frozenset(state.codes)
         self._delivered = Delivered(model, state, recipe)
@@ -128,7 +122,7 @@ class _Run:
         if settings.block_wise and units:
             self._items = with_blocks(model.graph, units, state)
         self.done, self._restored = checkpoints.Progress(), 0
-        self._checkpoint: tuple[Path, str] | None = None
+        self._checkpoint: tuple[Path, dict[str, str]] | None = None
         self._judge = Judge(model, samples, self._devices.infer) if settings.selective_update else None
         self._error = math.inf
 

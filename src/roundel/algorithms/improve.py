@@ -5,13 +5,16 @@ from __future__ import annotations
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from pathlib import Path
 
 import onnx_ir as ir
 
 from roundel.algorithms.finetune import finetune
+from roundel.algorithms.finetune_checkpoint import Checkpoint, checkpoint_at
 from roundel.algorithms.finetune_report import FinetuneReport
 from roundel.algorithms.walk import LayerReport, Progress, walk
 from roundel.calibrate.state import QuantState
+from roundel.errors import RecipeError
 from roundel.model.session import open_session
 from roundel.numerics.metrics import Closeness
 from roundel.qdq import simulate, write_qdq
@@ -46,6 +49,31 @@ class Improved:
     notes: tuple[str, ...] = ()
 
 
+def checkpoint_for(recipe: Recipe, place: str | Path | None, *, resume: bool) -> Checkpoint | None:
+    """Where this run's fine-tuning is written down; None where nobody asked.
+
+    Raises:
+        RecipeError: there is nothing to write down, or nothing to resume from.
+        OutputError: it cannot be written there.
+    """
+    if place is None:
+        if resume:
+            raise RecipeError(
+                "There is nothing to resume from.",
+                expected="a checkpoint: the folder or file that the earlier run was given",
+                hint="Pass checkpoint=… (command line: --checkpoint DIR).",
+            )
+        return None
+    if recipe.finetuning == "none":
+        raise RecipeError(
+            "A checkpoint was asked for, and this recipe has no fine-tuning to write down.",
+            where=place,
+            observed=f"recipe {recipe.name}, effort {recipe.effort}",
+            hint="Choose effort high or a preset like xint8_adaround, or leave the checkpoint out.",
+        )
+    return checkpoint_at(place, resume=resume)
+
+
 def improve(
     model: ir.Model,
     state: QuantState,
@@ -53,6 +81,7 @@ def improve(
     outputs: Sequence[Sample],
     recipe: Recipe,
     told: Progress,
+    checkpoint: Checkpoint | None = None,
 ) -> Improved:
     """Run the steps that the recipe's effort asks for.
 
@@ -63,6 +92,7 @@ def improve(
         outputs: the float model's outputs for them.
         recipe: effort and settings.
         told: hears about progress.
+        checkpoint: where fine-tuning writes down what is done; the steps before it are run again.
     """
     if recipe.effort == "none":
         return Improved(state, ())
@@ -73,14 +103,15 @@ def improve(
     steps: list[StepReport] = []
     if recipe.improve.rounding:
         state = judge.kept(state, steps, "rounding", lambda s: walk(model, s, samples, recipe, progress=told))
-    if recipe.effort == "high" or recipe.improve.finetune.algorithm != "none":
+    if recipe.finetuning != "none":
         told.step("fine-tune layer by layer")
 
         def heard(done: int, total: int, error: float) -> None:
             told.advance(done)
 
         def tune(now: QuantState) -> tuple[QuantState, tuple[FinetuneReport, ...]]:
-            return finetune(model, now, samples, recipe, progress=heard)
+            place, resume = (checkpoint.path, checkpoint.resume) if checkpoint else (None, False)
+            return finetune(model, now, samples, recipe, progress=heard, checkpoint=place, resume=resume)
 
         state = judge.kept(state, steps, "fine-tuning", tune)
     return Improved(state, tuple(steps))

@@ -31,6 +31,8 @@ roundel quantize model.onnx -o model.a8w8.onnx --data calib/ --mean 0.485,0.456,
 
 roundel quantize model.onnx -o out.onnx -p a16w8 --data inputs.npz --exclude 'op:Softmax' --exclude '/head/*'
 
+roundel quantize model.onnx -o out.onnx -p xint8 --effort high --data calib/ --checkpoint tuning/ --resume
+
 roundel quantize model.onnx -o out.onnx --random 4        (a first look, no data at hand)
 """
 _DATA, _IMAGES, _SHOW = "Data", "Images", "Output"
@@ -83,6 +85,13 @@ def quantize(
         str | None,
         typer.Option(help="none, fast or high; the preset's own when not given.", show_default=False),
     ] = None,
+    checkpoint: Annotated[
+        Path | None,
+        typer.Option(
+            help="Folder that holds what fine-tuning has done, after each layer.", show_default=False
+        ),
+    ] = None,
+    resume: Annotated[bool, typer.Option("--resume", help="Go on from the checkpoint.")] = False,
     device: Annotated[
         str | None, typer.Option(help="The NPU it is for: phx, stx or krk.", show_default=False)
     ] = None,
@@ -127,6 +136,8 @@ def quantize(
         stats=stats,
         device=device,
         effort=effort,
+        checkpoint=checkpoint,
+        resume=resume,
         listener=None if quiet or as_json else ProgressListener(),
     )
     if as_json:
