@@ -1,0 +1,86 @@
+"""Writes the body of a model-local function, node by node, in standard operators."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import onnx_ir as ir
+from numpy.typing import ArrayLike, NDArray
+
+AMD_DOMAIN = "com.amd.quark"
+_AXES_AS_INPUT = 18  # from this opset on, also for ReduceMax
+
+
+class Body:
+    """A function under construction.
+
+    Attributes:
+        opset: version of the standard operators, the model's own.
+    """
+
+    def __init__(self, opset: int, inputs: tuple[str, ...]) -> None:
+        self.opset = opset
+        self.inputs = tuple(ir.Value(name=name) for name in inputs)
+        self._nodes: list[ir.Node] = []
+        self._constants: dict[tuple[str, tuple[int, ...], bytes], ir.Value] = {}
+        self._attributes: dict[str, ir.Value] = {}
+
+    def op(self, op_type: str, *inputs: ir.Value, **attributes: int | float | list[int]) -> ir.Value:
+        """One node with one output."""
+        attrs = ir.convenience.convert_attributes(attributes)
+        return self._append(op_type, inputs, attrs)
+
+    def constant(self, array: NDArray[Any]) -> ir.Value:
+        """A tensor; equal ones are written once."""
+        key = (array.dtype.str, array.shape, array.tobytes())
+        if key not in self._constants:
+            tensor = ir.tensor(array)
+            self._constants[key] = self._append("Constant", (), [ir.AttrTensor("value", tensor)])
+        return self._constants[key]
+
+    def number(self, value: float) -> ir.Value:
+        """A float32 scalar."""
+        return self.constant(np.asarray(value, np.float32))
+
+    def double(self, value: float) -> ir.Value:
+        """A float64 scalar."""
+        return self.constant(np.asarray(value, np.float64))
+
+    def integers(self, values: ArrayLike) -> ir.Value:
+        """An int64 tensor."""
+        return self.constant(np.asarray(values, np.int64))
+
+    def attribute(self, name: str) -> ir.Value:
+        """An integer attribute of the calling node, as a scalar."""
+        if name not in self._attributes:
+            reference = ir.RefAttr("value_int", name, ir.AttributeType.INT)
+            self._attributes[name] = self._append("Constant", (), [reference])
+        return self._attributes[name]
+
+    def cast(self, value: ir.Value, to: ir.DataType) -> ir.Value:
+        """Another element type."""
+        return self.op("Cast", value, to=to.value)
+
+    def reduce_max(self, value: ir.Value, axis: int) -> ir.Value:
+        """The largest along an axis, which stays with length 1."""
+        if self.opset < _AXES_AS_INPUT:
+            return self.op("ReduceMax", value, axes=[axis], keepdims=1)
+        return self.op("ReduceMax", value, self.integers([axis]), keepdims=1)
+
+    def function(
+        self, name: str, overload: str, output: ir.Value, defaults: dict[str, int | str]
+    ) -> ir.Function:
+        """The finished function."""
+        graph = ir.Graph(
+            self.inputs, [output], nodes=self._nodes, opset_imports={"": self.opset}, name=f"{name}_body"
+        )
+        attributes = ir.convenience.convert_attributes(defaults)
+        return ir.Function(AMD_DOMAIN, name, overload, graph=graph, attributes=attributes)
+
+    def _append(self, op_type: str, inputs: tuple[ir.Value, ...], attributes: list[ir.Attr]) -> ir.Value:
+        out = ir.Value(name=f"v{len(self._nodes)}")
+        self._nodes.append(
+            ir.Node("", op_type, inputs, attributes=attributes, outputs=[out], name=f"n{len(self._nodes)}")
+        )
+        return out
