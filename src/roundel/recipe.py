@@ -6,16 +6,44 @@ frozen sections below are plain values; no room ever sees an options dictionary.
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Annotated, Any, Literal
 
 from pydantic import BaseModel, ConfigDict, Field, model_validator
 
-from roundel.types import QType, Range, ScaleKind, Scheme
+from roundel.recipe_consistency import contradictions
+from roundel.types import (
+    BlockScheme,
+    BlockType,
+    FloatScheme,
+    FloatType,
+    QType,
+    Range,
+    ScaleKind,
+    Scheme,
+    Storage,
+)
 
 VERSION = 1
 
-ActivationType = Literal["int8", "uint8", "int16", "uint16"]
-WeightType = Literal["int8", "uint8", "int16", "uint16"]
+ElementType = Literal[
+    "int8",
+    "uint8",
+    "int16",
+    "uint16",
+    "bfloat16",
+    "float16",
+    "bfp16",
+    "mx4",
+    "mx6",
+    "mx9",
+    "mxfp8e5m2",
+    "mxfp8e4m3",
+    "mxfp6e3m2",
+    "mxfp6e2m3",
+    "mxfp4e2m1",
+    "mxint8",
+]
 ScaleName = Literal["float", "power_of_two", "int16"]
 CalibrationMethod = Literal["minmax", "percentile", "entropy", "distribution", "layerwise_percentile", "mse"]
 Percent = Annotated[float, Field(gt=50, le=100)]
@@ -27,50 +55,72 @@ class Section(BaseModel):
     model_config = ConfigDict(extra="forbid", frozen=True, allow_inf_nan=False)
 
 
+def storage_of(name: str, integer: Scheme, *, scaled: bool = False) -> Storage:
+    """An element type as the rooms use it; `integer` gives what only integers have."""
+    if name in {t.value for t in QType}:
+        return replace(integer, qtype=QType(name))
+    if name in {t.value for t in FloatType}:
+        return FloatScheme(FloatType(name), scaled)
+    return BlockScheme(BlockType(name))
+
+
 class Activations(Section):
     """How tensors that flow through the graph are stored."""
 
-    type: ActivationType = "int8"
+    type: ElementType = "int8"
     """Element type."""
     symmetric: bool = True
-    """Zero point in the middle; otherwise the range decides it."""
+    """Integers: zero point in the middle; otherwise the range decides it."""
     scale: ScaleName = "float"
-    """Which numbers a scale may be."""
+    """Integers: which numbers a scale may be."""
+    scaled: bool = False
+    """Bfloat16, float16: divide by a calibrated scale that brings the range to +-2, or +-65504."""
 
     @property
-    def scheme(self) -> Scheme:
+    def integer(self) -> Scheme:
+        """As an integer tensor that an override makes in a recipe of another type."""
+        return Scheme(QType.INT8, self.symmetric, ScaleKind(self.scale))
+
+    @property
+    def scheme(self) -> Storage:
         """As the rooms use it."""
-        return Scheme(QType(self.type), self.symmetric, ScaleKind(self.scale))
+        return storage_of(self.type, self.integer, scaled=self.scaled)
 
 
 class Weights(Section):
     """How constants are stored."""
 
-    type: WeightType = "int8"
+    type: ElementType = "int8"
     """Element type."""
     symmetric: bool = True
-    """Zero point in the middle."""
+    """Integers: zero point in the middle."""
     scale: ScaleName = "float"
-    """Which numbers a scale may be."""
+    """Integers: which numbers a scale may be."""
     per_channel: bool = False
-    """One scale for each output channel instead of one for the tensor."""
+    """Integers: one scale for each output channel instead of one for the tensor."""
     reduce_range: bool = False
-    """Use one bit less, for CPUs whose 8-bit products saturate."""
+    """Integers: use one bit less, for CPUs whose 8-bit products saturate."""
     method: Literal["minmax", "mse"] = "minmax"
-    """How a weight's range is chosen."""
+    """Integers: how a weight's range is chosen."""
+    scaled: bool = False
+    """Bfloat16, float16: divide by a scale that brings the largest weight to 2, or 65504."""
 
     @property
-    def scheme(self) -> Scheme:
-        """As the rooms use it, before a channel axis is known."""
-        kind = ScaleKind(self.scale)
-        return Scheme(QType(self.type), self.symmetric, kind, reduce_range=self.reduce_range)
+    def integer(self) -> Scheme:
+        """As an integer weight, which an override may make in a recipe of another type."""
+        return Scheme(QType.INT8, self.symmetric, ScaleKind(self.scale), reduce_range=self.reduce_range)
+
+    @property
+    def scheme(self) -> Storage:
+        """As the rooms use it, before a channel or block axis is known."""
+        return storage_of(self.type, self.integer, scaled=self.scaled)
 
 
 class Bias(Section):
     """How the biases of Conv, ConvTranspose, Gemm and InstanceNormalization are stored."""
 
-    type: Literal["int32", "int16", "int8", "float"] = "int32"
-    """Int32 at input scale x weight scale; int16 where the values fit; int8 with a scale of its own."""
+    type: Literal["int32", "int16", "int8", "weights", "float"] = "int32"
+    """Int32: input scale x weight scale; int16 where that fits; int8: own scale; weights: as these."""
 
 
 class Calibration(Section):
@@ -125,7 +175,7 @@ class Override(Section):
     """Tensor names, globs or 're:REGEX'."""
     nodes: tuple[str, ...] = ()
     """Node selectors: their inputs and outputs change."""
-    type: ActivationType | Literal["float"] | None = None
+    type: ElementType | Literal["float"] | None = None
     """Element type, or 'float'."""
     symmetric: bool | None = None
     """Zero point in the middle."""
@@ -142,6 +192,10 @@ class Override(Section):
             raise ValueError("an override needs 'type', 'symmetric', 'per_channel' or 'range'")
         if self.range is not None and not self.range[0] < self.range[1]:
             raise ValueError("'range' must be [low, high] with low < high")
+        words = (self.symmetric, self.per_channel, self.range)
+        integer = self.type in (None, *(t.value for t in QType))
+        if not integer and words != (None, None, None):
+            raise ValueError(f"'symmetric', 'per_channel' and 'range' do not apply to {self.type}")
         return self
 
     @property
@@ -346,6 +400,15 @@ class Placement(Section):
     """Operators whose outputs stay float."""
 
 
+class Floats(Section):
+    """How bfloat16 and float16 tensors are written."""
+
+    form: Literal["pair", "cast"] = "pair"
+    """Pair: AMD's quantize and dequantize operators; cast: a Cast there and a Cast back."""
+    clip: bool = False
+    """Clip activations to the type's finite range before they are rounded."""
+
+
 Pixels = Annotated[int, Field(ge=1)]
 
 
@@ -379,6 +442,8 @@ class Output(Section):
     """Weights in a file of their own beside the model."""
     opset: Literal[17, 21] | None = None
     """Raise the opset; 21 has native 16-bit Q/DQ."""
+    half_weights: bool = False
+    """Store bfloat16 and float16 constants in 16 bits instead of 32: exact, and half the size."""
 
 
 class Verify(Section):
@@ -411,6 +476,7 @@ class Recipe(Section):
     data: Data = Data()
     prepare: Prepare = Prepare()
     placement: Placement = Placement()
+    floats: Floats = Floats()
     npu: Npu = Npu()
     output: Output = Output()
     improve: Improve = Improve()
@@ -418,7 +484,9 @@ class Recipe(Section):
 
     @model_validator(mode="after")
     def _consistent(self) -> Recipe:
-        """What cannot be carried out is refused here, before any work is done."""
+        """What cannot be carried out, or would have no effect, is refused here, before any work is done."""
+        for contradiction in contradictions(self):
+            raise ValueError(contradiction)
         if self.effort == "none" and self.improve.finetune.algorithm != "none":
             raise ValueError("fine-tuning (improve.finetune.algorithm) needs effort fast or high")
         if not self.npu.limits:

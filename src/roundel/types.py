@@ -48,6 +48,28 @@ class QType(enum.Enum):
         return int(np.iinfo(self.dtype).max)
 
 
+class FloatType(enum.Enum):
+    """A short floating-point element type."""
+
+    BFLOAT16 = "bfloat16"
+    FLOAT16 = "float16"
+
+
+class BlockType(enum.Enum):
+    """A format whose neighbouring elements share an exponent or a power-of-two scale."""
+
+    BFP16 = "bfp16"
+    MX4 = "mx4"
+    MX6 = "mx6"
+    MX9 = "mx9"
+    MXFP8E5M2 = "mxfp8e5m2"
+    MXFP8E4M3 = "mxfp8e4m3"
+    MXFP6E3M2 = "mxfp6e3m2"
+    MXFP6E2M3 = "mxfp6e2m3"
+    MXFP4E2M1 = "mxfp4e2m1"
+    MXINT8 = "mxint8"
+
+
 class ScaleKind(enum.Enum):
     """Which numbers a scale may be."""
 
@@ -79,7 +101,7 @@ Granularity = PerTensor | PerChannel
 
 @dataclass(frozen=True, slots=True)
 class Scheme:
-    """How a tensor is to be stored, before any scale is known."""
+    """How a tensor is to be stored in integers, before any scale is known."""
 
     qtype: QType
     symmetric: bool = True
@@ -94,6 +116,36 @@ class Scheme:
         if self.granularity != PerTensor():
             words.append(str(self.granularity))
         return ", ".join(words)
+
+
+@dataclass(frozen=True, slots=True)
+class FloatScheme:
+    """Stored as a short float; `scaled` first divides by a scale that brings the range to the type's best."""
+
+    ftype: FloatType
+    scaled: bool = False
+
+    def __str__(self) -> str:
+        return f"{self.ftype.value}, scaled" if self.scaled else self.ftype.value
+
+
+@dataclass(frozen=True, slots=True)
+class BlockScheme:
+    """Stored in blocks along an axis (negative: counted from the last), which carry their own scales."""
+
+    block: BlockType
+    axis: int = 1
+
+    def __str__(self) -> str:
+        return f"{self.block.value} along axis {self.axis}"
+
+
+Storage = Scheme | FloatScheme | BlockScheme
+
+
+def needs_range(storage: Storage) -> bool:
+    """Whether a scale must be found: short floats and blocks can do without."""
+    return isinstance(storage, Scheme) or (isinstance(storage, FloatScheme) and storage.scaled)
 
 
 @dataclass(frozen=True, slots=True, eq=False)

@@ -89,7 +89,7 @@ class Constants:
         """The numbers of a layer."""
         layer, params = unit.layer, self.state.params[unit.layer.weight]
         content = self.state.values.get(layer.weight, self.float(layer.weight))
-        low, high = code_limits(self.state.plan.tensors[layer.weight].scheme)
+        low, high = code_limits(self.state.plan.tensors[layer.weight].integer)
         zero = _spread(layer, params.zero_point, params, content.shape)
         codes = layer.matrix(self.codes(layer.weight).astype(np.float64)) - zero
         bias, bias_params = self._bias(layer, (codes.shape[0], codes.shape[1]))

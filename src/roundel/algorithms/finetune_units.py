@@ -186,8 +186,9 @@ def find_units(
 def _lenient(graph: ir.Graph, plan: QuantPlan) -> QuantPlan:
     """The plan as `quantized_layers` wants it: tuning at fixed scales copes with any zero point and bias."""
     tensors = {
-        name: replace(tensor, scheme=replace(tensor.scheme, symmetric=True))
+        name: replace(tensor, scheme=replace(tensor.integer, symmetric=True))
         for name, tensor in plan.tensors.items()
+        if plan.in_integers(name)
     }
     for node in graph:
         bias = node.inputs[2] if len(node.inputs) > 2 else None

@@ -147,13 +147,13 @@ def quantized_layers(graph: ir.Graph, plan: QuantPlan) -> tuple[Layer, ...]:
 
 def _layer(node: ir.Node, plan: QuantPlan) -> Layer | None:
     data, weight = node.inputs[0], node.inputs[1]
-    if data is None or weight is None or data.name not in plan.tensors or weight.name not in plan.tensors:
+    if data is None or weight is None or not (plan.in_integers(data.name) and plan.in_integers(weight.name)):
         return None
     array = constant_array(weight)
-    if array is None or len(weight.uses()) != 1 or not plan.tensors[str(weight.name)].scheme.symmetric:
+    if array is None or len(weight.uses()) != 1 or not plan.tensors[str(weight.name)].integer.symmetric:
         return None
     bias = node.inputs[2] if len(node.inputs) > 2 else None
-    if bias is not None and (bias.name not in plan.tensors or len(bias.uses()) != 1):
+    if bias is not None and (not plan.in_integers(bias.name) or len(bias.uses()) != 1):
         return None
     names = (str(data.name), str(weight.name), None if bias is None else str(bias.name))
     common = (str(node.name), node.op_type, *names, str(node.outputs[0].name))

@@ -123,7 +123,7 @@ class _Walker:
             has_bias=layer.bias is not None,
             input_scale=float(given.scale),
             scale=_shaped(weight, matrix.shape),
-            limits=_limits(weight, self.state.plan.tensors[layer.weight].scheme.symmetric),
+            limits=_limits(weight, self.state.plan.tensors[layer.weight].integer.symmetric),
             factors=self._factors(layer, weight),
             train=train,
             held=held,
@@ -147,7 +147,7 @@ class _Walker:
         """Factors on the weight's scale that its format, the user and the NPU's shifters allow."""
         if isinstance(self.state.plan.tensors[layer.weight].source, Fixed):
             return (1.0,)
-        if self.state.plan.tensors[layer.weight].scheme.scale is not ScaleKind.POWER_OF_TWO:
+        if self.state.plan.tensors[layer.weight].integer.scale is not ScaleKind.POWER_OF_TWO:
             return _FLOAT_FACTORS
         reach = self.reach.get(layer.name)
         if reach is None or not self.recipe.npu.adjust_shift_cut:

@@ -148,6 +148,22 @@ def choose(method: Method, stat: Observer, scheme: Scheme) -> QParams:
     return params_from_range(found.low, found.high, scheme)
 
 
+def choose_range(method: Method, stat: Observer) -> Range:
+    """The range of an activation whose type has no codes to search over.
+
+    Raises:
+        RecipeError: the method minimises an error of integer codes.
+    """
+    if isinstance(method, MinMax):
+        return _extremes(method, stat)
+    if isinstance(method, Percentile | Entropy | Distribution):
+        return _range(method, _bins(stat))
+    raise RecipeError(
+        f"{type(method).__name__} searches integer codes, and this tensor is stored as a float.",
+        expected="minmax, percentile, entropy or distribution",
+    )
+
+
 def choose_weight(method: Method, array: NDArray[Any], scheme: Scheme) -> QParams:
     """Scale and zero point of a constant, per tensor or per channel as the scheme says.
 
@@ -187,6 +203,17 @@ def _search(
     method: Percentile | Entropy | Distribution | LayerWisePercentile | Mse, bins: Bins, scheme: Scheme
 ) -> Range:
     match method:
+        case LayerWisePercentile(candidates, metric, symmetric):
+            tried = [percentile(bins, percent, symmetric=symmetric) for percent in candidates]
+            return best_range(bins, tried, scheme, ErrorMetric(metric))
+        case Mse():
+            return least_squares_range(bins, scheme)
+        case _:
+            return _range(method, bins)
+
+
+def _range(method: Percentile | Entropy | Distribution, bins: Bins) -> Range:
+    match method:
         case Percentile(percent, symmetric):
             return percentile(bins, percent, symmetric=symmetric)
         case Entropy(symmetric, resolution, levels):
@@ -194,11 +221,6 @@ def _search(
             return entropy(bins, levels=codes, symmetric=symmetric, resolution=resolution)
         case Distribution(scenario, deviations):
             return distribution(bins, Scenario(scenario), deviations)
-        case LayerWisePercentile(candidates, metric, symmetric):
-            tried = [percentile(bins, percent, symmetric=symmetric) for percent in candidates]
-            return best_range(bins, tried, scheme, ErrorMetric(metric))
-        case Mse():
-            return least_squares_range(bins, scheme)
 
 
 def _most_common(stat: Observer, scheme: Scheme) -> QParams:

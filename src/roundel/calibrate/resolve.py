@@ -23,14 +23,16 @@ from roundel.calibrate.ranges import (
     Percentile,
     PowerOfTwoMse,
     choose,
+    choose_range,
     choose_weight,
 )
 from roundel.calibrate.state import QuantState
 from roundel.model.graph import constant_array
 from roundel.numerics.affine import bias_params, params_from_range
+from roundel.numerics.short_floats import scale_to_range
 from roundel.plan.types import Derived, Fixed, QuantPlan, Role, Shared, TensorPlan
 from roundel.recipe import Recipe, Weights
-from roundel.types import QParams, QType, Range, ScaleKind
+from roundel.types import FloatScheme, QParams, QType, Range, ScaleKind, Scheme
 
 _INT32_ROOM = 2.0**31 - 2**8  # float32 scales round: stay clear of the very edge
 _TINY = float(np.finfo(np.float32).tiny)
@@ -87,13 +89,15 @@ def resolve(model: ir.Model, plan: QuantPlan, stats: Mapping[str, Observer], rec
     """
     resolver = _Resolver(model.graph.initializers, plan, stats, recipe)
     for tensor in plan.tensors.values():
-        if not isinstance(tensor.source, Derived):
+        if isinstance(tensor.scheme, FloatScheme) and tensor.scheme.scaled:
+            resolver.scales[tensor.name] = resolver.float_scale(tensor)
+        elif isinstance(tensor.scheme, Scheme) and not isinstance(tensor.source, Derived):
             resolver.params[tensor.name] = resolver.independent(tensor)
     for tensor in plan.tensors.values():
         if isinstance(tensor.source, Derived):
             resolver.bias(tensor)
     kept = replace(plan, tensors=resolver.plans)
-    return QuantState(kept, resolver.params, notes=tuple(resolver.notes))
+    return QuantState(kept, resolver.params, resolver.scales, notes=tuple(resolver.notes))
 
 
 class _Resolver:
@@ -107,21 +111,42 @@ class _Resolver:
         self.constants, self.plan, self.stats, self.recipe = constants, plan, stats, recipe
         self.plans = dict(plan.tensors)
         self.params: dict[str, QParams] = {}
+        self.scales: dict[str, NDArray[np.float32]] = {}
         self.notes: list[str] = []
         self._method = method_of(recipe)
         self._groups: dict[tuple[str, ...], QParams] = {}
 
     def independent(self, tensor: TensorPlan) -> QParams:
-        """Everything but a bias."""
+        """Everything in integers but a derived bias."""
         if isinstance(tensor.source, Fixed):
             return _fixed(tensor.source.range, tensor)
         if tensor.role is not Role.ACTIVATION and not isinstance(tensor.source, Shared):
             method = weight_method(self.recipe.weights)
-            return choose_weight(method, self.array(tensor.name), tensor.scheme)
+            return choose_weight(method, self.array(tensor.name), tensor.integer)
         leaders = self.plan.leaders(tensor.name)
         if leaders not in self._groups:
             self._groups[leaders] = self._group(leaders, tensor)
         return self._groups[leaders]
+
+    def float_scale(self, tensor: TensorPlan) -> NDArray[np.float32]:
+        """Brings the largest magnitude to the top of the type's target range; 1 where all is zero."""
+        assert isinstance(tensor.scheme, FloatScheme)
+        if tensor.role is not Role.ACTIVATION:
+            largest = float(np.abs(self.array(tensor.name)).max(initial=0.0))
+        elif isinstance(tensor.source, Fixed):
+            largest = tensor.source.range.absmax
+        else:
+            largest = max(self._magnitude(name) for name in self.plan.leaders(tensor.name))
+        return scale_to_range(largest, tensor.scheme.ftype)
+
+    def _magnitude(self, name: str) -> float:
+        """Of one leader of a group."""
+        led = self.plan.tensors.get(name)
+        if led is not None and isinstance(led.source, Fixed):
+            return led.source.range.absmax
+        if led is not None and led.role is not Role.ACTIVATION:
+            return float(np.abs(self.array(name)).max(initial=0.0))
+        return choose_range(self._method, self.stats[name]).absmax
 
     def array(self, name: str) -> NDArray[Any]:
         """A constant's content."""
@@ -144,14 +169,14 @@ class _Resolver:
                 fixed.append(Range(float(content.min()), float(content.max())))
             else:
                 observed.append(name)
-        if not fixed and tensor.scheme.scale is ScaleKind.POWER_OF_TWO:
+        if not fixed and tensor.integer.scale is ScaleKind.POWER_OF_TWO:
             # Tied by the NPU's alignment: each member's own best scale, and the largest of them for all.
             # A tensor that was zero throughout has no wish of its own.
             alive = [n for n in observed if self.stats[n].low or self.stats[n].high] or observed
-            each = [choose(self._method, self.stats[name], tensor.scheme) for name in alive]
+            each = [choose(self._method, self.stats[name], tensor.integer) for name in alive]
             return max(each, key=lambda params: float(params.scale))
         if not fixed:
-            return choose(self._method, self._merged(observed), tensor.scheme)
+            return choose(self._method, self._merged(observed), tensor.integer)
         whole = fixed[0]
         for more in fixed[1:]:
             whole = whole.union(more)
@@ -176,12 +201,12 @@ class _Resolver:
             return
         content = np.abs(self.array(tensor.name).astype(np.float64))
         params = self._derived(source)
-        limit = 32767.0 if tensor.scheme.qtype is QType.INT16 else _INT32_ROOM
+        limit = 32767.0 if tensor.integer.qtype is QType.INT16 else _INT32_ROOM
         excess = _excess(content, params, limit)
-        if tensor.scheme.qtype is QType.INT16:
+        if tensor.integer.qtype is QType.INT16:
             if (excess > 1).any():
                 self.notes.append(f"bias '{tensor.name}' does not fit 16 bits: kept in 32")
-                self.plans[tensor.name] = replace(tensor, scheme=replace(tensor.scheme, qtype=QType.INT32))
+                self.plans[tensor.name] = replace(tensor, scheme=replace(tensor.integer, qtype=QType.INT32))
             else:
                 zero = params.zero_point.astype(np.int16)
                 params = replace(params, zero_point=zero, qtype=QType.INT16)
@@ -218,4 +243,4 @@ def _excess(content: NDArray[np.float64], params: QParams, limit: float) -> NDAr
 
 
 def _fixed(range_: Range, tensor: TensorPlan) -> QParams:
-    return params_from_range(range_.low, range_.high, tensor.scheme)
+    return params_from_range(range_.low, range_.high, tensor.integer)

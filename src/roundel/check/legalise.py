@@ -13,7 +13,7 @@ from roundel.passes.scale_clip_bounds import rescalable
 from roundel.plan.saturation import on_grid, saturates, upper_bound, will_saturate
 from roundel.plan.types import Observed, QuantPlan, Shared
 from roundel.targets.devices import Compiler, Device, Format
-from roundel.types import ScaleKind
+from roundel.types import ScaleKind, Scheme
 
 _TOUCHED = frozenset({Format.XINT8, Format.A8W8})
 _NEVER_LARGER = frozenset(
@@ -72,7 +72,7 @@ class Legaliser:
             return False
         if not _held_below(node.outputs[0]).issuperset(plan.leaders(tensor.name)):
             return False
-        if tensor.scheme.scale is ScaleKind.FLOAT:
+        if isinstance(tensor.scheme, Scheme) and tensor.scheme.scale is ScaleKind.FLOAT:
             return True
         return on_grid(bound, tensor.scheme) or bool(rescalable(node))
 

@@ -14,8 +14,8 @@ from roundel.plan.marking import channel_axis
 from roundel.plan.saturation import on_grid, upper_bound
 from roundel.plan.select import matching_nodes, matching_tensors
 from roundel.plan.stored import stored_input, stored_output
-from roundel.plan.types import Fixed, NodePlan, Observed, Role
-from roundel.recipe import Override, Placement, Recipe
+from roundel.plan.types import Derived, Fixed, NodePlan, Observed, Role
+from roundel.recipe import Override, Placement, Recipe, storage_of
 from roundel.targets.operators import (
     FUSING_CLIP_BOUNDS,
     FUSING_CONSUMERS,
@@ -23,7 +23,7 @@ from roundel.targets.operators import (
     POOLS,
     OpRule,
 )
-from roundel.types import PerChannel, PerTensor, QType
+from roundel.types import PerChannel, PerTensor, Scheme, Storage, needs_range
 
 
 def fuse_activations(graph: ir.Graph, draft: Draft, nodes: Mapping[str, NodePlan], recipe: Recipe) -> None:
@@ -87,7 +87,14 @@ def _aligned(node: ir.Node, placement: Placement) -> bool:
 
 def _alignable(draft: Draft, name: str, out: str) -> bool:
     mark, target = draft.marks[name], draft.marks[out]
-    return mark.scheme.qtype is target.scheme.qtype and mark.role is not Role.BIAS
+    return _same_steps(mark.scheme, target.scheme) and mark.role is not Role.BIAS
+
+
+def _same_steps(one: Storage, other: Storage) -> bool:
+    """Whether one scale can serve both."""
+    if isinstance(one, Scheme) and isinstance(other, Scheme):
+        return one.qtype is other.qtype
+    return one == other and needs_range(one)
 
 
 def keep_unsaturated(graph: ir.Graph, draft: Draft) -> None:
@@ -97,7 +104,8 @@ def keep_unsaturated(graph: ir.Graph, draft: Draft) -> None:
             continue
         value, out = node.inputs[0], str(node.outputs[0].name)
         mark = draft.marks.get(out)
-        observed = mark is not None and isinstance(mark.source, Observed) and not mark.scheme.symmetric
+        scheme = mark.scheme if mark is not None and isinstance(mark.source, Observed) else None
+        observed = isinstance(scheme, Scheme) and not scheme.symmetric
         if value is not None and not (observed and draft.leaders(out) == (out,)):
             draft.folded.remove(str(node.name))
             draft.drop(str(value.name), f"only {node.op_type} '{node.name}' reads it: computed as one")
@@ -113,11 +121,11 @@ def apply_overrides(graph: ir.Graph, draft: Draft, recipe: Recipe, rules: Mappin
         for name in matched:
             if name in draft.marks:
                 fitting = _fitting(draft, name, override)
-                _override(draft, values[name], fitting, option, rules)
+                _override(draft, values[name], fitting, option, recipe, rules)
         chosen = matching_nodes(graph, override.nodes, f"{option}.nodes")
         for node in graph:
             if str(node.name) in chosen:
-                _override_node(draft, node, override, option, rules)
+                _override_node(draft, node, override, option, recipe, rules)
 
 
 def _check_named(draft: Draft, matched: Mapping[str, str], override: Override, option: str) -> None:
@@ -150,7 +158,12 @@ def _not_quantized(draft: Draft, name: str, option: str) -> SelectionError:
 
 
 def _override_node(
-    draft: Draft, node: ir.Node, override: Override, option: str, rules: Mapping[str, OpRule]
+    draft: Draft,
+    node: ir.Node,
+    override: Override,
+    option: str,
+    recipe: Recipe,
+    rules: Mapping[str, OpRule],
 ) -> None:
     """On a node, the type means its activations and the granularity means its weights."""
     for value in (*node.inputs, *node.outputs):
@@ -158,14 +171,19 @@ def _override_node(
         if mark is None or value is None:
             continue
         if mark.role is Role.ACTIVATION:
-            _override(draft, value, _fitting(draft, str(value.name), override), option, rules)
+            _override(draft, value, _fitting(draft, str(value.name), override), option, recipe, rules)
         elif mark.role is Role.WEIGHT and override.per_channel is not None:
             only = Override(nodes=override.nodes, per_channel=override.per_channel)
-            _override(draft, value, only, option, rules)
+            _override(draft, value, only, option, recipe, rules)
 
 
 def _override(
-    draft: Draft, value: ir.Value, override: Override, option: str, rules: Mapping[str, OpRule]
+    draft: Draft,
+    value: ir.Value,
+    override: Override,
+    option: str,
+    recipe: Recipe,
+    rules: Mapping[str, OpRule],
 ) -> None:
     name = str(value.name)
     mark = draft.marks[name]
@@ -174,17 +192,40 @@ def _override(
         return
     scheme, source = mark.scheme, mark.source
     if override.type is not None:
-        scheme = replace(scheme, qtype=QType(override.type))
+        base = recipe.activations if mark.role is Role.ACTIVATION else recipe.weights
+        integer = scheme if isinstance(scheme, Scheme) else base.integer
+        scheme = storage_of(override.type, integer, scaled=base.scaled)
+    if isinstance(scheme, Scheme):
+        scheme = _adjusted(scheme, value, override, rules)
+    elif (override.symmetric, override.per_channel) != (None, None):
+        raise _not_integer(name, scheme, option)
+    if override.fixed_range is not None:
+        if not needs_range(scheme):
+            raise _not_integer(name, scheme, option)
+        source = Fixed(override.fixed_range)
+    elif override.type is not None and isinstance(source, Derived) and not isinstance(scheme, Scheme):
+        source = Observed()
+    if (scheme, source) != (mark.scheme, mark.source):
+        draft.marks[name] = replace(mark, scheme=scheme, source=source, reason=f"{mark.reason} ({option})")
+        draft.pinned.add(name)
+
+
+def _adjusted(scheme: Scheme, value: ir.Value, override: Override, rules: Mapping[str, OpRule]) -> Scheme:
     if override.symmetric is not None:
         scheme = replace(scheme, symmetric=override.symmetric)
     if override.per_channel is not None:
         axis = _channel_axis_of(value, rules) if override.per_channel else None
         scheme = replace(scheme, granularity=PerTensor() if axis is None else PerChannel(axis))
-    if override.fixed_range is not None:
-        source = Fixed(override.fixed_range)
-    if (scheme, source) != (mark.scheme, mark.source):
-        draft.marks[name] = replace(mark, scheme=scheme, source=source, reason=f"{mark.reason} ({option})")
-        draft.pinned.add(name)
+    return scheme
+
+
+def _not_integer(name: str, scheme: Storage, option: str) -> SelectionError:
+    return SelectionError(
+        f"The override asks '{name}' for what only integers have.",
+        where=option,
+        observed=scheme,
+        expected="a tensor of an integer type, or 'type' beside it",
+    )
 
 
 def _channel_axis_of(value: ir.Value, rules: Mapping[str, OpRule]) -> int | None:

@@ -7,8 +7,8 @@ from dataclasses import dataclass, replace
 import onnx_ir as ir
 
 from roundel.model.graph import is_constant, is_float32
-from roundel.plan.types import Derived, Observed, Role, Shared, Source, TensorPlan
-from roundel.types import Scheme
+from roundel.plan.types import Derived, Observed, Role, Shared, Source, TensorPlan, Unscaled
+from roundel.types import Scheme, Storage, needs_range
 
 OBSERVED = Observed()
 
@@ -18,7 +18,7 @@ class Mark:
     """One tensor's fate so far."""
 
     role: Role
-    scheme: Scheme
+    scheme: Storage
     decided_by: str
     reason: str
     source: Source = OBSERVED
@@ -96,13 +96,15 @@ class Draft:
     def _finished(self, name: str, mark: Mark) -> TensorPlan:
         source: Source = mark.source
         scheme, reason = mark.scheme, mark.reason
+        if not needs_range(scheme):
+            return TensorPlan(name, mark.role, scheme, Unscaled(), mark.decided_by, reason)
         leaders = self.leaders(name)
         alone = name in self.pinned or not self.pinned.isdisjoint(leaders)
         if leaders != (name,) and not alone and not isinstance(source, Derived):
             source = Shared(leaders)
             reason = self.why(name) or reason
             lead = self.marks.get(leaders[0])
-            if lead is not None:
+            if lead is not None and isinstance(lead.scheme, Scheme) and isinstance(scheme, Scheme):
                 scheme = replace(lead.scheme, granularity=scheme.granularity)
         return TensorPlan(name, mark.role, scheme, source, mark.decided_by, reason)
 

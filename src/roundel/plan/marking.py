@@ -19,7 +19,7 @@ from roundel.plan.draft import Draft, Mark, quantizable
 from roundel.plan.types import Derived, Fixed, Role
 from roundel.recipe import Recipe
 from roundel.targets.operators import ELEMENTWISE, EVERY_INPUT, OpRule, Style
-from roundel.types import PerChannel, QType, Range, Scheme
+from roundel.types import PerChannel, QType, Range, Scheme, Storage, needs_range
 
 
 @dataclass(frozen=True, slots=True)
@@ -62,7 +62,9 @@ class Marker:
             self._activation(node, value, f"input {index} of {node.op_type} '{node.name}'")
         elif rule.op in ELEMENTWISE and self.recipe.placement.constants_as_activations:
             why = f"constant operand of {node.op_type}: takes the activation type"
-            scheme = replace(self.recipe.activations.scheme, symmetric=self.recipe.weights.symmetric)
+            scheme = self.recipe.activations.scheme
+            if isinstance(scheme, Scheme):
+                scheme = replace(scheme, symmetric=self.recipe.weights.symmetric)
             self.draft.mark(value, Mark(Role.WEIGHT, scheme, str(node.name), why))
         else:
             self._weight(node, value, rule)
@@ -82,10 +84,15 @@ class Marker:
         scheme = self._weight_scheme(node, value, rule)
         self.draft.mark(value, Mark(Role.WEIGHT, scheme, str(node.name), f"weight of {node.op_type}"))
 
-    def _weight_scheme(self, node: ir.Node, value: ir.Value, rule: OpRule) -> Scheme:
+    def _weight_scheme(self, node: ir.Node, value: ir.Value, rule: OpRule) -> Storage:
         scheme = self.recipe.weights.scheme
         ndim = rank(value) or 0
-        if not self.recipe.weights.per_channel or ndim < 2 or value is node.inputs[0]:
+        if (
+            not isinstance(scheme, Scheme)
+            or not self.recipe.weights.per_channel
+            or ndim < 2
+            or value is node.inputs[0]
+        ):
             return scheme
         axis = channel_axis(node, rule, ndim)
         return scheme if axis is None else replace(scheme, granularity=PerChannel(axis))
@@ -97,8 +104,10 @@ class Marker:
         if not is_constant(value):
             self._activation(node, value, f"computed bias of {node.op_type} '{node.name}'")
             return
-        if self.recipe.bias.type == "int8":
-            scheme = replace(self.recipe.weights.scheme, reduce_range=False)
+        if self.recipe.bias.type in ("int8", "weights"):
+            scheme = self.recipe.weights.scheme
+            if isinstance(scheme, Scheme):
+                scheme = replace(scheme, reduce_range=False)
             self.draft.mark(value, Mark(Role.BIAS, scheme, str(node.name), f"bias of {node.op_type}"))
             return
         data, weight = node.inputs[0], node.inputs[1]
@@ -115,7 +124,8 @@ class Marker:
 
     def _fits_channels(self, bias: ir.Value, weight: ir.Value) -> bool:
         """Whether the bias has an entry for each scale of its weight; C of a Gemm may have other shapes."""
-        granularity = self.draft.marks[str(weight.name)].scheme.granularity
+        scheme = self.draft.marks[str(weight.name)].scheme
+        granularity = scheme.granularity if isinstance(scheme, Scheme) else None
         if not isinstance(granularity, PerChannel):
             return True
         shape, channels = static_shape(bias), static_shape(weight)
@@ -185,8 +195,11 @@ class Marker:
         if node.op_type in self.recipe.placement.skip_output_op_types:
             return
         for out in node.outputs:
-            why = f"{node.op_type} only moves values: same scale as its input"
             scheme = self.draft.marks[str(value.name)].scheme
+            if not needs_range(scheme):
+                self._activation(node, out, f"output of {node.op_type} '{node.name}'")
+                continue
+            why = f"{node.op_type} only moves values: same scale as its input"
             if self.draft.mark(out, Mark(Role.ACTIVATION, scheme, str(node.name), why)):
                 self.draft.share(str(out.name), str(value.name), why)
 

@@ -20,6 +20,7 @@ from roundel.plan.select import matching_nodes, subgraph_nodes
 from roundel.plan.types import NodePlan
 from roundel.recipe import Recipe
 from roundel.targets.operators import OPERATOR_SETS, OpRule
+from roundel.types import Scheme
 
 _HARD_SIGMOID_ALPHA = 1 / 6
 
@@ -80,7 +81,8 @@ def _objection(node: ir.Node, rules: Mapping[str, OpRule], recipe: Recipe, opset
         return "a constant input is infinite or NaN"
     if node.op_type == "MatMul" and recipe.placement.matmul_const_only and not is_constant(node.inputs[1]):
         return "MatMul of two computed tensors"
-    if node.op_type == "HardSigmoid" and not _npu_hard_sigmoid(node):
+    steps = isinstance(recipe.activations.scheme, Scheme)
+    if node.op_type == "HardSigmoid" and steps and not _npu_hard_sigmoid(node):
         return "HardSigmoid other than alpha 1/6, beta 1/2"
     return None
 

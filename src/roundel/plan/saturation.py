@@ -9,7 +9,7 @@ import onnx_ir as ir
 from roundel.model.graph import clip_bounds
 from roundel.numerics.affine import code_limits
 from roundel.plan.types import Observed, QuantPlan
-from roundel.types import QParams, ScaleKind, Scheme
+from roundel.types import QParams, ScaleKind, Scheme, Storage
 
 
 def upper_bound(node: ir.Node) -> float | None:
@@ -43,11 +43,15 @@ def will_saturate(plan: QuantPlan, node: ir.Node) -> bool:
     tensor = plan.tensors.get(str(node.outputs[0].name)) if bound is not None else None
     if bound is None or tensor is None or not isinstance(tensor.source, Observed):
         return False
-    return tensor.scheme.scale is ScaleKind.FLOAT or on_grid(bound, tensor.scheme)
+    scheme = tensor.scheme
+    floating = isinstance(scheme, Scheme) and scheme.scale is ScaleKind.FLOAT
+    return floating or on_grid(bound, scheme)
 
 
-def on_grid(bound: float, scheme: Scheme) -> bool:
+def on_grid(bound: float, scheme: Storage) -> bool:
     """Whether the bound is the largest value of some power-of-two scale."""
+    if not isinstance(scheme, Scheme):
+        return False
     exponent = math.log2(bound / largest_code(scheme))
     return abs(exponent - round(exponent)) < 1e-6
 

@@ -6,7 +6,7 @@ import enum
 from collections.abc import Mapping
 from dataclasses import dataclass
 
-from roundel.types import Range, Scheme
+from roundel.types import Range, Scheme, Storage
 
 
 class Role(enum.Enum):
@@ -58,7 +58,15 @@ class Derived:
         return f"derived from {self.input} x {self.weight}"
 
 
-Source = Observed | Fixed | Shared | Derived
+@dataclass(frozen=True, slots=True)
+class Unscaled:
+    """No range is needed: the type holds the values as they are."""
+
+    def __str__(self) -> str:
+        return "no scale"
+
+
+Source = Observed | Fixed | Shared | Derived | Unscaled
 
 
 @dataclass(frozen=True, slots=True)
@@ -67,10 +75,17 @@ class TensorPlan:
 
     name: str
     role: Role
-    scheme: Scheme
+    scheme: Storage
     source: Source
     decided_by: str
     reason: str
+
+    @property
+    def integer(self) -> Scheme:
+        """The scheme of a tensor that is known to be stored in integers."""
+        if not isinstance(self.scheme, Scheme):
+            raise TypeError(f"'{self.name}' is stored as {self.scheme}, not in integers")
+        return self.scheme
 
 
 @dataclass(frozen=True, slots=True)
@@ -99,6 +114,11 @@ class QuantPlan:
     nodes: Mapping[str, NodePlan]
     folded: tuple[str, ...] = ()
 
+    def in_integers(self, name: str | None) -> bool:
+        """Whether a tensor is stored in integers."""
+        tensor = self.tensors.get(str(name))
+        return tensor is not None and isinstance(tensor.scheme, Scheme)
+
     def leaders(self, name: str) -> tuple[str, ...]:
         """The tensors whose statistics give this tensor its range."""
         source = self.tensors[name].source
@@ -108,7 +128,7 @@ class QuantPlan:
         """Tensors whose ranges must be measured, each once, in graph order."""
         needed: dict[str, None] = {}
         for name, tensor in self.tensors.items():
-            if tensor.role is not Role.ACTIVATION or isinstance(tensor.source, Fixed):
+            if tensor.role is not Role.ACTIVATION or isinstance(tensor.source, Fixed | Unscaled):
                 continue
             for leader in self.leaders(name):
                 led = self.tensors.get(leader)

@@ -9,6 +9,7 @@ from roundel.model.graph import attribute_float, attribute_int, constant_array, 
 from roundel.numerics.affine import quantize, weight_params
 from roundel.qdq.pairs import Names, constant
 from roundel.recipe import Recipe
+from roundel.types import Scheme
 
 DYNAMIC_OPS = ("MatMul", "Gemm", "Conv")
 
@@ -90,7 +91,9 @@ class _DynamicWriter:
         if key not in self._weights:
             array = constant_array(value)
             assert array is not None
-            params = weight_params(array, self.recipe.weights.scheme)
+            scheme = self.recipe.weights.scheme
+            assert isinstance(scheme, Scheme)
+            params = weight_params(array, scheme)
             codes = quantize(array, params, narrow=self.recipe.weights.symmetric)
             codes = np.ascontiguousarray(codes.T) if transposed else codes
             parts = (("quantized", codes), ("scale", params.scale), ("zero_point", params.zero_point))

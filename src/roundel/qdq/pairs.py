@@ -14,6 +14,7 @@ from roundel.recipe import Recipe
 from roundel.types import QParams, QType
 
 MICROSOFT = "com.microsoft"
+QUARK = "com.amd.quark"
 _NATIVE_16_BIT_OPSET = 21
 
 

@@ -12,9 +12,13 @@ from roundel.calibrate.state import QuantState
 from roundel.model.graph import constant_array, opset_version, values_by_name
 from roundel.numerics.affine import quantize
 from roundel.plan.types import Role, Shared, TensorPlan
-from roundel.qdq.pairs import MICROSOFT, Dialect, Names, constant, dequantize_node, quantize_node
+from roundel.qdq.blocks import block_nodes
+from roundel.qdq.floats import FloatCell
+from roundel.qdq.functions import attach
+from roundel.qdq.pairs import MICROSOFT, QUARK, Dialect, Names, constant, dequantize_node, quantize_node
 from roundel.recipe import Recipe
 from roundel.targets.operators import is_operand
+from roundel.types import BlockScheme, FloatScheme, Scheme
 
 
 def write_qdq(model: ir.Model, state: QuantState, recipe: Recipe) -> ir.Model:
@@ -25,7 +29,7 @@ def write_qdq(model: ir.Model, state: QuantState, recipe: Recipe) -> ir.Model:
     for tensor in state.plan.tensors.values():
         writer.write(tensor)
     writer.finish()
-    return result
+    return attach(result) if QUARK in result.graph.opset_imports else result
 
 
 def weight_codes(array: NDArray[Any], tensor: TensorPlan, state: QuantState) -> NDArray[Any]:
@@ -35,7 +39,7 @@ def weight_codes(array: NDArray[Any], tensor: TensorPlan, state: QuantState) -> 
         return given
     content = state.values.get(tensor.name, array)
     # Symmetric constants leave out the lowest code, weights and biases alike: zero sits in the exact middle.
-    return quantize(content, state.params[tensor.name], narrow=tensor.scheme.symmetric)
+    return quantize(content, state.params[tensor.name], narrow=tensor.integer.symmetric)
 
 
 class _Writer:
@@ -46,6 +50,7 @@ class _Writer:
         self.names = Names(self.graph)
         self.dedicated = recipe.placement.dedicated_pairs
         self._constants: dict[str, tuple[ir.Value, ir.Value]] = {}
+        self._cells: dict[str, FloatCell] = {}
 
     def fold(self, names: tuple[str, ...]) -> None:
         """Remove Relu/Clip nodes; their producer takes over their output's name."""
@@ -75,31 +80,54 @@ class _Writer:
 
     def finish(self) -> None:
         """Opset imports, producer, order."""
-        if any(node.domain == MICROSOFT for node in self.graph):
-            self.graph.opset_imports.setdefault(MICROSOFT, 1)
+        for domain in {node.domain for node in self.graph} & {MICROSOFT, QUARK}:
+            self.graph.opset_imports.setdefault(domain, 1)
         self.graph.sort()
 
     def _constant(self, tensor: TensorPlan) -> None:
-        value, params = self.values[tensor.name], self.state.params[tensor.name]
+        value = self.values[tensor.name]
         array = constant_array(value)
         assert array is not None
+        uses = [u for u in value.uses() if self._reads_quantized(u.node, u.idx)]
+        leaves = len(uses) == len(value.uses()) and not value.is_graph_output()
+        if isinstance(tensor.scheme, Scheme):
+            nodes = self._integer_constant(tensor, array, leaves=leaves)
+        else:
+            nodes = self._short_constant(tensor, array, leaves=leaves)
+        first = uses[0].node
+        for use in uses:
+            use.node.replace_input_with(use.idx, nodes[-1].outputs[0])
+        self.graph.insert_before(first, nodes)
+
+    def _integer_constant(self, tensor: TensorPlan, array: NDArray[Any], *, leaves: bool) -> list[ir.Node]:
+        """Codes in the file, and a node that reads them; the float constant goes where nothing needs it."""
+        params = self.state.params[tensor.name]
         codes_name = self.names(f"{tensor.name}_quantized")
         codes = constant(self.graph, codes_name, weight_codes(array, tensor, self.state))
         is_bias = tensor.role is Role.BIAS
-        base = f"{tensor.name}_quantized" if is_bias else tensor.name
-        scales = self._scales(tensor, base)
-        uses = [u for u in value.uses() if self._reads_quantized(u.node, u.idx)]
-        leaves = len(uses) == len(value.uses()) and not value.is_graph_output()
+        scales = self._scales(tensor, f"{tensor.name}_quantized" if is_bias else tensor.name)
         if leaves:
             del self.graph.initializers[tensor.name]
         out_name = f"{tensor.name}_DequantizeLinear_Output"
         out_name = tensor.name if is_bias and leaves else self.names(out_name)
         names = (self.names(f"{tensor.name}_DequantizeLinear"), out_name)
-        node = dequantize_node(self.dialect.domain(params.qtype), codes, scales, names, params)
-        first = uses[0].node
-        for use in uses:
-            use.node.replace_input_with(use.idx, node.outputs[0])
-        self.graph.insert_before(first, node)
+        return [dequantize_node(self.dialect.domain(params.qtype), codes, scales, names, params)]
+
+    def _short_constant(self, tensor: TensorPlan, array: NDArray[Any], *, leaves: bool) -> list[ir.Node]:
+        """A short float or a block format: float32 in the file, unless 16 bits can hold it."""
+        name, scheme = tensor.name, tensor.scheme
+        content = self.state.values.get(name, array)
+        out = self.names(f"{name}_DequantizeLinear_Output")
+        if isinstance(scheme, FloatScheme) and self.recipe.output.half_weights:
+            if leaves:
+                del self.graph.initializers[name]
+            return self._cell(tensor, scheme).stored(content, out)
+        source = self.values[name]
+        if content is not array and leaves:
+            source.const_value = ir.tensor(content, name=name)
+        elif content is not array:
+            source = constant(self.graph, self.names(f"{name}_tuned"), content)
+        return self._chain(tensor, source, "", out)
 
     def _activation(self, tensor: TensorPlan) -> None:
         value = self.values[tensor.name]
@@ -126,7 +154,23 @@ class _Writer:
                     self.graph.outputs[index] = out
 
     def _pair(self, tensor: TensorPlan, value: ir.Value, suffix: str, out_name: str) -> ir.Value:
-        name, params = tensor.name, self.state.params[tensor.name]
+        nodes = self._chain(tensor, value, suffix, out_name)
+        producer = value.producer()
+        if producer is not None:
+            self.graph.insert_after(producer, nodes)
+        else:
+            self.graph.insert_before(self.graph[0], nodes)
+        return nodes[-1].outputs[0]
+
+    def _chain(self, tensor: TensorPlan, value: ir.Value, suffix: str, out_name: str) -> list[ir.Node]:
+        """The nodes between a float tensor and its stored values, read back."""
+        name, scheme = tensor.name, tensor.scheme
+        if isinstance(scheme, BlockScheme):
+            return block_nodes(value, scheme, self.names, name, out_name, suffix)
+        if isinstance(scheme, FloatScheme):
+            clip = self.recipe.floats.clip and tensor.role is Role.ACTIVATION
+            return self._cell(tensor, scheme).there_and_back(value, out_name, clip=clip, suffix=suffix)
+        params = self.state.params[name]
         domain = self.dialect.domain(params.qtype)
         scales = self._scales(tensor, name)
         q_names = (
@@ -136,12 +180,17 @@ class _Writer:
         q = quantize_node(domain, value, scales, q_names, params)
         dq_names = (self.names(f"{name}_DequantizeLinear{suffix}"), out_name)
         dq = dequantize_node(domain, q.outputs[0], scales, dq_names, params)
-        producer = value.producer()
-        if producer is not None:
-            self.graph.insert_after(producer, [q, dq])
-        else:
-            self.graph.insert_before(self.graph[0], [q, dq])
-        return dq.outputs[0]
+        return [q, dq]
+
+    def _cell(self, tensor: TensorPlan, scheme: FloatScheme) -> FloatCell:
+        made = self._cells.get(tensor.name)
+        if made is None:
+            factor = self.state.float_scales.get(tensor.name)
+            made = FloatCell.make(
+                self.graph, self.names, tensor.name, scheme.ftype, factor, self.recipe.floats
+            )
+            self._cells[tensor.name] = made
+        return made
 
     def _scales(self, tensor: TensorPlan, base: str) -> tuple[ir.Value, ir.Value]:
         """The leader's constants where one scale serves a group, else the tensor's own."""

@@ -1,0 +1,105 @@
+"""Settings that contradict the element types: an option without effect is refused, not ignored."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import TYPE_CHECKING
+
+from roundel.types import FloatScheme, QType, Scheme, needs_range
+
+if TYPE_CHECKING:
+    from roundel.recipe import Recipe
+
+_INTEGERS = frozenset(t.value for t in QType)
+_RANGE_METHODS = frozenset({"minmax", "percentile", "entropy", "distribution"})
+_ACTIVATION_WORDS = ("symmetric", "scale")
+_WEIGHT_WORDS = ("symmetric", "scale", "per_channel", "reduce_range", "method")
+
+
+def contradictions(recipe: Recipe) -> Iterator[str]:
+    """One sentence for each setting that the recipe's types leave without effect or without sense."""
+    yield from _integer_words(recipe)
+    yield from _float_words(recipe)
+    yield from _biases(recipe)
+    yield from _calibration(recipe)
+    yield from _steps(recipe)
+
+
+def _override_types(recipe: Recipe) -> set[str]:
+    return {str(override.type) for override in recipe.overrides if override.type is not None}
+
+
+def _integer_words(recipe: Recipe) -> Iterator[str]:
+    """What only integers have: zero points, channels, shared scales, saturation."""
+    overridden = bool(_override_types(recipe) & _INTEGERS)
+    moving, stored = recipe.activations, recipe.weights
+    if recipe.mode == "dynamic" and not (
+        isinstance(moving.scheme, Scheme) and isinstance(stored.scheme, Scheme)
+    ):
+        yield f"mode dynamic needs integers, not {moving.type} and {stored.type}"
+    if not isinstance(moving.scheme, Scheme) and not overridden:
+        for name in _changed(moving, _ACTIVATION_WORDS):
+            yield f"activations.{name} means integers, and activations.type is {moving.type}"
+    if not isinstance(stored.scheme, Scheme) and not overridden:
+        for name in _changed(stored, _WEIGHT_WORDS):
+            yield f"weights.{name} means integers, and weights.type is {stored.type}"
+    if isinstance(moving.scheme, Scheme) or overridden:
+        return
+    if not isinstance(stored.scheme, Scheme) and recipe.placement.domain != "auto":
+        yield "placement.domain is of integer Q/DQ nodes, and this recipe has none"
+    if recipe.placement.fold_relu or recipe.npu.clip_to_relu:
+        yield f"placement.fold_relu and npu.clip_to_relu need saturation, which {moving.type} does not have"
+    if not needs_range(moving.scheme):
+        for name in ("align_concat", "align_pool", "align_slice", "align_pad"):
+            if getattr(recipe.placement, name):
+                yield f"placement.{name} aligns scales, and {moving.type} has none here"
+
+
+def _changed(section: object, names: tuple[str, ...]) -> Iterator[str]:
+    defaults = type(section)()
+    yield from (name for name in names if getattr(section, name) != getattr(defaults, name))
+
+
+def _float_words(recipe: Recipe) -> Iterator[str]:
+    """What only bfloat16 and float16 have."""
+    for where, section in (("activations", recipe.activations), ("weights", recipe.weights)):
+        if section.scaled and not isinstance(section.scheme, FloatScheme):
+            yield f"{where}.scaled means bfloat16 and float16, and {where}.type is {section.type}"
+    types = {recipe.activations.type, recipe.weights.type, *_override_types(recipe)}
+    if types & {"bfloat16", "float16"}:
+        return
+    if recipe.floats != type(recipe.floats)():
+        yield "the section 'floats' means bfloat16 and float16, which this recipe does not use"
+    if recipe.output.half_weights:
+        yield "output.half_weights needs bfloat16 or float16 weights"
+
+
+def _biases(recipe: Recipe) -> Iterator[str]:
+    integers = isinstance(recipe.activations.scheme, Scheme) and isinstance(recipe.weights.scheme, Scheme)
+    if recipe.bias.type in ("int32", "int16") and not integers:
+        yield f"bias.type {recipe.bias.type} needs integer activations and weights; use weights or float"
+    if recipe.bias.type == "int8" and not isinstance(recipe.weights.scheme, Scheme):
+        yield f"bias.type int8 needs integer weights, and weights.type is {recipe.weights.type}"
+
+
+def _calibration(recipe: Recipe) -> Iterator[str]:
+    scheme, calibration = recipe.activations.scheme, recipe.calibration
+    if isinstance(scheme, Scheme) or _override_types(recipe) & _INTEGERS:
+        return
+    if not needs_range(scheme) and calibration != type(calibration)():
+        yield f"calibration has nothing to do: {recipe.activations.type} needs no range"
+    if needs_range(scheme) and calibration.method not in _RANGE_METHODS:
+        yield f"calibration.method {calibration.method} searches integer codes; use minmax or percentile"
+
+
+def _steps(recipe: Recipe) -> Iterator[str]:
+    """The improving steps that work on integer codes."""
+    if recipe.effort == "none" or isinstance(recipe.weights.scheme, Scheme):
+        return
+    what = f"works on integer weights, and weights.type is {recipe.weights.type}: set it to false"
+    if recipe.improve.rounding:
+        yield f"improve.rounding {what}"
+    if recipe.improve.equalize.enabled:
+        yield f"improve.equalize.enabled {what}"
+    if recipe.improve.finetune.algorithm == "adaround":
+        yield f"AdaRound rounds integer codes, and weights.type is {recipe.weights.type}; use adaquant"
