@@ -1,4 +1,4 @@
-"""The embedded example through every preset: one table that shows what each format costs and keeps."""
+"""The embedded example through the presets: one table that shows what each format costs and keeps."""
 
 from __future__ import annotations
 
@@ -40,11 +40,12 @@ def run_demo(
     """Quantize the example with each preset; the first row is the float model.
 
     Args:
-        presets: names, or None for all.
+        presets: names, or None for all that do not fine-tune, which would take minutes and need torch.
         output: an existing folder to keep the models in; None keeps nothing.
         listener: told about progress.
     """
-    names = [load_recipe(name).name for name in presets] if presets else list(preset_names())
+    every = [name for name in preset_names() if load_recipe(name).finetuning == "none"]
+    names = [load_recipe(name).name for name in presets] if presets else every
     example, told = load_example(), listener or Silent()
     reference = _logits(example, example.model_path)
     rows = [_row("float", example, reference, reference, (example.model_path.stat().st_size, None))]

@@ -13,6 +13,7 @@ import onnx
 import onnx_ir as ir
 
 from roundel.algorithms.equalize import equalize
+from roundel.algorithms.finetune import check_tuning
 from roundel.algorithms.finetune_checkpoint import Checkpoint
 from roundel.algorithms.improve import Improved, checkpoint_for, improve
 from roundel.calibrate.positions import refine
@@ -115,6 +116,7 @@ def quantize(
         settings = load_recipe(recipe, changed(changes, samples, exclude, effort))
         settings = for_effort(for_device(settings, device))
         target = _checked_output(output, model, recipe, stats)
+        check_tuning(settings)
         remembered = checkpoint_for(settings, checkpoint, resume=resume)
         told.step("load and prepare")
         with clock("prepare"):

@@ -39,7 +39,7 @@ if TYPE_CHECKING:
     from roundel.algorithms.torch_block import BlockTask
     from roundel.algorithms.torch_training import Outcome, Task
 
-__all__ = ["FinetuneReport", "finetune"]
+__all__ = ["FinetuneReport", "check_tuning", "finetune"]
 
 Listener = Callable[[int, int, float], None]
 Item = Unit | Block
@@ -86,6 +86,21 @@ def finetune(
     else:
         run.one_by_one()
     return run.constants.state, tuple(run.done.reports)
+
+
+def check_tuning(recipe: Recipe) -> None:
+    """Find out now, not after calibration, whether torch and the devices are there.
+
+    Raises:
+        DependencyError: torch is not installed.
+        RecipeError: a device is not there.
+    """
+    if recipe.finetuning == "none":
+        return
+    require_torch()
+    settings = recipe.improve.finetune
+    optim_device(settings.optim_device)
+    infer_device(settings.infer_device)
 
 
 @dataclass(frozen=True, slots=True)

@@ -79,6 +79,34 @@ def test_extending_a_preset(tmp_path: Path) -> None:
     assert mine.name == "mine", "a changed preset must not pass for the preset itself"
 
 
+@pytest.mark.parametrize("algorithm", ["adaround", "adaquant"])
+@pytest.mark.parametrize(
+    "base", ["xint8", "a8w8", "a16w8", "s8s8_aaws", "u8s8_aaws", "s16s8_asws", "u16s8_aaws"]
+)
+def test_fine_tuning_by_the_documents_names(base: str, algorithm: str) -> None:
+    tuned = load_recipe(f"{base}_{algorithm}".upper())
+    assert tuned.finetuning == algorithm
+    settings = tuned.improve.finetune
+    found = (settings.iterations, settings.batch_size, settings.data_size, settings.seed, settings.early_stop)
+    assert found == (1000, 2, 1000, 1705472343, True)
+    plain = {"effort": "fast", "improve": {"finetune": {"algorithm": "none"}}}
+    base_recipe = load_recipe(base).merged({"effort": "fast"})
+    about = {"name", "title"}
+    assert tuned.merged(plain).model_dump(exclude=about) == base_recipe.model_dump(exclude=about)
+
+
+@pytest.mark.parametrize("bits", [8, 16])
+@pytest.mark.parametrize("family", ["cnn", "transformer"])
+def test_the_accurate_presets_learn_their_rounding(bits: int, family: str) -> None:
+    accurate = load_recipe(f"int{bits}_{family}_accurate")
+    base = load_recipe(f"int{bits}_{family}_default")
+    assert accurate.finetuning == "adaround"
+    assert accurate.calibration == base.calibration.model_copy(
+        update={"method": "percentile", "percentile": 99.9999, "moving_average": None}
+    )
+    assert (accurate.activations, accurate.weights) == (base.activations, base.weights)
+
+
 def test_a_preset_that_extends_a_preset() -> None:
     child, base = load_recipe("int8_cnn_accurate"), load_recipe("u8s8_aaws")
     assert child.calibration.percentile == 99.9999
