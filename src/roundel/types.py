@@ -140,7 +140,39 @@ class BlockScheme:
         return f"{self.block.value} along axis {self.axis}"
 
 
-Storage = Scheme | FloatScheme | BlockScheme
+@dataclass(frozen=True, slots=True)
+class PackedScheme:
+    """A weight matrix in few bits: each run of `size` inputs of an output has a scale of its own.
+
+    Attributes:
+        bits: of one code; codes count from 0.
+        size: inputs that share a scale; the last run of an output may be shorter.
+        symmetric: the middle code stands for zero; otherwise each run has a zero point, too.
+        mirrored: a symmetric scale may be negative. There is one code more below the middle than above it;
+            a negative scale turns the grid around where the largest weight is positive.
+    """
+
+    bits: int
+    size: int
+    symmetric: bool = True
+    mirrored: bool = False
+
+    @property
+    def top(self) -> int:
+        """The largest code."""
+        return int(2**self.bits - 1)
+
+    @property
+    def middle(self) -> int:
+        """The code that stands for zero where the scheme is symmetric."""
+        return int(2 ** (self.bits - 1))
+
+    def __str__(self) -> str:
+        kind = "symmetric" if self.symmetric else "asymmetric"
+        return f"{self.bits} bits, {kind}, in blocks of {self.size}"
+
+
+Storage = Scheme | FloatScheme | BlockScheme | PackedScheme
 
 
 def needs_range(storage: Storage) -> bool:
