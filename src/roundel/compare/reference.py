@@ -1,0 +1,116 @@
+"""The float graph that a quantized model is measured against: the model as given, in the quantized one's terms.
+
+A model that Roundel wrote was prepared, and perhaps equalized, before it was quantized. Both steps are exact and
+repeatable, so that doing them again gives a float partner for every tensor of the quantized graph. For models
+of other tools, batch norms are folded and constants computed, which every tool does.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import onnx_ir as ir
+from numpy.typing import NDArray
+from pydantic import ValidationError
+
+from roundel.algorithms.equalize import equalize
+from roundel.model.graph import constant_array
+from roundel.model.load import ModelSource
+from roundel.preparation import load_prepared
+from roundel.recipe import Prepare, Recipe
+
+Arrays = Mapping[tuple[str, int], NDArray[Any]]
+
+# Only what every tool does: each pass less is a name of the float model more.
+_FOREIGN = Prepare(
+    fuse_instance_norm=False,
+    fuse_layer_norm=False,
+    fuse_gelu=False,
+    fuse_l2_norm=False,
+    fold_pad=False,
+    decompose_hard_swish=False,
+    unshare_biases=False,
+    explicit_conv_attributes=False,
+)
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Reference:
+    """The float side of a comparison.
+
+    Attributes:
+        model: float, computing what the model as given computes.
+        plain: constants by node and input index, before equalization.
+        file_bytes: size of the file it came from.
+    """
+
+    model: ir.Model
+    plain: Arrays
+    file_bytes: int | None
+
+
+def find_reference(source: ModelSource, quantized: ir.Model, file: Path | None) -> Reference:
+    """Prepare the float model as the quantized one was.
+
+    Args:
+        source: the float model as given.
+        quantized: the quantized model, stripped of its Q/DQ pairs: its weights decide.
+        file: where it was read from; the record beside it tells the recipe.
+    """
+    ours = quantized.producer_name == "roundel"
+    recipe = _recorded(file) if ours and file is not None else None
+    if recipe is None:
+        recipe = Recipe() if ours else Recipe(prepare=_FOREIGN)
+    ready = load_prepared(source, recipe)
+    plain = layer_constants(ready.model)
+    if ours and recipe.improve.equalize.enabled and recipe.mode == "static":
+        stored = layer_constants(quantized)
+        rescaled = [_equalized(ready.model, recipe, power_of_two=kind) for kind in (False, True)]
+        best = min(rescaled, key=lambda model: _distance(layer_constants(model), stored))
+        if _distance(layer_constants(best), stored) < _distance(plain, stored):
+            return Reference(best, plain, ready.loaded.file_bytes)
+    return Reference(ready.model, plain, ready.loaded.file_bytes)
+
+
+def layer_constants(model: ir.Model) -> dict[tuple[str, int], NDArray[Any]]:
+    """Float constants that nodes read, by node name and input index."""
+    found = {}
+    for node in model.graph:
+        for index, value in enumerate(node.inputs):
+            array = constant_array(value)
+            if array is not None and array.dtype.kind == "f" and array.size:
+                found[str(node.name), index] = array
+    return found
+
+
+def _recorded(file: Path) -> Recipe | None:
+    """The recipe in the record beside a model, if there is one that this version understands."""
+    record = file.with_suffix(".json")
+    if not record.is_file():
+        return None
+    try:
+        return Recipe.model_validate(json.loads(record.read_text(encoding="utf-8"))["recipe"])
+    except (ValueError, KeyError, TypeError, ValidationError):
+        return None  # another file of that name, or of another version: the weights decide
+
+
+def _equalized(model: ir.Model, recipe: Recipe, *, power_of_two: bool) -> ir.Model:
+    clone = model.clone()
+    equalize(clone, recipe.improve.equalize, power_of_two=power_of_two)
+    return clone
+
+
+def _distance(one: Arrays, other: Arrays) -> float:
+    """Squared differences relative to the values, summed over the constants that both have."""
+    total = 0.0
+    for key, array in one.items():
+        partner = other.get(key)
+        if partner is not None and partner.shape == array.shape and array.size > 1:
+            power = float(np.square(partner, dtype=np.float64).sum())
+            total += float(np.square(array - partner, dtype=np.float64).sum()) / power if power else 0.0
+    return total

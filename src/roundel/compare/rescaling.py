@@ -1,0 +1,106 @@
+"""Channel factors of models that another tool has equalized, read off the weights.
+
+Equalization multiplies the rows of one layer and divides the columns of the next. A float tensor between them
+must get the same factors before it can be compared. For each layer, the factor of every row is the one that fits
+the float weights to the stored ones best; it counts only where the fit explains the layer and plain rounding
+does not.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import onnx_ir as ir
+from numpy.typing import NDArray
+
+from roundel.algorithms.equalize_layers import Vector, read_layer
+from roundel.algorithms.equalize_trace import Trace
+from roundel.model.graph import values_by_name
+
+_FEWEST = 4  # weights in a row; fewer are fitted by chance
+_GAIN_DB = 10.0  # rounding alone gains less than 2 dB from one factor for each row
+_GOOD_DB = 15.0
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Factors:
+    """What the channels of a float tensor are multiplied by.
+
+    Attributes:
+        axis: of the channels.
+        values: one for each channel.
+    """
+
+    axis: int
+    values: NDArray[np.float32]
+
+    def apply(self, array: NDArray[Any]) -> NDArray[Any]:
+        """The tensor as the quantized model has it."""
+        shape = [1] * array.ndim
+        shape[self.axis] = -1
+        return np.asarray(array * self.values.reshape(shape))
+
+
+def find_factors(
+    reference: ir.Model, stripped: ir.Model, nodes: Mapping[str, ir.Node]
+) -> tuple[dict[str, Factors], dict[str, tuple[Vector, Vector]]]:
+    """Factors of tensors and layers of the float graph.
+
+    Args:
+        reference: the float model.
+        stripped: the quantized model without Q/DQ pairs: its weights are the stored ones.
+        nodes: node name in the quantized graph -> node of the float graph.
+
+    Returns:
+        Factors by tensor name; and (rows, columns) by node name, for layers that were rescaled.
+    """
+    stored = {nodes[str(n.name)]: n for n in stripped.graph if str(n.name) in nodes}
+    trace = Trace(reference.graph, absorb=False)
+    settled = trace.channels.settle()
+    factors, known = np.ones(len(settled.roots)), settled.fixed.copy()
+    layers: dict[str, tuple[Vector, Vector]] = {}
+    for layer, (given, made) in zip(trace.layers, trace.sides, strict=True):
+        twin = read_layer(stored[layer.node]) if layer.node in stored else None
+        if twin is None or twin.weight.shape != layer.weight.shape:
+            continue
+        columns = np.ones(len(layer.columns)) if given is None else factors[settled.roots[given]]
+        roots = settled.roots[made]
+        rows = np.where(known[roots], factors[roots], _fit(layer.weight, twin.weight, columns))
+        factors[roots], known[roots] = rows, True
+        if np.any(rows != 1) or np.any(columns != 1):
+            layers[str(layer.node.name)] = rows, columns
+    tensors = {}
+    for name, value in values_by_name(reference.graph).items():
+        flow = trace.flow(value)
+        if flow.ids is not None and np.any(factors[settled.roots[flow.ids]] != 1):
+            tensors[name] = Factors(flow.axis, factors[settled.roots[flow.ids]].astype(np.float32))
+    return tensors, layers
+
+
+def _fit(plain: NDArray[Any], stored: NDArray[Any], columns: Vector) -> Vector:
+    """The factor of each row; ones where the layer was not rescaled.
+
+    Args:
+        plain: float weights, (groups, outputs, inputs, kernel).
+        stored: stored weights, likewise.
+        columns: what the input channels are multiplied by.
+    """
+    groups, outputs, inputs, kernel = plain.shape
+    one = np.ones(groups * outputs)
+    if inputs * kernel < _FEWEST:
+        return one
+    a = plain.astype(np.float64)
+    b = stored * columns.reshape(groups, 1, inputs, 1)
+    power = np.square(a).sum(axis=(2, 3))
+    live = power > 0
+    rows = np.where(live, (a * b).sum(axis=(2, 3)) / np.where(live, power, 1), 1.0)
+    rows = np.where(rows > 0, rows, 1.0)  # a row of zeros, or nonsense: not a factor
+    before, after = np.square(b - a).sum(), np.square(b - a * rows[..., None, None]).sum()
+    signal = np.square(b).sum()
+    explained = after == 0 or 10 * np.log10(signal / after) >= _GOOD_DB
+    if before == 0 or not explained or (after > 0 and 10 * np.log10(before / after) < _GAIN_DB):
+        return one
+    return np.asarray(rows.reshape(-1))
