@@ -380,6 +380,10 @@ class Placement(Section):
     """Asymmetric activations: drop Relu and Clip whose bounds the quantizer enforces."""
     fuse_activations: bool = True
     """No Q/DQ between Conv, Gemm, Add, pools … and the Relu-like node behind them."""
+    keep_pair_before: tuple[Literal["Relu", "LeakyRelu", "PRelu", "Clip"], ...] = ()
+    """Relu-like operators that are not fused after all."""
+    no_pair_between: tuple[tuple[str, str], ...] = ()
+    """Further [maker, reader] operators without a Q/DQ between, for example [Mul, Add]."""
     align_concat: bool = False
     """The inputs of Concat take its output's scale."""
     align_pool: bool = False
@@ -396,6 +400,8 @@ class Placement(Section):
     """Leave activations and biases in float."""
     dedicated_pairs: bool = False
     """One Q/DQ pair for each reader of a tensor."""
+    dedicated_dequantizers: bool = False
+    """One DQ node for each reader, behind a shared Q."""
     skip_output_op_types: tuple[str, ...] = ()
     """Operators whose outputs stay float."""
 

@@ -35,12 +35,19 @@ def fuse_activations(graph: ir.Graph, draft: Draft, nodes: Mapping[str, NodePlan
         reader = only_reader(value)
         if reader is None or reader.graph is not graph or not draft.marked(value):
             continue
-        if nodes[str(reader.name)].quantized and reader.inputs[0] is value and _fuses(node, reader, recipe):
+        if nodes[str(reader.name)].quantized and _fuses(node, reader, recipe):
             reason = f"{node.op_type} and {reader.op_type} compute as one: no pair between them"
             draft.drop(str(value.name), reason)
 
 
 def _fuses(node: ir.Node, reader: ir.Node, recipe: Recipe) -> bool:
+    placement = recipe.placement
+    if (node.op_type, reader.op_type) in placement.no_pair_between:
+        return True
+    if not placement.fuse_activations or reader.op_type in placement.keep_pair_before:
+        return False
+    if reader.inputs[0] is not node.outputs[0]:
+        return False
     if node.op_type == "Pad":
         return reader.op_type in POOLS
     if node.op_type not in FUSING_PRODUCERS or reader.op_type not in FUSING_CONSUMERS:

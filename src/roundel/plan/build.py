@@ -30,8 +30,7 @@ def build_plan(model: ir.Model, recipe: Recipe) -> QuantPlan:
     for node in graph:
         if nodes[str(node.name)].quantized:
             marker.mark(node, rules.get(node.op_type) or rules[nodes[str(node.name)].op])
-    if recipe.placement.fuse_activations:
-        fuse_activations(graph, draft, nodes, recipe)
+    fuse_activations(graph, draft, nodes, recipe)
     align_groups(graph, draft, nodes, recipe.placement)
     apply_overrides(graph, draft, recipe, rules)
     keep_unsaturated(graph, draft)

@@ -13,6 +13,7 @@ from roundel.model.graph import constant_array, opset_version, values_by_name
 from roundel.numerics.affine import quantize
 from roundel.plan.types import Role, Shared, TensorPlan
 from roundel.qdq.blocks import block_nodes
+from roundel.qdq.dedicate import dedicate_dequantizers
 from roundel.qdq.floats import FloatCell
 from roundel.qdq.functions import attach
 from roundel.qdq.pairs import MICROSOFT, QUARK, Dialect, Names, constant, dequantize_node, quantize_node
@@ -80,6 +81,8 @@ class _Writer:
 
     def finish(self) -> None:
         """Opset imports, producer, order."""
+        if self.recipe.placement.dedicated_dequantizers:
+            dedicate_dequantizers(self.graph)
         for domain in {node.domain for node in self.graph} & {MICROSOFT, QUARK}:
             self.graph.opset_imports.setdefault(domain, 1)
         self.graph.sort()

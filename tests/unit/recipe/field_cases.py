@@ -336,6 +336,15 @@ CASES: dict[str, Case] = {
     ),
     "placement.fold_relu": Case(cnn, False, True, recipe="u8s8_aaws"),
     "placement.fuse_activations": Case(cnn, False),
+    "placement.keep_pair_before": Case(cnn, ["Relu"]),
+    "placement.no_pair_between": Case(
+        chain(
+            node("Mul", ["x", "k"], ["m"]),
+            node("Add", ["k", "m"], ["y"]),
+            k=normal(1, 3, 1, 1),
+        ),
+        [["Mul", "Add"]],
+    ),
     "placement.align_concat": Case(
         chain(node("Mul", ["x", "k"], ["m"]), node("Concat", ["x", "m"], ["y"], axis=1), k=np.float32([7])),
         False,
@@ -366,6 +375,16 @@ CASES: dict[str, Case] = {
     "placement.matmul_const_only": Case(chain(node("MatMul", ["x", "x"], ["y"])), True),
     "placement.weights_only": Case(cnn, True),
     "placement.dedicated_pairs": Case(
+        chain(
+            node("Conv", ["x", "w"], ["a"]),
+            node("Conv", ["x", "v"], ["b"]),
+            node("Add", ["a", "b"], ["y"]),
+            w=W3,
+            v=normal(4, 3, 3, 3, seed=9),
+        ),
+        True,
+    ),
+    "placement.dedicated_dequantizers": Case(
         chain(
             node("Conv", ["x", "w"], ["a"]),
             node("Conv", ["x", "v"], ["b"]),
