@@ -15,7 +15,8 @@ import onnx_ir as ir
 
 from roundel.errors import ModelError
 from roundel.model.graph import opset_version
-from roundel.qdq.functions import linear
+from roundel.qdq.functions import block_formats, linear
+from roundel.qdq.functions.attributes import BFP, MX
 from roundel.qdq.functions.body import AMD_DOMAIN
 
 __all__ = ["AMD_DOMAIN", "attach", "strip"]
@@ -34,6 +35,8 @@ class _Operator(NamedTuple):
 _OPERATORS: dict[str, _Operator] = {
     "ExtendedQuantizeLinear": _Operator(linear.Linear.of, linear.quantize),
     "ExtendedDequantizeLinear": _Operator(linear.Linear.of, linear.dequantize),
+    BFP: _Operator(block_formats.Variant.of, block_formats.build_bfp),
+    MX: _Operator(block_formats.Variant.of, block_formats.build_mx),
 }
 
 
