@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING
 from roundel.version import VERSION
 
 if TYPE_CHECKING:
+    from roundel.compare.models import compare
     from roundel.data import RandomSpec as RandomData
     from roundel.errors import (
         DataError,
@@ -24,6 +25,7 @@ if TYPE_CHECKING:
         SelectionError,
         VerifyError,
     )
+    from roundel.evaluate import evaluate_folders, evaluate_models, infer
     from roundel.pipeline import QuantizeResult, quantize
     from roundel.plan import QuantPlan
     from roundel.recipe import Recipe
@@ -45,6 +47,10 @@ _HOMES = {
     "RoundelError": "roundel.errors",
     "SelectionError": "roundel.errors",
     "VerifyError": "roundel.errors",
+    "compare": "roundel.compare",
+    "evaluate_folders": "roundel.evaluate",
+    "evaluate_models": "roundel.evaluate",
+    "infer": "roundel.evaluate",
     "load_recipe": "roundel.recipe_file",
     "preset_names": "roundel.recipe_file",
     "quantize": "roundel.pipeline",
@@ -64,6 +70,10 @@ __all__ = [
     "RoundelError",
     "SelectionError",
     "VerifyError",
+    "compare",
+    "evaluate_folders",
+    "evaluate_models",
+    "infer",
     "load_recipe",
     "preset_names",
     "quantize",
@@ -74,8 +84,8 @@ def __getattr__(name: str) -> object:
     if name not in _HOMES:
         raise AttributeError(f"module 'roundel' has no attribute '{name}'")
     value = getattr(importlib.import_module(_HOMES[name]), _RENAMED.get(name, name))
-    globals()[name] = value
-    return value
+    # Not over a package of the same name, which importing it has put there: `roundel.compare` is both.
+    return globals().setdefault(name, value)
 
 
 def __dir__() -> list[str]:

@@ -150,7 +150,7 @@ def run_session(session: Any, names: list[str], sample: Sample, index: int) -> d
         # ONNX Runtime's Python layer raises ValueError for missing inputs and RuntimeError for arrays of
         # types that numpy has only by extension (bfloat16, 8-bit floats).
         raise DataError(
-            "The model could not run a calibration sample.",
+            "The model could not run a sample.",
             where=f"sample {index}",
             observed=_trim(error),
             expected=", ".join(f"{i.name}: {i.type} {i.shape}" for i in session.get_inputs()),

@@ -9,7 +9,19 @@ from typing import Any
 import typer
 from typer.core import TyperGroup
 
-from roundel.cli import check, demo, deploy, explain, inspect, npu_report, presets, quantize
+from roundel.cli import (
+    check,
+    compare,
+    demo,
+    deploy,
+    evaluate,
+    explain,
+    infer,
+    inspect,
+    npu_report,
+    presets,
+    quantize,
+)
 from roundel.errors import RoundelError
 from roundel.version import VERSION
 
@@ -36,7 +48,19 @@ app = typer.Typer(
     pretty_exceptions_enable=False,
 )
 
-for _command in (quantize, check, explain, inspect, deploy, npu_report, presets, demo):
+for _command in (
+    quantize,
+    check,
+    explain,
+    inspect,
+    infer,
+    evaluate,
+    compare,
+    deploy,
+    npu_report,
+    presets,
+    demo,
+):
     _command.register(app)
 
 

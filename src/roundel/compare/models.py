@@ -70,7 +70,7 @@ class _Pair:
         self.quantized_bytes = loaded.file_bytes
         stripped = loaded.model.clone()
         stored = strip_pairs(stripped)
-        self.reference: Reference = find_reference(float_model, stripped, loaded.path)
+        self.reference: Reference = find_reference(float_model, stripped, stored, loaded.path)
         self.matches: Matches = match(self.reference.model, stripped)
         factors, rescaled = find_factors(self.reference.model, stripped, self.matches.nodes)
         points = find_points(loaded.model, self.matches)
@@ -156,11 +156,15 @@ def _storages(points: Iterable[Point], stored: StoredTensors) -> dict[str, Stora
     return {name: storage for name, storage in found.items() if storage is not None}
 
 
-def _outputs(tensors: Iterable[TensorComparison], sums: Mapping[str, TensorSums]) -> Iterable[OutputComparison]:
+def _outputs(
+    tensors: Iterable[TensorComparison], sums: Mapping[str, TensorSums]
+) -> Iterable[OutputComparison]:
     for tensor in tensors:
         if tensor.place == "output":
             seen = sums[tensor.name]
-            yield OutputComparison(tensor.name, tensor.total, seen.same_top / seen.rows if seen.rows else None)
+            yield OutputComparison(
+                tensor.name, tensor.total, seen.same_top / seen.rows if seen.rows else None
+            )
 
 
 def _plain_range(storage: Storage | None) -> bool:

@@ -94,9 +94,7 @@ def source_of(value: ir.Value) -> ir.Value:
 
 def stores(node: ir.Node) -> bool:
     """Whether the node only writes or reads codes."""
-    return (
-        op_key(node) in PAIRS or casts_to(node, ir.DataType.BFLOAT16) or casts_to(node, ir.DataType.FLOAT)
-    )
+    return op_key(node) in PAIRS or casts_to(node, ir.DataType.BFLOAT16) or casts_to(node, ir.DataType.FLOAT)
 
 
 def _restores(node: ir.Node, before: ir.Node) -> bool:

@@ -1,8 +1,8 @@
-"""The float graph that a quantized model is measured against: the model as given, in the quantized one's terms.
+"""The float graph that a quantized model is measured against: the model as given, in the other one's terms.
 
-A model that Roundel wrote was prepared, and perhaps equalized, before it was quantized. Both steps are exact and
-repeatable, so that doing them again gives a float partner for every tensor of the quantized graph. For models
-of other tools, batch norms are folded and constants computed, which every tool does.
+A model that Roundel wrote was prepared, and perhaps equalized, before it was quantized. Both steps are exact
+and repeatable: done again, they give a float partner to every tensor of the quantized graph. For models of
+other tools, batch norms are folded and constants computed, which every tool does.
 """
 
 from __future__ import annotations
@@ -19,6 +19,7 @@ from numpy.typing import NDArray
 from pydantic import ValidationError
 
 from roundel.algorithms.equalize import equalize
+from roundel.check.stored import StoredTensors
 from roundel.model.graph import constant_array
 from roundel.model.load import ModelSource
 from roundel.preparation import load_prepared
@@ -54,12 +55,15 @@ class Reference:
     file_bytes: int | None
 
 
-def find_reference(source: ModelSource, quantized: ir.Model, file: Path | None) -> Reference:
+def find_reference(
+    source: ModelSource, quantized: ir.Model, stored: StoredTensors, file: Path | None
+) -> Reference:
     """Prepare the float model as the quantized one was.
 
     Args:
         source: the float model as given.
         quantized: the quantized model, stripped of its Q/DQ pairs: its weights decide.
+        stored: what the pairs held.
         file: where it was read from; the record beside it tells the recipe.
     """
     ours = quantized.producer_name == "roundel"
@@ -69,11 +73,14 @@ def find_reference(source: ModelSource, quantized: ir.Model, file: Path | None) 
     ready = load_prepared(source, recipe)
     plain = layer_constants(ready.model)
     if ours and recipe.improve.equalize.enabled and recipe.mode == "static":
-        stored = layer_constants(quantized)
-        rescaled = [_equalized(ready.model, recipe, power_of_two=kind) for kind in (False, True)]
-        best = min(rescaled, key=lambda model: _distance(layer_constants(model), stored))
-        if _distance(layer_constants(best), stored) < _distance(plain, stored):
-            return Reference(best, plain, ready.loaded.file_bytes)
+        rescaled = ready.model.clone()
+        weights = [t for t in stored.tensors.values() if t.constant and t.dtype != "int32"]
+        power_of_two = bool(weights) and all(t.power_of_two for t in weights)
+        equalize(rescaled, recipe.improve.equalize, power_of_two=power_of_two)
+        # Whether it was equalized, and as this version does it, shows in the weights.
+        wanted = layer_constants(quantized)
+        if _distance(layer_constants(rescaled), wanted) < _distance(plain, wanted):
+            return Reference(rescaled, plain, ready.loaded.file_bytes)
     return Reference(ready.model, plain, ready.loaded.file_bytes)
 
 
@@ -97,12 +104,6 @@ def _recorded(file: Path) -> Recipe | None:
         return Recipe.model_validate(json.loads(record.read_text(encoding="utf-8"))["recipe"])
     except (ValueError, KeyError, TypeError, ValidationError):
         return None  # another file of that name, or of another version: the weights decide
-
-
-def _equalized(model: ir.Model, recipe: Recipe, *, power_of_two: bool) -> ir.Model:
-    clone = model.clone()
-    equalize(clone, recipe.improve.equalize, power_of_two=power_of_two)
-    return clone
 
 
 def _distance(one: Arrays, other: Arrays) -> float:

@@ -1,9 +1,9 @@
 """Channel factors of models that another tool has equalized, read off the weights.
 
-Equalization multiplies the rows of one layer and divides the columns of the next. A float tensor between them
-must get the same factors before it can be compared. For each layer, the factor of every row is the one that fits
-the float weights to the stored ones best; it counts only where the fit explains the layer and plain rounding
-does not.
+Equalization multiplies the rows of one layer and divides the columns of the next. A float tensor between
+them must get the same factors before it can be compared. For each layer, the factor of a row is the one that
+fits the float weights to the stored ones best; it counts only where the fit explains the layer and plain
+rounding does not.
 """
 
 from __future__ import annotations

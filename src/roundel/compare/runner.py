@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import itertools
-import math
 import os
 import time
 from collections import deque
@@ -269,5 +268,3 @@ def _split(points: Sequence[Point], sizes: Mapping[str, int]) -> list[list[Point
         groups[-1].append(point)
         live += sizes[point.name]
     return groups
-
-

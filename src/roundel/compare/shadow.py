@@ -1,7 +1,7 @@
 """The quantized model with a shadow: every layer a second time, on the float model's tensors.
 
-One run then gives, for each point, what the quantized model computes (`shown`), what the layer alone makes of float
-inputs (`shadow`), and the float tensor stored as the quantized model stores it (`stored`).
+One run then gives, for each point, what the quantized model computes (`shown`), what the layer alone makes of
+float inputs (`shadow`), and the float tensor stored as the quantized model stores it (`stored`).
 """
 
 from __future__ import annotations
@@ -102,7 +102,7 @@ class _Builder:
             self.shadows[old] = new
 
     def _seen_by(self, node: ir.Node, value: ir.Value) -> ir.Value:
-        """What the node's double reads: behind a point, the float tensor; its own quantizer reads the shadow."""
+        """What the node's double reads: of a point, the float tensor; a point's own quantizer, the shadow."""
         origin = source_of(value)
         if origin in self.points and not stores(node):
             return self.feeds[origin]

@@ -11,7 +11,7 @@ from roundel.compare.types import Storage
 
 
 def describe(stored: StoredTensor | None) -> Storage | None:
-    """The range and step of a stored tensor; of its widest channel, where channels have scales of their own."""
+    """The range and step of a stored tensor; of its widest channel, where each channel has a scale."""
     if stored is None:
         return None
     codes = code_range(stored.dtype)

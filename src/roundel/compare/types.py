@@ -1,7 +1,8 @@
 """What a comparison of a float model with its quantized form says: plain frozen values, made for reports.
 
-All errors are in the float model's own units and coordinates, also where equalization has rescaled channels.
-Sums run over all samples, so that a figure does not depend on how the data was cut into batches.
+Where equalization has rescaled channels, the float values are rescaled alike before they are compared, so
+that ranges, histograms and errors are those that the quantizer deals with. Sums run over all samples: figures
+do not depend on how the data was cut into batches.
 """
 
 from __future__ import annotations
@@ -117,7 +118,7 @@ class TensorComparison:
         channel_axis: of `worst_channels`, None where the tensor has no channels.
         worst_channels: the channels with most of the introduced error (of the total, where that is unknown).
         histogram: of the float values; its range is [float_low, float_high].
-        rescaled: whether equalization has given its channels factors, which the figures above take back.
+        rescaled: whether equalization has given its channels factors, which the float values then have, too.
     """
 
     name: str
@@ -211,7 +212,8 @@ class Comparison:
         tensors: in the order of execution.
         weights: in the order of execution.
         unmatched: computed float tensors of the quantized model without a partner, with the reason.
-        seconds: wall time by step; `float` and `quantized` are one plain pass of each model over the data.
+        seconds: `load` and `total` are wall time; `float` (the float model), `quantized` (the quantized model
+            and each of its layers once more) and `figures` are added up over samples that ran side by side.
         notes: whatever a careful reader wants to know.
     """
 

@@ -234,6 +234,8 @@ def _saturated(floats: NDArray[Any], storage: Storage | None) -> float | None:
 
 
 def _ranges(array: NDArray[Any], axis: int | None) -> Ranges:
-    rows = array.reshape(1, -1) if axis is None else np.moveaxis(array, axis, 0).reshape(array.shape[axis], -1)
+    rows = (
+        array.reshape(1, -1) if axis is None else np.moveaxis(array, axis, 0).reshape(array.shape[axis], -1)
+    )
     pairs = zip(rows.min(axis=1).tolist(), rows.max(axis=1).tolist(), strict=True)
     return tuple((float(a), float(b)) for a, b in pairs)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Callable, Generator, Iterator, Mapping, Sequence
 from contextlib import closing
 from dataclasses import dataclass, field
@@ -80,6 +81,7 @@ class Samples:
         self._plan = plan
         self._free_batch = fixed_batch(inputs) is not None
         self._started = False
+        self._ahead: Iterator[Sample] | None = None
         self._seen: int | None = None
         self._notes: dict[str, None] = {}
 
@@ -121,7 +123,24 @@ class Samples:
         told["notes"] = list(self._notes)
         return told
 
+    def first(self, count: int) -> list[Sample]:
+        """Copies of the first samples; the next pass yields them again, also where the data is read once."""
+        passing = iter(self)
+        head = [
+            {name: array.copy() for name, array in sample.items()}
+            for sample in itertools.islice(passing, count)
+        ]
+        self._ahead = itertools.chain(head, passing)
+        return head
+
     def __iter__(self) -> Iterator[Sample]:
+        if self._ahead is not None:
+            passing, self._ahead = self._ahead, None
+            return passing
+        self._start()
+        return self._pass()
+
+    def _start(self) -> None:
         if self._started and not self._source.repeatable:
             raise DataError(
                 "The calibration data can be read only once, and were read already",
@@ -129,14 +148,13 @@ class Samples:
                 hint="Pass a list, a folder, or a reader with a rewind() method.",
             )
         self._started = True
-        return self._pass()
 
     def _pass(self) -> Iterator[Sample]:
         groups = Regrouper(self._inputs)
         produced = 0
         with closing(self._items()) as items:
-            for where, value in items:
-                for sample in groups.push(self._fit(value, where), where):
+            for where, item in items:
+                for sample in groups.push(self._fit(item.value, where), where):
                     produced += 1
                     if produced == self._limit:
                         self._seen = produced
@@ -150,7 +168,25 @@ class Samples:
         if not produced:
             raise self._empty(groups)
 
-    def _items(self) -> Generator[tuple[str, object], None, None]:
+    def named(self) -> Iterator[tuple[str, Sample]]:
+        """One item of the source at a time, each with its file, or its position where it has none.
+
+        Unlike a pass over the samples, nothing is dropped or joined: the rows of an item may be more or
+        fewer than the model's batch.
+        """
+        self._start()
+        count = 0
+        with closing(self._items()) as items:
+            for where, item in items:
+                yield item.origin or str(count), self._fit(item.value, where)
+                count += 1
+                if count == self._limit:
+                    break
+        self._seen = count
+        if not count:
+            raise self._empty(Regrouper(self._inputs))
+
+    def _items(self) -> Generator[tuple[str, Item], None, None]:
         index = 0
         with closing(self._source.items()) as items:
             while True:
@@ -168,7 +204,7 @@ class Samples:
                         observed=f"{type(error).__name__}: {error}",
                         hint="The traceback of the source follows; the fault is in its code or its files.",
                     ) from error
-                yield f"sample {index}" + (f" ({item.origin})" if item.origin else ""), item.value
+                yield f"sample {index}" + (f" ({item.origin})" if item.origin else ""), item
                 index += 1
 
     def _fit(self, value: object, where: str) -> Sample:

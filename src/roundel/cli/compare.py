@@ -1,0 +1,59 @@
+"""`roundel compare`."""
+
+from __future__ import annotations
+
+import json
+import sys
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from roundel.cli.data_options import DataChoice, takes_data
+from roundel.cli.options import Json
+
+_EPILOG = """[bold]Examples[/]
+
+roundel compare model.onnx model.a8w8.onnx --data images/ --samples 32
+
+roundel compare model.onnx other-tools.onnx --data inputs.npz --all --csv layers.csv
+"""
+
+
+def register(app: typer.Typer) -> None:
+    """Add the command."""
+    app.command(epilog=_EPILOG, no_args_is_help=True)(takes_data(compare))
+
+
+def compare(
+    float_model: Annotated[Path, typer.Argument(help="The float ONNX model.", show_default=False)],
+    quantized_model: Annotated[
+        Path, typer.Argument(help="Its quantized form, from any tool.", show_default=False)
+    ],
+    data: DataChoice,
+    everything: Annotated[
+        bool, typer.Option("--all", help="All tensors, in order of execution, not only the worst.")
+    ] = False,
+    weights: Annotated[bool, typer.Option("--weights", help="Also list the weights.")] = False,
+    csv: Annotated[Path | None, typer.Option("--csv", help="Also write all tensors there.")] = None,
+    as_json: Json = False,
+) -> None:
+    """Compare a float model and its quantized form tensor by tensor: which layer hurts, and why."""
+    source, options = data.required(), data.options
+
+    from roundel.compare import compare as run
+    from roundel.compare.table import to_csv
+    from roundel.model.save import check_writable, write_text
+    from roundel.report.compare_view import show_comparison
+    from roundel.report.console import ProgressListener, terminal
+
+    if csv is not None:
+        check_writable(csv)
+    listener = None if as_json else ProgressListener()
+    result = run(float_model, quantized_model, source, options=options, listener=listener)
+    if csv is not None:
+        write_text(csv, to_csv(result))
+    if as_json:
+        sys.stdout.write(json.dumps(result.to_dict(), indent=1) + "\n")
+    else:
+        show_comparison(terminal(), result.to_dict(), everything=everything, weights=weights)

@@ -1,0 +1,230 @@
+"""Models side by side on one set of data: accuracy, agreement with the first, and a user's own metric."""
+
+from __future__ import annotations
+
+import csv
+import io
+import time
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import asdict, dataclass, field, fields
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from roundel.errors import DataError, ModelError
+from roundel.evaluate.labels import Labels
+from roundel.evaluate.metric import Metric, load_metric, scores
+from roundel.evaluate.predictor import Predictor
+from roundel.evidence import open_data
+from roundel.model.load import ModelSource
+from roundel.numerics.metrics import Closeness
+from roundel.recipe import Data
+from roundel.report.listener import Listener, Silent
+from roundel.types import Sample
+
+_TOP = 5
+
+
+@dataclass(frozen=True, slots=True)
+class ModelScore:
+    """One model.
+
+    Attributes:
+        model: file name.
+        file_bytes: its size, None for a model in memory.
+        rows: how many rows were judged.
+        top1: share of rows whose largest score is the label's; None without labels.
+        top5: share of rows whose label is among the five largest scores; None without labels, or with no more
+            than five classes.
+        agreement: share of rows with the same largest score as the first model; None for the first.
+        sqnr_db: the first output against the first model's; None for the first.
+        cosine: likewise.
+        metric: what the user's metric says, by name.
+        seconds: inside the model.
+    """
+
+    model: str
+    file_bytes: int | None
+    rows: int
+    top1: float | None
+    top5: float | None
+    agreement: float | None
+    sqnr_db: float | None
+    cosine: float | None
+    metric: Mapping[str, float]
+    seconds: float
+
+    def to_dict(self) -> dict[str, Any]:
+        """Plain values; an infinite number becomes a string."""
+        tree = asdict(self)
+        if tree["sqnr_db"] in (float("inf"), float("-inf")):
+            tree["sqnr_db"] = str(tree["sqnr_db"])
+        return tree
+
+
+@dataclass(slots=True, eq=False)
+class _Tally:
+    """Running counts of one model."""
+
+    predictor: Predictor
+    rows: int = 0
+    classes: int = 0
+    right: int = 0
+    near: int = 0
+    same: int = 0
+    close: Closeness = field(default_factory=Closeness)
+    kept: list[Any] = field(default_factory=list)
+    seconds: float = 0.0
+
+    def add(self, scores: NDArray[Any], labels: Sequence[int] | None, first: NDArray[Any] | None) -> None:
+        """Count one sample's rows.
+
+        Args:
+            scores: the first output.
+            labels: of its rows.
+            first: what the first model says.
+        """
+        comparable = first is not None and first.shape == scores.shape
+        if first is not None and comparable:
+            self.close = self.close.merge(Closeness.of(first, scores))
+        table = class_scores(scores)
+        if table is None:
+            return
+        self.rows += len(table)
+        self.classes = table.shape[1]
+        top = table.argmax(1)
+        if labels is not None:
+            wanted = np.asarray(labels)
+            self.right += int((top == wanted).sum())
+            best = np.argpartition(-table, min(_TOP, table.shape[1]) - 1, axis=1)[:, :_TOP]
+            self.near += int((best == wanted[:, None]).any(1).sum())
+        if first is not None and comparable:
+            self.same += int((top == first.reshape(table.shape).argmax(1)).sum())
+
+
+def evaluate_models(
+    models: Sequence[ModelSource],
+    data: object,
+    *,
+    labels: object = None,
+    metric: str | Metric | None = None,
+    options: Data | None = None,
+    listener: Listener | None = None,
+) -> tuple[ModelScore, ...]:
+    """Run models over one set of data, in one pass.
+
+    Args:
+        models: the float model first; the others are compared with it.
+        data: whatever `roundel.quantize` takes.
+        labels: None, one class number for each row, a mapping from file name to class number, a file of
+            either (.npy, .npz, .json, .csv, .txt), 'folders', or 're:REGEX'.
+        metric: a function, 'module:function' or 'file.py:function'; see docs/evaluate.md.
+        options: how files become samples, and how many; see the `data` section of recipes.
+        listener: told about progress.
+
+    Raises:
+        RoundelError: a model, the data, the labels or the metric do not fit.
+    """
+    if not models:
+        raise ModelError("There is no model to evaluate.")
+    told = listener or Silent()
+    tallies = [_Tally(Predictor(model)) for model in models]
+    name, function = _metric(metric)
+    folder = Path(data) if isinstance(data, str | Path) else None
+    truth, kept_labels = Labels(labels, folder), []
+    try:
+        told.step("evaluate", None)
+        for index, (origin, samples) in enumerate(_together(tallies, data, options or Data())):
+            first: NDArray[Any] | None = None
+            answers: list[int] | None = None
+            for tally, sample in zip(tallies, samples, strict=True):
+                started = time.perf_counter()
+                results = tally.predictor.run(sample, index)
+                tally.seconds += time.perf_counter() - started
+                main = results[tally.predictor.outputs[0]]
+                if first is None:
+                    answers = truth.of(origin, _labelled_rows(main, tally, truth, metric))
+                    kept_labels.append(answers)
+                tally.add(main, answers, None if tally is tallies[0] else first)
+                first = main if first is None else first
+                if function is not None:
+                    tally.kept.append(main if len(results) == 1 else results)
+            told.advance(index + 1)
+    finally:
+        told.close()
+    wanted = kept_labels if truth.known else None
+    return tuple(_score(tally, tallies[0], (name, function), wanted) for tally in tallies)
+
+
+def scores_csv(scores: Sequence[ModelScore]) -> str:
+    """One line for each model, after a heading; the metrics have columns of their own."""
+    metrics = list(dict.fromkeys(name for score in scores for name in score.metric))
+    plain = [f.name for f in fields(ModelScore) if f.name != "metric"]
+    text = io.StringIO()
+    writer = csv.writer(text, lineterminator="\n")
+    writer.writerow([*plain, *metrics])
+    for score in scores:
+        values = [getattr(score, name) for name in plain] + [score.metric.get(name) for name in metrics]
+        writer.writerow(["" if value is None else value for value in values])
+    return text.getvalue()
+
+
+def _metric(metric: str | Metric | None) -> tuple[str, Metric | None]:
+    if isinstance(metric, str):
+        return load_metric(metric)
+    return getattr(metric, "__name__", "metric"), metric
+
+
+def _together(tallies: Sequence[_Tally], data: object, options: Data) -> Iterator[tuple[str, list[Sample]]]:
+    """Each item of the data for every model; models with the same inputs share one."""
+    kinds = {tally.predictor.inputs: tally.predictor.model for tally in tallies}
+    opened = {inputs: open_data(model, options, data) for inputs, model in kinds.items()}
+    if len(opened) > 1 and not all(samples.repeatable for samples in opened.values()):
+        raise DataError(
+            "The models have different inputs, and this data can be read only once.",
+            hint="Pass a list or a folder.",
+        )
+    for items in zip(*(samples.named() for samples in opened.values()), strict=True):
+        by_inputs = {inputs: sample for inputs, (_, sample) in zip(opened, items, strict=True)}
+        yield items[0][0], [by_inputs[tally.predictor.inputs] for tally in tallies]
+
+
+def class_scores(array: NDArray[Any]) -> NDArray[Any] | None:
+    """[rows, classes] of an output that is class scores, None of any other."""
+    if array.ndim < 2 or array.shape[1] < 2 or array.size != array.shape[0] * array.shape[1]:
+        return None
+    return array.reshape(array.shape[:2])
+
+
+def _labelled_rows(main: NDArray[Any], tally: _Tally, truth: Labels, metric: object) -> int:
+    if truth.known and metric is None and class_scores(main) is None:
+        raise DataError(
+            "The first output is not class scores, so that labels cannot be used.",
+            where=f"{tally.predictor.name}, output '{tally.predictor.outputs[0]}'",
+            observed=f"shape {list(main.shape)}",
+            expected="[rows, classes]",
+            hint="Give a metric of your own: --metric file.py:function.",
+        )
+    return len(main) if main.ndim > 1 else 1
+
+
+def _score(
+    tally: _Tally, first: _Tally, metric: tuple[str, Metric | None], labels: list[Any] | None
+) -> ModelScore:
+    name, function = metric
+    rows, predictor, is_first = tally.rows, tally.predictor, tally is first
+    judged = labels is not None and rows > 0
+    return ModelScore(
+        model=predictor.name,
+        file_bytes=predictor.file_bytes,
+        rows=rows,
+        top1=tally.right / rows if judged else None,
+        top5=tally.near / rows if judged and tally.classes > _TOP else None,
+        agreement=None if is_first or not rows else tally.same / rows,
+        sqnr_db=None if is_first or not tally.close.count else tally.close.sqnr_db,
+        cosine=None if is_first or not tally.close.count else tally.close.cosine,
+        metric={} if function is None else scores(name, function, tally.kept, labels),
+        seconds=tally.seconds,
+    )
