@@ -100,10 +100,10 @@ def nearest(weight: Array, params: PackedParams, scheme: PackedScheme) -> Bytes:
     return np.clip(np.rint(weight / scale + zero), 0, scheme.top).astype(np.uint8)
 
 
-def in_blocks(rows: NDArray[Any], size: int, fill: float = 0) -> NDArray[Any]:
-    """(rows, blocks, size) of (rows, inputs); the last block is filled up."""
+def in_blocks(rows: NDArray[Any], size: int) -> NDArray[Any]:
+    """(rows, blocks, size) of (rows, inputs); zeros fill the last block."""
     missing = -rows.shape[1] % size
-    whole = np.pad(rows, ((0, 0), (0, missing)), constant_values=fill) if missing else rows
+    whole = np.pad(rows, ((0, 0), (0, missing))) if missing else rows
     return whole.reshape(rows.shape[0], -1, size)
 
 
