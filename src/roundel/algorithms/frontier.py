@@ -72,7 +72,7 @@ class Frontier:
             if node is None or node in found or value.name in self.values:
                 continue
             found.add(node)
-            stack.extend(v for v in node.inputs if v is not None and not is_constant(v))
+            stack.extend(v for v in _reads(node) if not is_constant(v))
         return [node for node in self._model.graph if node in found]
 
     def _alive(self, value: ir.Value) -> bool:
@@ -101,7 +101,10 @@ class Frontier:
             [_tensor(value) for value in constants.values()],
         )
         imports = [onnx.helper.make_opsetid(d, v) for d, v in self._model.graph.opset_imports.items()]
-        proto = onnx.helper.make_model(graph, opset_imports=imports, ir_version=self._model.ir_version or 8)
+        bodies = [ir.serde.serialize_function(f) for f in self._model.functions.values()]
+        proto = onnx.helper.make_model(
+            graph, opset_imports=imports, functions=bodies, ir_version=self._model.ir_version or 8
+        )
         session = open_session(proto.SerializeToString(), threads=1, simulate=True)
         return session, list(feeds)
 
@@ -109,18 +112,42 @@ class Frontier:
         self, session: ort.InferenceSession, wanted: Sequence[str], feeds: Sequence[str]
     ) -> list[list[NDArray[Any]]]:
         def one(index: int) -> list[NDArray[Any]]:
-            result: list[NDArray[Any]] = session.run(
-                list(wanted), {key: self.values[key][index] for key in feeds}
-            )
-            return result
+            result = session.run(list(wanted), {key: self.values[key][index] for key in feeds})
+            return [self._kept(array) for array in result]
 
         with ThreadPoolExecutor(self._threads) as pool:
             return list(pool.map(one, range(self._count)))
 
+    def _kept(self, array: NDArray[Any]) -> NDArray[Any]:
+        """A computed value as it is to be stored."""
+        return array
+
 
 def _inputs(nodes: Iterable[ir.Node]) -> Iterable[ir.Value]:
     for node in nodes:
-        yield from (value for value in node.inputs if value is not None)
+        yield from _reads(node)
+
+
+def _reads(node: ir.Node) -> Iterable[ir.Value]:
+    """What a node of the main graph reads, what its bodies capture included."""
+    yield from (value for value in node.inputs if value is not None)
+    yield from (value for value in _inner(node) if value.graph is node.graph)
+
+
+def _inner(node: ir.Node) -> Iterable[ir.Value]:
+    for body in _bodies(node):
+        yield from body.outputs
+        for child in body:
+            yield from (value for value in child.inputs if value is not None)
+            yield from _inner(child)
+
+
+def _bodies(node: ir.Node) -> Iterable[ir.Graph]:
+    for attribute in node.attributes.values():
+        if attribute.type is ir.AttributeType.GRAPH:
+            yield attribute.as_graph()
+        elif attribute.type is ir.AttributeType.GRAPHS:
+            yield from attribute.as_graphs()
 
 
 def _tensor(value: ir.Value) -> onnx.TensorProto:

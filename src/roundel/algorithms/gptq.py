@@ -1,0 +1,207 @@
+"""GPTQ over a whole model: each weight is rounded for what the packed weights before it let through."""
+
+from __future__ import annotations
+
+import time
+from collections import defaultdict
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Any
+
+import numpy as np
+import onnx_ir as ir
+from numpy.typing import NDArray
+
+from roundel.algorithms.carried import Carried
+from roundel.algorithms.input_moments import Array, InputMoments
+from roundel.algorithms.judge import held_out
+from roundel.algorithms.spilling import SpillingFrontier
+from roundel.algorithms.walk import LayerReport, Progress
+from roundel.errors import DataError, RecipeError
+from roundel.model.graph import constant_array, values_by_name
+from roundel.model.session import open_session
+from roundel.numerics.gptq import Spread, gptq, spread
+from roundel.numerics.packed import Packed
+from roundel.plan.weight_only import WeightLayer
+from roundel.recipe import WeightOnly
+from roundel.types import Sample
+
+Key = tuple[str, bool]
+Stage = tuple[WeightLayer, ...]
+
+_RIDGES = (1.0, 0.1, 0.01)
+
+
+def gptq_walk(
+    model: ir.Model,
+    layers: Sequence[WeightLayer],
+    rounded: Mapping[Key, Packed],
+    samples: Sequence[Sample],
+    options: WeightOnly,
+    progress: Progress,
+) -> tuple[dict[Key, Packed], tuple[LayerReport, ...]]:
+    """Improve on weights that were rounded to nearest, where held-out samples agree that it is better.
+
+    Layers with the same input are solved together. A weight that several layers read is solved for all of
+    them at once, on the float model's inputs, since its later readers have not been reached yet.
+
+    Args:
+        model: the prepared float model.
+        layers: in graph order.
+        rounded: each weight, rounded to nearest.
+        samples: all enter the moments in the end; the last fifth judges before.
+        options: format and settings.
+        progress: told the number of layers, and how many are done.
+    """
+    progress.step("gptq layer by layer", len(layers))
+    walker = _Walker(model, layers, rounded, samples, options)
+    reports: list[LayerReport] = []
+    done = 0
+    for stage in walker.stages():
+        reports += walker.solve(stage)
+        done += sum(len(walker.readers[layer.key]) for layer in stage)
+        progress.advance(done)
+    return walker.packed, tuple(reports)
+
+
+class _Walker:
+    def __init__(
+        self,
+        model: ir.Model,
+        layers: Sequence[WeightLayer],
+        rounded: Mapping[Key, Packed],
+        samples: Sequence[Sample],
+        options: WeightOnly,
+    ) -> None:
+        self.model, self.samples, self.options = model, samples, options
+        self.layers, self.packed = layers, dict(rounded)
+        self.readers: dict[Key, list[WeightLayer]] = defaultdict(list)
+        for layer in layers:
+            self.readers[layer.key].append(layer)
+        self.carried = Carried(model, layers)
+        self.seen = SpillingFrontier(self.carried.model, samples)
+        self.plain = SpillingFrontier(model, samples)
+
+    def stages(self) -> Iterator[Stage]:
+        """Layers to solve together, one for each weight, in the order in which the data reach them."""
+        done: set[Key] = set()
+        for layer in self.layers:
+            if layer.key in done:
+                continue
+            stage = [layer]
+            if len(self.readers[layer.key]) == 1:
+                stage = [
+                    other
+                    for other in self.layers
+                    if other.data == layer.data and len(self.readers[other.key]) == 1
+                ]
+            done.update(other.key for other in stage)
+            yield tuple(stage)
+
+    def solve(self, stage: Stage) -> list[LayerReport]:
+        """Solve on most samples, judge on the others, then solve what is better once more on all."""
+        start = time.perf_counter()
+        train, held = self._moments(stage)
+        pull, ridge = self._target(stage, train, held)
+        spreading = self._spread(train)
+        errors = {}
+        for layer in stage:
+            weight = self._float(layer)
+            tried = self._gptq(weight, pull, spreading)
+            errors[layer.key] = [
+                held.error(stored.restored(), weight) for stored in (self.packed[layer.key], tried)
+            ]
+        better = [layer for layer in stage if errors[layer.key][1] < errors[layer.key][0]]
+        if better:
+            whole = train.merged(held)
+            pull = None if ridge is None else whole.pull(ridge)
+            spreading = self._spread(whole)
+            for layer in better:
+                self.packed[layer.key] = self._gptq(self._float(layer), pull, spreading)
+        for layer in stage:
+            self.carried.take(layer, self.packed[layer.key])
+        self.seen.release()
+        self.plain.release()
+        took = (time.perf_counter() - start) / len(stage)
+        return [self._report(layer, held, errors[layer.key], layer in better, took) for layer in stage]
+
+    def _moments(self, stage: Stage) -> tuple[InputMoments, InputMoments]:
+        width = self.packed[stage[0].key].codes.shape[1]
+        readers = self.readers[stage[0].key]
+        parts = []
+        border = len(self.samples) - held_out(len(self.samples))
+        for chosen in (range(border), range(border, len(self.samples))):
+            if len(readers) > 1:
+                pairs = self._float_inputs(readers, chosen)
+            else:
+                seen, plain = (side.reach(stage[0].data) for side in (self.seen, self.plain))
+                pairs = ((seen[index], plain[index]) for index in chosen)
+            found = InputMoments.of(pairs, width)
+            if not np.isfinite(found.seen).all() or not np.isfinite(found.plain).all():
+                raise DataError(
+                    "A layer's input is not finite on the calibration data.",
+                    where=f"{stage[0].op} '{stage[0].node}', input '{stage[0].data}'",
+                    hint="Check the samples, or keep the layer in float with --exclude.",
+                )
+            parts.append(found)
+        return parts[0], parts[1]
+
+    def _float_inputs(
+        self, readers: Sequence[WeightLayer], chosen: range
+    ) -> Iterator[tuple[NDArray[Any], NDArray[Any]]]:
+        """What all readers of a weight get in the float model, sample by sample."""
+        watched = self.model.clone()
+        values = values_by_name(watched.graph)
+        names = list(dict.fromkeys(layer.data for layer in readers))
+        computed = [name for name in names if not values[name].is_graph_input()]
+        shown = {value.name for value in watched.graph.outputs}
+        watched.graph.outputs.extend(values[name] for name in computed if name not in shown)
+        session = open_session(watched)
+        for index in chosen:
+            sample = self.samples[index]
+            found = {**sample, **dict(zip(computed, session.run(computed, sample), strict=True))}
+            yield from ((found[layer.data], found[layer.data]) for layer in readers)
+
+    def _target(
+        self, stage: Stage, train: InputMoments, held: InputMoments
+    ) -> tuple[Array | None, float | None]:
+        """What to multiply the weights by first, against the errors that have come in before this layer.
+
+        The weakest ridge that still pays on held-out rows; None for weights as they are.
+        """
+        best: Array | None = None
+        chosen = None
+        least = sum(held.error(self._float(layer), self._float(layer)) for layer in stage)
+        for ridge in _RIDGES:
+            pull = train.pull(ridge)
+            error = sum(held.error(self._float(layer) @ pull, self._float(layer)) for layer in stage)
+            if error >= least:
+                break
+            best, chosen, least = pull, ridge, error
+        return best, chosen
+
+    def _spread(self, moments: InputMoments) -> Spread:
+        try:
+            return spread(moments.seen, self.options.percdamp, act_order=self.options.act_order)
+        except np.linalg.LinAlgError as error:
+            raise RecipeError(
+                "The damping is too small for these inputs.",
+                where="weight_only.percdamp",
+                observed=self.options.percdamp,
+                hint="Use 0.01, the default, or more; or give more samples.",
+            ) from error
+
+    def _gptq(self, weight: NDArray[Any], pull: Array | None, spreading: Spread) -> Packed:
+        target = weight if pull is None else weight @ pull
+        return gptq(target, spreading, self.options.scheme, search=self.options.range == "mse")
+
+    def _float(self, layer: WeightLayer) -> NDArray[Any]:
+        array = constant_array(self.model.graph.initializers[layer.weight])
+        assert array is not None
+        return layer.matrix(array)
+
+    def _report(
+        self, layer: WeightLayer, held: InputMoments, errors: Sequence[float], kept: bool, took: float
+    ) -> LayerReport:
+        power = held.signal(self._float(layer))
+        before, after = (float(10 * np.log10(max(power, 1e-30) / max(e, 1e-30))) for e in errors)
+        return LayerReport(layer.node, layer.op, before, after if kept else before, kept, took)

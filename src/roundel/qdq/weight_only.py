@@ -1,0 +1,188 @@
+"""Matrices in few bits: MatMulNBits, or DequantizeLinear with blocks before the product."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+import numpy as np
+import onnx_ir as ir
+from numpy.typing import NDArray
+
+from roundel.errors import ModelError, RecipeError
+from roundel.model.graph import opset_version
+from roundel.model.session import open_session
+from roundel.numerics.packed import Packed, in_blocks, in_bytes, round_packed
+from roundel.plan.weight_only import WeightLayer
+from roundel.qdq.pairs import MICROSOFT, Names, constant
+from roundel.recipe import Recipe, WeightOnly
+
+BLOCKED_OPSET = 21
+_BLOCKED_IR_VERSION = 10
+_CODES = {
+    (4, True): ir.DataType.INT4,
+    (4, False): ir.DataType.UINT4,
+    (8, True): ir.DataType.INT8,
+    (8, False): ir.DataType.UINT8,
+}
+
+
+def write_weights(
+    model: ir.Model,
+    layers: tuple[WeightLayer, ...],
+    packed: Mapping[tuple[str, bool], Packed],
+    options: WeightOnly,
+) -> ir.Model:
+    """A copy of the prepared model whose layers read the packed weights.
+
+    Args:
+        model: the prepared float model.
+        layers: what to change.
+        packed: the weight of each layer, by the layer's key; layers with one key share it.
+        options: format and accuracy level.
+    """
+    result = model.clone()
+    nodes = {str(node.name): node for node in result.graph}
+    writer = _blocked(result, packed) if options.format == "qdq" else _Packer(result, packed, options)
+    for layer in layers:
+        writer.rewrite(nodes[layer.node], layer)
+    for name in {layer.weight for layer in layers}:
+        value = result.graph.initializers[name]
+        if not value.uses() and not value.is_graph_output():
+            del result.graph.initializers[name]
+    result.graph.sort()
+    return result
+
+
+def check_kernel(recipe: Recipe) -> None:
+    """Refuse a format that the installed ONNX Runtime does not compute, before any work is done."""
+    if recipe.mode != "weight_only":
+        return
+    scheme = recipe.weight_only.scheme
+    layer = WeightLayer("product", "MatMul", "x", "w", "y", transposed=False)
+    stored = round_packed(np.ones((1, scheme.size), np.float32), scheme, search=False)
+    x, y = (
+        ir.Value(name=name, shape=ir.Shape([1, size]), type=ir.TensorType(ir.DataType.FLOAT))
+        for name, size in (("x", scheme.size), ("y", 1))
+    )
+    graph = ir.Graph([x], [], nodes=[], opset_imports={"": BLOCKED_OPSET})
+    weight = constant(graph, "w", np.ones((scheme.size, 1), np.float32))
+    graph.append(ir.Node("", "MatMul", [x, weight], outputs=[y], name="product"))
+    graph.outputs.append(y)
+    model = ir.Model(graph, ir_version=_BLOCKED_IR_VERSION)
+    try:
+        open_session(write_weights(model, (layer,), {layer.key: stored}, recipe.weight_only))
+    except ModelError as error:
+        raise RecipeError(
+            "The installed ONNX Runtime does not compute this format.",
+            where=f"weight_only: {scheme}, {recipe.weight_only.format}",
+            observed=error.observed,
+            hint="Update onnxruntime, or use 4 bits.",
+        ) from error
+
+
+def _blocked(model: ir.Model, packed: Mapping[tuple[str, bool], Packed]) -> _Dequantizer:
+    opset = opset_version(model)
+    if opset < BLOCKED_OPSET:
+        raise ModelError(
+            "The model cannot hold DequantizeLinear with blocks.",
+            where="weight_only.format: qdq",
+            observed=f"opset {opset}, which ONNX's converter could not raise",
+            expected=f"opset {BLOCKED_OPSET}",
+            hint="Export the model at opset 21, or use weight_only.format: matmul_nbits.",
+        )
+    model.ir_version = max(model.ir_version or 0, _BLOCKED_IR_VERSION)
+    return _Dequantizer(model, packed)
+
+
+class _Packer:
+    """Puts MatMulNBits in the place of a product."""
+
+    def __init__(
+        self, model: ir.Model, packed: Mapping[tuple[str, bool], Packed], options: WeightOnly
+    ) -> None:
+        self.graph, self.packed, self.options = model.graph, packed, options
+        self.names = Names(model.graph)
+        self.graph.opset_imports.setdefault(MICROSOFT, 1)
+        self._made: dict[tuple[str, bool], list[ir.Value]] = {}
+
+    def rewrite(self, node: ir.Node, layer: WeightLayer) -> None:
+        """The product by codes; what Gemm adds is added behind it."""
+        outputs, inputs = self.packed[layer.key].codes.shape
+        sizes = {"K": inputs, "N": outputs, "bits": self.options.bits, "block_size": self.options.group_size}
+        if self.options.accuracy_level:
+            sizes["accuracy_level"] = self.options.accuracy_level
+        old = node.outputs[0]
+        bias = node.inputs[2] if len(node.inputs) > 2 else None
+        out = ir.Value(name=self.names(f"{layer.node}_product"), shape=old.shape, type=old.type)
+        attributes = [ir.AttrInt64(name, value) for name, value in sizes.items()]
+        operands = [node.inputs[0], *self._constants(layer)]
+        product = ir.Node(
+            MICROSOFT, "MatMulNBits", operands, attributes=attributes, outputs=[out], name=layer.node
+        )
+        new = [product]
+        if bias is not None:
+            name = self.names(f"{layer.node}_bias")
+            out = ir.Value(name=self.names(f"{name}_sum"), shape=old.shape, type=old.type)
+            new.append(ir.Node("", "Add", [product.outputs[0], bias], outputs=[out], name=name))
+        self.graph.insert_before(node, new)
+        old.replace_all_uses_with(out, replace_graph_outputs=True)
+        self.graph.remove(node, safe=True)
+        old.name, out.name = None, layer.output
+
+    def _constants(self, layer: WeightLayer) -> list[ir.Value]:
+        """Codes, scales and, where they differ from the middle code, zero points; made once for each key."""
+        if layer.key in self._made:
+            return self._made[layer.key]
+        stored = self.packed[layer.key]
+        scheme, params = stored.scheme, stored.params
+        blocks = in_blocks(stored.codes, scheme.size)
+        missing = blocks[0].size - stored.codes.shape[1]
+        if missing:
+            blocks[:, -1, -missing:] = params.zero[:, -1:]  # codes of zero weights, whatever reads them
+        parts: dict[str, NDArray[Any]] = {"packed": in_bytes(blocks, scheme.bits), "scales": params.scale}
+        if not scheme.symmetric:
+            parts["zero_points"] = in_bytes(params.zero, scheme.bits)
+        self._made[layer.key] = [
+            constant(self.graph, self.names(f"{layer.weight}_{part}"), array) for part, array in parts.items()
+        ]
+        return self._made[layer.key]
+
+
+class _Dequantizer:
+    """Puts DequantizeLinear before a product."""
+
+    def __init__(self, model: ir.Model, packed: Mapping[tuple[str, bool], Packed]) -> None:
+        self.graph, self.packed, self.names = model.graph, packed, Names(model.graph)
+        self._made: dict[tuple[str, bool], ir.Value] = {}
+
+    def rewrite(self, node: ir.Node, layer: WeightLayer) -> None:
+        """The product stays as it is and reads restored weights."""
+        if layer.key not in self._made:
+            self._made[layer.key] = self._restored(node, layer)
+        node.replace_input_with(1, self._made[layer.key])
+
+    def _restored(self, node: ir.Node, layer: WeightLayer) -> ir.Value:
+        stored = self.packed[layer.key]
+        scheme, params = stored.scheme, stored.params
+        kind = _CODES[scheme.bits, scheme.symmetric].numpy()
+        shift = scheme.middle if scheme.symmetric else 0
+        codes = (stored.codes.astype(np.int16) - shift).astype(kind)
+        parts: dict[str, NDArray[Any]] = {"quantized": codes, "scale": params.scale}
+        if not scheme.symmetric:
+            parts["zero_point"] = params.zero.astype(kind)
+        constants = [
+            constant(self.graph, self.names(f"{layer.weight}_{part}"), layer.tensor(array))
+            for part, array in parts.items()
+        ]
+        out = ir.Value(
+            name=self.names(f"{layer.weight}_DequantizeLinear_Output"),
+            shape=constants[0].shape,
+            type=ir.TensorType(ir.DataType.FLOAT),
+        )
+        where = {"axis": 1 if layer.transposed else 0, "block_size": scheme.size}
+        attributes = [ir.AttrInt64(name, value) for name, value in where.items()]
+        name = self.names(f"{layer.weight}_DequantizeLinear")
+        made = ir.Node("", "DequantizeLinear", constants, attributes=attributes, outputs=[out], name=name)
+        self.graph.insert_before(node, made)
+        return out
