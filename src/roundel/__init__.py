@@ -14,6 +14,7 @@ from roundel.version import VERSION
 
 if TYPE_CHECKING:
     from roundel.compare.models import compare
+    from roundel.conversion import ConvertResult, convert
     from roundel.data import RandomSpec as RandomData
     from roundel.errors import (
         DataError,
@@ -35,6 +36,7 @@ __version__ = VERSION
 
 # Names are looked up on first use, so that `import roundel` costs nothing.
 _HOMES = {
+    "ConvertResult": "roundel.conversion",
     "DataError": "roundel.errors",
     "DependencyError": "roundel.errors",
     "ModelError": "roundel.errors",
@@ -48,6 +50,7 @@ _HOMES = {
     "SelectionError": "roundel.errors",
     "VerifyError": "roundel.errors",
     "compare": "roundel.compare",
+    "convert": "roundel.conversion",
     "evaluate_folders": "roundel.evaluate",
     "evaluate_models": "roundel.evaluate",
     "infer": "roundel.evaluate",
@@ -58,6 +61,7 @@ _HOMES = {
 _RENAMED = {"RandomData": "RandomSpec"}
 
 __all__ = [
+    "ConvertResult",
     "DataError",
     "DependencyError",
     "ModelError",
@@ -71,6 +75,7 @@ __all__ = [
     "SelectionError",
     "VerifyError",
     "compare",
+    "convert",
     "evaluate_folders",
     "evaluate_models",
     "infer",

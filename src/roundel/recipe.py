@@ -17,6 +17,7 @@ from roundel.types import (
     BlockType,
     FloatScheme,
     FloatType,
+    PackedScheme,
     QType,
     Range,
     ScaleKind,
@@ -142,6 +143,8 @@ class Calibration(Section):
     """Mse with power-of-two scales: over all values, most common choice of the samples, without tails."""
     moving_average: Annotated[float, Field(gt=0, le=1)] | Literal["mean"] | None = None
     """Minmax: 'mean' of the samples' extremes, or the constant of an exponential average."""
+    margin: Annotated[float, Field(ge=1, le=16)] = 1.0
+    """Factor on the chosen ranges: room for values that the samples did not show, where 16 bits can spare it."""
 
 
 class Subgraph(Section):
@@ -316,14 +319,40 @@ class Finetune(Section):
     """Tune the layers of a residual block together, on the block's output."""
 
 
+class Smooth(Section):
+    """SmoothQuant: outliers of a layer's input move into its weights; exact in float, for transformers."""
+
+    enabled: bool = False
+    """Whether it runs, at any effort."""
+    alpha: Annotated[float, Field(ge=0, le=1)] | Literal["auto"] = 0.5
+    """Share of the difficulty that moves to the weights, or 'auto': the best of six for each tensor."""
+    insert: bool = False
+    """Put a Mul before layers whose input has no norm or layer above that could take the factors."""
+
+
+class Rotate(Section):
+    """QuaRot R1: a Hadamard matrix spreads the outliers of a transformer's residual stream; exact in float."""
+
+    enabled: bool = False
+    """Whether it runs, at any effort."""
+    seed: Annotated[int, Field(ge=0)] = 0
+    """Of the matrix's signs; the same seed gives the same model."""
+    insert: bool = False
+    """Put a MatMul where the stream begins or ends at something that cannot be rotated itself."""
+
+
 class Improve(Section):
     """What `effort` fast and high do beyond calibration; each step is kept where a held-out error falls."""
 
     samples: Annotated[int, Field(ge=2)] = 128
     """Most samples that the steps below look at."""
+    ranges: bool = True
+    """Widen or narrow ranges of activations where the model's outputs gain."""
     rounding: bool = True
     """Choose rounding, weight scales and biases layer by layer, on the quantized layers before."""
     equalize: Equalize = Equalize()
+    rotate: Rotate = Rotate()
+    smooth: Smooth = Smooth()
     finetune: Finetune = Finetune()
 
 
@@ -406,13 +435,65 @@ class Placement(Section):
     """Operators whose outputs stay float."""
 
 
+class Blocks(Section):
+    """How the block formats (bfp16, mx4 to mx9, mxfp*, mxint8) cut and round a tensor."""
+
+    rounding: Literal["half_even", "half_away", "half_up"] = "half_even"
+    """Where a value in the middle goes; the mxfp formats always round half to even."""
+    block_size: Annotated[int, Field(ge=2, le=1024)] | None = None
+    """Neighbours that share an exponent: 8 (bfp16), 16 (mx4 to mx9), 32 (mxfp*, mxint8) if not given."""
+    axis: int = 1
+    """Along which blocks lie, where no operator says otherwise; the channels of an image."""
+    refine_axis: bool = True
+    """Blocks of MatMul and Gemm lie along the axis that is summed over, those of Softmax along its own."""
+    bit_width: Annotated[int, Field(ge=10, le=32)] | None = None
+    """Bfp16 and mx4 to mx9: bits of the shared exponent (8) and of one value; the type's own if not given."""
+    sub_block_size: Annotated[int, Field(ge=1, le=1024)] = 2
+    """Mx4, mx6, mx9: neighbours that share a shift."""
+    sub_block_shift_bits: Annotated[int, Field(ge=0, le=8)] = 1
+    """Mx4, mx6, mx9: bits of a shift."""
+    compiler: bool = False
+    """Bfp16: raise a block's exponent where its largest value would round past it, as AMD's compiler does."""
+    bfloat16_first: bool = False
+    """Bfp16 and mx4 to mx9: round to bfloat16 before anything else."""
+
+
 class Floats(Section):
     """How bfloat16 and float16 tensors are written."""
 
-    form: Literal["pair", "cast"] = "pair"
-    """Pair: AMD's quantize and dequantize operators; cast: a Cast there and a Cast back."""
+    form: Literal["pair", "cast", "plain"] = "pair"
+    """AMD's operators; casts there and back; or rounded constants only, for a compiler that does the rest."""
     clip: bool = False
     """Clip activations to the type's finite range before they are rounded."""
+
+
+class WeightOnly(Section):
+    """Mode weight_only: the weights of MatMul and Gemm in few bits, everything else in float."""
+
+    bits: Literal[2, 4, 8] = 4
+    """Of one weight."""
+    group_size: Literal[16, 32, 64, 128, 256] = 128
+    """Neighbouring inputs of an output that share a scale."""
+    symmetric: bool = True
+    """The middle code stands for zero; otherwise each group has a zero point, too."""
+    range: Literal["minmax", "mse"] = "mse"
+    """A group's range holds its extremes, or gives the least squared error."""
+    algorithm: Literal["round", "gptq"] = "round"
+    """Round to nearest, which needs no data, or let later weights make up for the errors of earlier ones."""
+    percdamp: Annotated[float, Field(gt=0, le=1)] = 0.01
+    """Gptq: share of the inputs' mean power that is added to each input's, against overfitting."""
+    act_order: bool = False
+    """Gptq: begin with the inputs of the most power instead of the first."""
+    format: Literal["matmul_nbits", "qdq"] = "matmul_nbits"
+    """One com.microsoft operator, or DequantizeLinear with blocks (opset 21) before MatMul and Gemm."""
+    accuracy_level: Literal[0, 1, 2, 3, 4] = 0
+    """MatMulNBits may compute in: 0 and 1 float32, 2 float16, 3 bfloat16, 4 int8."""
+
+    @property
+    def scheme(self) -> PackedScheme:
+        """As the rooms use it; MatMulNBits takes negative scales, other readers of Q/DQ nodes may not."""
+        mirrored = self.symmetric and self.format == "matmul_nbits"
+        return PackedScheme(self.bits, self.group_size, self.symmetric, mirrored)
 
 
 Pixels = Annotated[int, Field(ge=1)]
@@ -450,6 +531,8 @@ class Output(Section):
     """Raise the opset; 21 has native 16-bit Q/DQ."""
     half_weights: bool = False
     """Store bfloat16 and float16 constants in 16 bits instead of 32: exact, and half the size."""
+    strip_functions: bool = False
+    """Leave out the bodies of AMD's operators: for tools that bring their own; ONNX Runtime alone cannot."""
 
 
 class Verify(Section):
@@ -468,8 +551,8 @@ class Recipe(Section):
     """Of the preset or recipe."""
     title: str = ""
     """One line for people."""
-    mode: Literal["static", "dynamic"] = "static"
-    """Static: calibrated; dynamic: activations are measured at run time."""
+    mode: Literal["static", "dynamic", "weight_only"] = "static"
+    """Static: calibrated; dynamic: activations are measured at run time; weight_only: they stay float."""
     effort: Literal["none", "fast", "high"] = "none"
     """None: calibration only; fast: equalization, rounding, bias correction; high: also fine-tuning."""
     activations: Activations = Activations()
@@ -482,7 +565,9 @@ class Recipe(Section):
     data: Data = Data()
     prepare: Prepare = Prepare()
     placement: Placement = Placement()
+    blocks: Blocks = Blocks()
     floats: Floats = Floats()
+    weight_only: WeightOnly = WeightOnly()
     npu: Npu = Npu()
     output: Output = Output()
     improve: Improve = Improve()
@@ -515,11 +600,19 @@ class Recipe(Section):
 
     @property
     def finetuning(self) -> Literal["none", "adaround", "adaquant"]:
-        """The algorithm that tunes; effort high means AdaRound where no other is named."""
-        if self.mode == "dynamic":
+        """The algorithm that tunes; effort high means AdaRound, or AdaQuant for weights without codes."""
+        if self.mode != "static":
             return "none"
         named = self.improve.finetune.algorithm
-        return "adaround" if named == "none" and self.effort == "high" else named
+        if named != "none" or self.effort != "high":
+            return named
+        return "adaround" if isinstance(self.weights.scheme, Scheme) else "adaquant"
+
+    @property
+    def wanted_opset(self) -> int | None:
+        """The opset to raise the model to: the recipe's own, or the first that has what is to be written."""
+        blocked = self.mode == "weight_only" and self.weight_only.format == "qdq"
+        return 21 if blocked else self.output.opset
 
     def merged(self, changes: dict[str, Any]) -> Recipe:
         """A copy with nested changes applied and validated."""

@@ -5,12 +5,14 @@ from __future__ import annotations
 from collections.abc import Iterator
 from typing import TYPE_CHECKING
 
-from roundel.types import FloatScheme, QType, Scheme, needs_range
+from roundel.types import BlockType, FloatScheme, QType, Scheme, needs_range
 
 if TYPE_CHECKING:
     from roundel.recipe import Recipe
 
 _INTEGERS = frozenset(t.value for t in QType)
+_BLOCKS = frozenset(t.value for t in BlockType)
+_MICRO_EXPONENTS = frozenset({"mx4", "mx6", "mx9"})
 _RANGE_METHODS = frozenset({"minmax", "percentile", "entropy", "distribution"})
 _ACTIVATION_WORDS = ("symmetric", "scale")
 _WEIGHT_WORDS = ("symmetric", "scale", "per_channel", "reduce_range", "method")
@@ -20,9 +22,11 @@ def contradictions(recipe: Recipe) -> Iterator[str]:
     """One sentence for each setting that the recipe's types leave without effect or without sense."""
     yield from _integer_words(recipe)
     yield from _float_words(recipe)
+    yield from _block_words(recipe)
     yield from _biases(recipe)
     yield from _calibration(recipe)
     yield from _steps(recipe)
+    yield from _weight_only(recipe)
 
 
 def _override_types(recipe: Recipe) -> set[str]:
@@ -65,13 +69,43 @@ def _float_words(recipe: Recipe) -> Iterator[str]:
     for where, section in (("activations", recipe.activations), ("weights", recipe.weights)):
         if section.scaled and not isinstance(section.scheme, FloatScheme):
             yield f"{where}.scaled means bfloat16 and float16, and {where}.type is {section.type}"
+    more = recipe.activations.scaled or recipe.weights.scaled or recipe.floats.clip
+    if recipe.floats.form == "plain" and more:
+        yield "floats.form plain leaves no place for a scale or a clip; use pair or cast"
     types = {recipe.activations.type, recipe.weights.type, *_override_types(recipe)}
-    if types & {"bfloat16", "float16"}:
+    floats = types & {"bfloat16", "float16"}
+    blocks = types & {t.value for t in BlockType}
+    if recipe.output.strip_functions and not (blocks or (floats and recipe.floats.form == "pair")):
+        yield "output.strip_functions means AMD's operators, and this recipe writes none"
+    if floats:
         return
     if recipe.floats != type(recipe.floats)():
         yield "the section 'floats' means bfloat16 and float16, which this recipe does not use"
     if recipe.output.half_weights:
         yield "output.half_weights needs bfloat16 or float16 weights"
+
+
+def _block_words(recipe: Recipe) -> Iterator[str]:
+    """What only some of the block formats have."""
+    options = recipe.blocks
+    types = {recipe.activations.type, recipe.weights.type, *_override_types(recipe)} & _BLOCKS
+    if not types:
+        if options != type(options)():
+            yield "the section 'blocks' means block formats, which this recipe does not use"
+        return
+    owners = {
+        "rounding": {"mxint8", "bfp16", *_MICRO_EXPONENTS},
+        "bit_width": {"bfp16", *_MICRO_EXPONENTS},
+        "bfloat16_first": {"bfp16", *_MICRO_EXPONENTS},
+        "sub_block_size": _MICRO_EXPONENTS,
+        "sub_block_shift_bits": _MICRO_EXPONENTS,
+        "compiler": {"bfp16"},
+    }
+    for name in _changed(options, tuple(owners)):
+        if not types & owners[name]:
+            yield f"blocks.{name} means {', '.join(sorted(owners[name]))}, which this recipe does not use"
+    if types & _MICRO_EXPONENTS and (options.block_size or 16) % options.sub_block_size:
+        yield "blocks.sub_block_size must divide the block size"
 
 
 def _biases(recipe: Recipe) -> Iterator[str]:
@@ -103,3 +137,23 @@ def _steps(recipe: Recipe) -> Iterator[str]:
         yield f"improve.equalize.enabled {what}"
     if recipe.improve.finetune.algorithm == "adaround":
         yield f"AdaRound rounds integer codes, and weights.type is {recipe.weights.type}; use adaquant"
+
+
+def _weight_only(recipe: Recipe) -> Iterator[str]:
+    options = recipe.weight_only
+    if recipe.mode != "weight_only":
+        if options != type(options)():
+            yield f"the section 'weight_only' means mode weight_only, and the mode is {recipe.mode}"
+        return
+    if recipe.effort != "none":
+        yield "effort belongs to mode static; weight_only.algorithm says what is done to the weights"
+    if recipe.overrides:
+        yield "overrides change Q/DQ pairs, which mode weight_only does not write; use selection.exclude"
+    if options.algorithm != "gptq" and (options.act_order or options.percdamp != type(options)().percdamp):
+        yield f"act_order and percdamp belong to gptq, and weight_only.algorithm is {options.algorithm}"
+    if options.format == "qdq" and options.accuracy_level:
+        yield "weight_only.accuracy_level is a setting of MatMulNBits, and weight_only.format is qdq"
+    if options.format == "qdq" and recipe.output.opset == 17:
+        yield "weight_only.format qdq needs blocks in DequantizeLinear, and output.opset is 17: use 21"
+    if options.format == "qdq" and options.bits == 2:
+        yield "weight_only.format qdq has 4 and 8 bits; 2 bits need matmul_nbits"

@@ -28,8 +28,8 @@ from roundel.calibrate.ranges import (
 )
 from roundel.calibrate.state import QuantState
 from roundel.model.graph import constant_array
-from roundel.numerics.affine import bias_params, params_from_range
-from roundel.numerics.short_floats import scale_to_range
+from roundel.numerics.affine import bias_params, params_from_range, round_scale
+from roundel.numerics.short_floats import held, overflows, scale_to_range
 from roundel.plan.types import Derived, Fixed, QuantPlan, Role, Shared, TensorPlan
 from roundel.recipe import Recipe, Weights
 from roundel.types import FloatScheme, QParams, QType, Range, ScaleKind, Scheme
@@ -89,15 +89,15 @@ def resolve(model: ir.Model, plan: QuantPlan, stats: Mapping[str, Observer], rec
     """
     resolver = _Resolver(model.graph.initializers, plan, stats, recipe)
     for tensor in plan.tensors.values():
-        if isinstance(tensor.scheme, FloatScheme) and tensor.scheme.scaled:
-            resolver.scales[tensor.name] = resolver.float_scale(tensor)
+        if isinstance(tensor.scheme, FloatScheme):
+            resolver.short_float(tensor, tensor.scheme)
         elif isinstance(tensor.scheme, Scheme) and not isinstance(tensor.source, Derived):
             resolver.params[tensor.name] = resolver.independent(tensor)
     for tensor in plan.tensors.values():
         if isinstance(tensor.source, Derived):
             resolver.bias(tensor)
     kept = replace(plan, tensors=resolver.plans)
-    return QuantState(kept, resolver.params, resolver.scales, notes=tuple(resolver.notes))
+    return QuantState(kept, resolver.params, resolver.scales, resolver.values, notes=tuple(resolver.notes))
 
 
 class _Resolver:
@@ -112,6 +112,7 @@ class _Resolver:
         self.plans = dict(plan.tensors)
         self.params: dict[str, QParams] = {}
         self.scales: dict[str, NDArray[np.float32]] = {}
+        self.values: dict[str, NDArray[Any]] = {}
         self.notes: list[str] = []
         self._method = method_of(recipe)
         self._groups: dict[tuple[str, ...], QParams] = {}
@@ -128,16 +129,20 @@ class _Resolver:
             self._groups[leaders] = self._group(leaders, tensor)
         return self._groups[leaders]
 
-    def float_scale(self, tensor: TensorPlan) -> NDArray[np.float32]:
-        """Brings the largest magnitude to the top of the type's target range; 1 where all is zero."""
-        assert isinstance(tensor.scheme, FloatScheme)
+    def short_float(self, tensor: TensorPlan, scheme: FloatScheme) -> None:
+        """A scale where one is wanted; a constant beyond the type's range is brought to its end."""
+        if scheme.scaled:
+            self.scales[tensor.name] = scale_to_range(self._largest(tensor), scheme.ftype)
+        elif tensor.role is not Role.ACTIVATION and overflows(self.array(tensor.name), scheme.ftype):
+            self.values[tensor.name] = held(self.array(tensor.name), scheme.ftype)
+            self.notes.append(f"'{tensor.name}' exceeds {scheme.ftype.value}: clipped to its largest value")
+
+    def _largest(self, tensor: TensorPlan) -> float:
         if tensor.role is not Role.ACTIVATION:
-            largest = float(np.abs(self.array(tensor.name)).max(initial=0.0))
-        elif isinstance(tensor.source, Fixed):
-            largest = tensor.source.range.absmax
-        else:
-            largest = max(self._magnitude(name) for name in self.plan.leaders(tensor.name))
-        return scale_to_range(largest, tensor.scheme.ftype)
+            return float(np.abs(self.array(tensor.name)).max(initial=0.0))
+        if isinstance(tensor.source, Fixed):
+            return tensor.source.range.absmax
+        return max(self._magnitude(name) for name in self.plan.leaders(tensor.name))
 
     def _magnitude(self, name: str) -> float:
         """Of one leader of a group."""
@@ -173,16 +178,24 @@ class _Resolver:
             # Tied by the NPU's alignment: each member's own best scale, and the largest of them for all.
             # A tensor that was zero throughout has no wish of its own.
             alive = [n for n in observed if self.stats[n].low or self.stats[n].high] or observed
-            each = [choose(self._method, self.stats[name], tensor.integer) for name in alive]
+            each = [self._chosen(self.stats[name], tensor) for name in alive]
             return max(each, key=lambda params: float(params.scale))
         if not fixed:
-            return choose(self._method, self._merged(observed), tensor.integer)
+            return self._chosen(self._merged(observed), tensor)
         whole = fixed[0]
         for more in fixed[1:]:
             whole = whole.union(more)
         for name in observed:
             whole = whole.union(Range(self.stats[name].low, self.stats[name].high))
         return _fixed(whole, tensor)
+
+    def _chosen(self, observer: Observer, tensor: TensorPlan) -> QParams:
+        """By the recipe's method, with its margin for values that the data did not show."""
+        params = choose(self._method, observer, tensor.integer)
+        margin = self.recipe.calibration.margin
+        if margin == 1:
+            return params
+        return replace(params, scale=round_scale(params.scale * margin, tensor.integer.scale))
 
     def _merged(self, names: list[str]) -> Observer:
         if len(names) == 1:

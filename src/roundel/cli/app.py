@@ -12,6 +12,7 @@ from typer.core import TyperGroup
 from roundel.cli import (
     check,
     compare,
+    convert,
     demo,
     deploy,
     evaluate,
@@ -50,6 +51,7 @@ app = typer.Typer(
 
 for _command in (
     quantize,
+    convert,
     check,
     explain,
     inspect,

@@ -69,15 +69,20 @@ class LoadedModel:
     notes: tuple[str, ...]
 
 
-def load_model(source: ModelSource, *, allow_quantized: bool = False) -> LoadedModel:
+def load_model(
+    source: ModelSource, *, allow_quantized: bool = False, opaque: str | None = None
+) -> LoadedModel:
     """Read and normalise a model. The source itself is never changed.
 
     Args:
         source: a file, serialised bytes, a ModelProto, or an onnx-ir model.
         allow_quantized: accept a model that holds Q/DQ nodes (inspection of finished models).
+        opaque: a domain whose functions are dropped instead of inlined: its operators stay nodes.
     """
     path = Path(source) if isinstance(source, str | Path) else None
     model = _read(source)
+    for key in [key for key in model.functions if key[0] == opaque]:
+        del model.functions[key]
     where = path or "the model passed in"
     _refuse_empty(model, where)
     check_structure(model, where)

@@ -71,6 +71,14 @@ def _check_place(path: Path) -> None:
         )
 
 
+def same_file(one: Path, other: Path) -> bool:
+    """Whether two paths name one file, now or once it is written."""
+    try:
+        return one.resolve() == other.resolve() or one.samefile(other)
+    except OSError:  # one of them does not exist
+        return False
+
+
 def write_text(path: Path, text: str) -> None:
     """Write a text file atomically."""
     with replacing(path) as temporary:
@@ -106,6 +114,20 @@ def staged(model: ir.Model, path: Path, *, external_data: bool = False) -> Itera
     except BaseException:
         data.unlink(missing_ok=True)
         raise
+
+
+@contextmanager
+def staged_or_temporary(model: ir.Model, path: Path | None, *, external_data: bool = False) -> Iterator[Path]:
+    """As `staged`; without a path, a file that vanishes with the block."""
+    if path is not None:
+        with staged(model, path, external_data=external_data) as file:
+            yield file
+        return
+    with (
+        tempfile.TemporaryDirectory(prefix="roundel-") as folder,
+        staged(model, Path(folder) / "model.onnx") as file,
+    ):
+        yield file
 
 
 def _free_data_path(path: Path) -> Path:

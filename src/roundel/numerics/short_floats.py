@@ -44,3 +44,10 @@ def bits(array: NDArray[Any], ftype: FloatType) -> NDArray[np.uint16]:
     if ftype is FloatType.BFLOAT16:
         return bfloat16.to_bits(held(array, ftype))
     return float16.to_float16(held(array, ftype)).view(np.uint16)
+
+
+def rounded(array: NDArray[Any], ftype: FloatType) -> NDArray[np.float32]:
+    """Each value as the type holds it, in float32; what is finite stays finite."""
+    if ftype is FloatType.BFLOAT16:
+        return bfloat16.round_bfloat16(held(array, ftype))
+    return float16.round_float16(held(array, ftype))

@@ -4,12 +4,16 @@ from __future__ import annotations
 
 import onnx_ir as ir
 
+from roundel.numerics.block_float import BlockFloat
+from roundel.numerics.float_bits import Rounding
+from roundel.numerics.micro_exponents import MicroExponents
+from roundel.numerics.microscaling import Microscaling
 from roundel.qdq.chain import Chain
-from roundel.qdq.pairs import QUARK, Names
+from roundel.qdq.functions.attributes import BlockFormat, operator, written
+from roundel.qdq.pairs import QUARK
+from roundel.recipe import Blocks
 from roundel.types import BlockScheme, BlockType
 
-_HALF_EVEN = 2
-_SHARED_EXPONENT_BITS = {BlockType.MX4: 11, BlockType.MX6: 13, BlockType.MX9: 16}
 _ELEMENTS = {
     BlockType.MXFP8E5M2: "fp8_e5m2",
     BlockType.MXFP8E4M3: "fp8_e4m3",
@@ -18,40 +22,24 @@ _ELEMENTS = {
     BlockType.MXFP4E2M1: "fp4_e2m1",
     BlockType.MXINT8: "int8",
 }
+_BITS = {BlockType.BFP16: 16, BlockType.MX4: 11, BlockType.MX6: 13, BlockType.MX9: 16}
 
 
-def block_nodes(
-    value: ir.Value, scheme: BlockScheme, names: Names, base: str, out: str, suffix: str = ""
-) -> list[ir.Node]:
+def block_format(block: BlockType, options: Blocks) -> BlockFormat:
+    """The numbers of a type, with what the recipe changes."""
+    rounding = Rounding[options.rounding.upper()]
+    if block in _ELEMENTS:
+        return Microscaling(_ELEMENTS[block], options.block_size or 32, rounding)
+    bits, first = options.bit_width or _BITS[block], options.bfloat16_first
+    if block is BlockType.BFP16:
+        return BlockFloat(bits, options.block_size or 8, rounding, options.compiler, first)
+    sub_block = options.sub_block_size, options.sub_block_shift_bits
+    return MicroExponents(bits, options.block_size or 16, *sub_block, rounding, first)
+
+
+def block_nodes(chain: Chain, scheme: BlockScheme, options: Blocks, out: str) -> list[ir.Node]:
     """From float32 to the values that the blocks hold, again in float32, in a tensor named `out`."""
-    chain = Chain(value, names, base, suffix)
-    op, settings = block_attributes(scheme)
-    attributes = tuple(ir.convenience.convert_attributes(settings))
-    chain.add(op, label="QuantizeDequantize", domain=QUARK, attributes=attributes)
+    form = block_format(scheme.block, options)
+    attributes = tuple(ir.convenience.convert_attributes(written(form, scheme.axis)))
+    chain.add(operator(form), label="QuantizeDequantize", domain=QUARK, attributes=attributes)
     return chain.end(out)
-
-
-def block_attributes(scheme: BlockScheme) -> tuple[str, dict[str, str | int]]:
-    """The operator of a block format, and its attributes."""
-    shared: dict[str, str | int] = {"axis": scheme.axis, "rounding_mode": _HALF_EVEN}
-    if scheme.block in _ELEMENTS:
-        return "MXQuantizeDequantize", {
-            "element_dtype": _ELEMENTS[scheme.block],
-            "block_size": 32,
-            **shared,
-        }
-    if scheme.block is BlockType.BFP16:
-        return "BFPQuantizeDequantize", {
-            "bfp_method": "to_bfp",
-            "bit_width": 16,
-            "block_size": 8,
-            **shared,
-        }
-    return "BFPQuantizeDequantize", {
-        "bfp_method": "to_bfp_prime",
-        "bit_width": _SHARED_EXPONENT_BITS[scheme.block],
-        "block_size": 16,
-        "sub_block_size": 2,
-        "sub_block_shift_bits": 1,
-        **shared,
-    }

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, Literal
 
 import numpy as np
 import onnx_ir as ir
@@ -12,11 +12,10 @@ from numpy.typing import NDArray
 from roundel.numerics.short_floats import bits, largest
 from roundel.qdq.chain import Chain
 from roundel.qdq.pairs import QUARK, Names, constant
-from roundel.recipe import Floats
 from roundel.types import FloatType
 
 _FLOAT32_MAX = float(np.finfo(np.float32).max)
-_TYPES = {FloatType.BFLOAT16: ir.DataType.BFLOAT16, FloatType.FLOAT16: ir.DataType.FLOAT16}
+ONNX_TYPES = {FloatType.BFLOAT16: ir.DataType.BFLOAT16, FloatType.FLOAT16: ir.DataType.FLOAT16}
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -38,7 +37,7 @@ class FloatCell:
     base: str
     ftype: FloatType
     factor: NDArray[np.float32] | None
-    form: str
+    form: Literal["pair", "cast"]
     ends: tuple[ir.Value, ...]
 
     @staticmethod
@@ -48,21 +47,21 @@ class FloatCell:
         base: str,
         ftype: FloatType,
         factor: NDArray[np.float32] | None,
-        floats: Floats,
+        form: Literal["pair", "cast"],
     ) -> FloatCell:
         """With the constants that its nodes share."""
         numbers: list[tuple[str, NDArray[Any]]] = []
-        if factor is not None or floats.form == "pair":
+        if factor is not None or form == "pair":
             numbers.append(("scale", np.asarray(1.0, np.float32) if factor is None else factor))
-        if floats.form == "pair":
-            numbers.append(("zero_point", np.zeros((), _TYPES[ftype].numpy())))
+        if form == "pair":
+            numbers.append(("zero_point", np.zeros((), ONNX_TYPES[ftype].numpy())))
         ends = tuple(constant(graph, names(f"{base}_{word}"), number) for word, number in numbers)
-        return FloatCell(graph, names, base, ftype, factor, floats.form, ends)
+        return FloatCell(graph, names, base, ftype, factor, form, ends)
 
     def there_and_back(self, value: ir.Value, out: str, *, clip: bool, suffix: str = "") -> list[ir.Node]:
         """From float32 to the value that the type holds, again in float32, in a tensor named `out`."""
         chain = Chain(value, self.names, self.base, suffix)
-        short = _TYPES[self.ftype]
+        short = ONNX_TYPES[self.ftype]
         if clip:
             chain.add("Clip", *self._bounds())
         if self.form == "pair":
@@ -70,14 +69,14 @@ class FloatCell:
         else:
             if self.ends:
                 chain.add("Div", *self.ends)
-            chain.add("Cast", label=f"Cast_{self.ftype.value}", dtype=short, attributes=_to(short))
+            chain.add("Cast", label="QuantizeLinear", dtype=short, attributes=_to(short))
         self._back(chain)
         return chain.end(out)
 
     def stored(self, array: NDArray[Any], out: str) -> list[ir.Node]:
         """A constant whose 16 bits are in the file, read into a tensor named `out`."""
         content = array if self.factor is None else array / self.factor
-        short = bits(content, self.ftype).view(_TYPES[self.ftype].numpy())
+        short = bits(content, self.ftype).view(ONNX_TYPES[self.ftype].numpy())
         codes = constant(self.graph, self.names(f"{self.base}_quantized"), short)
         chain = Chain(codes, self.names, self.base)
         self._back(chain)
@@ -87,7 +86,7 @@ class FloatCell:
         if self.form == "pair":
             chain.add("ExtendedDequantizeLinear", *self.ends, label="DequantizeLinear", domain=QUARK)
             return
-        chain.add("Cast", label="Cast_float32", attributes=_to(ir.DataType.FLOAT))
+        chain.add("Cast", label="DequantizeLinear", attributes=_to(ir.DataType.FLOAT))
         if self.ends:
             chain.add("Mul", *self.ends)
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Any
+from typing import Any, Literal
 
 import numpy as np
 import onnx_ir as ir
@@ -13,9 +13,12 @@ from roundel.model.graph import constant_array, opset_version, values_by_name
 from roundel.numerics.affine import quantize
 from roundel.plan.types import Role, Shared, TensorPlan
 from roundel.qdq.blocks import block_nodes
+from roundel.qdq.chain import Chain
 from roundel.qdq.dedicate import dedicate_dequantizers
 from roundel.qdq.floats import FloatCell
+from roundel.qdq.forms import put
 from roundel.qdq.functions import attach
+from roundel.qdq.lift import lift
 from roundel.qdq.pairs import MICROSOFT, QUARK, Dialect, Names, constant, dequantize_node, quantize_node
 from roundel.recipe import Recipe
 from roundel.targets.operators import is_operand
@@ -30,6 +33,8 @@ def write_qdq(model: ir.Model, state: QuantState, recipe: Recipe) -> ir.Model:
     for tensor in state.plan.tensors.values():
         writer.write(tensor)
     writer.finish()
+    if recipe.floats.form == "plain":
+        put(result.graph, lift(result.graph), "plain", half_weights=recipe.output.half_weights)
     return attach(result) if QUARK in result.graph.opset_imports else result
 
 
@@ -169,7 +174,8 @@ class _Writer:
         """The nodes between a float tensor and its stored values, read back."""
         name, scheme = tensor.name, tensor.scheme
         if isinstance(scheme, BlockScheme):
-            return block_nodes(value, scheme, self.names, name, out_name, suffix)
+            chain = Chain(value, self.names, name, suffix)
+            return block_nodes(chain, scheme, self.recipe.blocks, out_name)
         if isinstance(scheme, FloatScheme):
             clip = self.recipe.floats.clip and tensor.role is Role.ACTIVATION
             return self._cell(tensor, scheme).there_and_back(value, out_name, clip=clip, suffix=suffix)
@@ -189,9 +195,8 @@ class _Writer:
         made = self._cells.get(tensor.name)
         if made is None:
             factor = self.state.float_scales.get(tensor.name)
-            made = FloatCell.make(
-                self.graph, self.names, tensor.name, scheme.ftype, factor, self.recipe.floats
-            )
+            form: Literal["pair", "cast"] = "pair" if self.recipe.floats.form == "pair" else "cast"
+            made = FloatCell.make(self.graph, self.names, tensor.name, scheme.ftype, factor, form)
             self._cells[tensor.name] = made
         return made
 

@@ -193,6 +193,7 @@ CASES: dict[str, Case] = {
     ),
     "calibration.mode": Case(cnn, "most_common", base=POWER, data=growing),
     "calibration.moving_average": Case(cnn, "mean", data=growing),
+    "calibration.margin": Case(cnn, 2.0),
     "selection.op_types": Case(cnn, ["Relu"]),
     "selection.extra_op_types": Case(
         chain(node("Conv", ["x", "w"], ["c"]), node("Exp", ["c"], ["y"]), w=W3), ["Exp"]
@@ -490,6 +491,7 @@ CASES: dict[str, Case] = {
     ),
     "output.opset": Case(cnn, 21),
     "output.half_weights": Case(cnn, True, recipe="bf16"),
+    "output.strip_functions": Case(cnn, True, recipe="bf16"),
     "effort": Case(uneven, "fast", data=many),
     "improve.samples": Case(uneven, 4, base=FAST, data=many),
     "improve.rounding": Case(uneven, False, base=FAST, data=many),
