@@ -90,7 +90,9 @@ def _kept(recipe: Recipe, model: ir.Model) -> int:
 
 
 def open_data(model: ir.Model, settings: Data, data: object) -> Samples:
-    """The samples that the recipe's data section describes."""
+    """The samples that the recipe's data section describes; samples that are open already are those."""
+    if isinstance(data, Samples):
+        return data
     if data is None:
         raise DataError(
             "This recipe needs calibration data and none was given.",

@@ -12,22 +12,21 @@ from typing import Any
 import onnx
 import onnx_ir as ir
 
-from roundel.algorithms.equalize import equalize
 from roundel.algorithms.finetune import check_tuning
 from roundel.algorithms.finetune_checkpoint import Checkpoint
 from roundel.algorithms.improve import Improved, checkpoint_for, improve
+from roundel.baseline import establish
 from roundel.calibrate.positions import refine
 from roundel.calibrate.resolve import resolve
 from roundel.check.fitting import for_device, for_effort, remaining
 from roundel.errors import OutputError
-from roundel.evidence import Evidence, gather
+from roundel.evidence import Evidence
 from roundel.model import LoadedModel, save_model
 from roundel.model.external import external_values, self_contained
 from roundel.model.graph import fingerprint
 from roundel.model.load import ModelSource
 from roundel.model.save import check_writable, staged, write_text
-from roundel.passes import PassReport
-from roundel.plan import QuantPlan, build_plan
+from roundel.plan import QuantPlan
 from roundel.preparation import Prepared, load_prepared
 from roundel.qdq import simulate, write_dynamic, write_qdq
 from roundel.recipe import Recipe, merge
@@ -120,13 +119,10 @@ def quantize(
         remembered = checkpoint_for(settings, checkpoint, resume=resume)
         told.step("load and prepare")
         with clock("prepare"):
-            ready = _equalized(load_prepared(model, settings), settings)
+            ready = load_prepared(model, settings)
         _refuse_external_target(target, ready.loaded)
-        told.step("plan")
-        with clock("plan"):
-            plan = build_plan(ready.model, settings)
-        with clock("collect"):
-            evidence = gather(ready.model, plan, settings, data, stats, told)
+        base = establish(ready, settings, data, stats, told, clock)
+        ready, plan, evidence = base.ready, base.plan, base.evidence
         told.step("write")
         with clock("write"):
             result, plan, improved = _write(ready.model, plan, evidence, settings, told, remembered)
@@ -145,7 +141,7 @@ def quantize(
             prepare={r.name: r.rewrites for r in ready.reports if r.rewrites},
             counts=plan_counts(plan),
             float_nodes={n.name: n.reason for n in plan.nodes.values() if not n.quantized},
-            improvements=improved.steps,
+            improvements=(*base.steps, *improved.steps),
             outputs=reports,
             seconds=clock.seconds,
             notes=(*ready.notes, *evidence.notes, *improved.notes, *doubt, *advice),
@@ -179,16 +175,6 @@ def changed(
 def record_path(model_path: Path) -> Path:
     """Where the record of a written model goes."""
     return model_path.with_suffix(".json")
-
-
-def _equalized(ready: Prepared, recipe: Recipe) -> Prepared:
-    """With some effort, channels are rescaled between layers: exact, and kinder to one scale for a weight."""
-    options = recipe.improve.equalize
-    if recipe.effort == "none" or recipe.mode == "dynamic" or not options.enabled:
-        return ready
-    done = equalize(ready.model, options, power_of_two=recipe.weights.scale == "power_of_two")
-    report = PassReport("equalize", done.channels, done.seconds)
-    return replace(ready, reports=(*ready.reports, report))
 
 
 def _write(

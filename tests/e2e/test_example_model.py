@@ -214,14 +214,17 @@ def test_progress_is_told_and_closed(example: Example) -> None:
     class Told:
         def __init__(self) -> None:
             self.steps: list[str] = []
-            self.done = 0
+            self.done = 0.0
             self.closed = 0
 
         def step(self, name: str, total: int | None = None) -> None:
             self.steps.append(name)
 
-        def advance(self, done: int) -> None:
+        def advance(self, done: float) -> None:
             self.done = done
+
+        def say(self, text: str) -> None:
+            raise AssertionError("nothing is fine-tuned here")
 
         def close(self) -> None:
             self.closed += 1

@@ -24,7 +24,7 @@ from roundel.algorithms import finetune_checkpoint as checkpoints
 from roundel.algorithms.finetune_blocks import Block, with_blocks
 from roundel.algorithms.finetune_branches import Branches, Delivered, Judge, Place
 from roundel.algorithms.finetune_constants import Constants
-from roundel.algorithms.finetune_report import FinetuneReport
+from roundel.algorithms.finetune_report import FinetuneReport, Moment
 from roundel.algorithms.finetune_rows import gather, layer_seed
 from roundel.algorithms.finetune_store import Store
 from roundel.algorithms.finetune_units import Unit, find_units
@@ -41,7 +41,7 @@ if TYPE_CHECKING:
 
 __all__ = ["FinetuneReport", "check_tuning", "finetune"]
 
-Listener = Callable[[int, int, float], None]
+Listener = Callable[[Moment], None]
 Item = Unit | Block
 
 
@@ -62,7 +62,7 @@ def finetune(
         state: calibrated, legal for its target, and maybe rounded by `walk`: tuning starts from its codes.
         samples: inputs; the last fifth judges.
         recipe: says which algorithm and how.
-        progress: called with the number of layers done, their total and the last one's held-out error.
+        progress: called at the beginning, now and then while a layer learns, and after each layer.
         checkpoint: a file that holds what is done after each layer.
         resume: go on from the checkpoint where there is one; the result is that of a run without a break.
 
@@ -81,6 +81,7 @@ def finetune(
     run = _Run(model, state, used, recipe, progress)
     if checkpoint is not None:
         run.remember(checkpoint, resume=resume)
+    run.tell(0.0)
     if settings.parallel:
         run.side_by_side()
     else:
@@ -149,6 +150,12 @@ class _Run:
             self.done = checkpoints.load(path, key)
             self._restored = len(self.done.reports)
 
+    def tell(self, share: float, loss: float | None = None) -> None:
+        """Say how far it is: the finished share of the layer that learns now, and its loss."""
+        if self._listener is not None:
+            # A layer that has learned has yet to be judged: whole numbers are finished layers.
+            self._listener(Moment(len(self.done.reports) + min(share, 0.99), len(self._items), loss))
+
     def one_by_one(self) -> None:
         """Each layer sees the tuned layers before it."""
         with _one_thread():
@@ -158,7 +165,7 @@ class _Run:
                 if job is None:
                     self._restore(item)
                 else:
-                    self._finish(item, job.run(), start)
+                    self._finish(item, job.run(self.tell), start)
                 self._branches.release()
 
     def side_by_side(self) -> None:
@@ -230,8 +237,7 @@ class _Run:
         self.done.reports.append(report)
         if self._checkpoint is not None:
             checkpoints.save(*self._checkpoint, self.done)
-        if self._listener is not None:
-            self._listener(len(self.done.reports), len(self._items), error)
+        self.tell(0.0, error / max(outcome.power, 1e-30))
 
     def _accept(self, outcome: Outcome) -> bool:
         """Put the new constants in; out again where the whole model gets worse and that counts."""

@@ -1,8 +1,23 @@
-"""What fine-tuning tells about a layer."""
+"""What fine-tuning tells while it runs, and about each layer at the end."""
 
 from __future__ import annotations
 
 from dataclasses import dataclass
+
+
+@dataclass(frozen=True, slots=True)
+class Moment:
+    """How far it is.
+
+    Attributes:
+        done: layers, with the finished share of the one that learns now.
+        total: layers in all.
+        loss: error of the rounded layer that learns or has learned, relative to its signal; None at first.
+    """
+
+    done: float
+    total: int
+    loss: float | None = None
 
 
 @dataclass(frozen=True, slots=True)

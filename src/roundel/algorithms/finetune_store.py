@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import tempfile
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -46,7 +47,7 @@ class StoredFrontier(Frontier):
     """A frontier whose values lie where the store puts them, on the device that was asked for."""
 
     def __init__(self, model: ir.Model, samples: Sequence[Sample], store: Store, *, cuda: int | None) -> None:
-        super().__init__(model, samples)
+        super().__init__(model, samples, threads=max(2, os.cpu_count() or 2))
         self._store, self._cuda = store, cuda
 
     def reach(self, name: str) -> list[NDArray[Any]]:

@@ -6,37 +6,23 @@ import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Protocol
 
 import onnx_ir as ir
 
 from roundel.algorithms.finetune import finetune
 from roundel.algorithms.finetune_checkpoint import Checkpoint, checkpoint_at
-from roundel.algorithms.finetune_report import FinetuneReport
+from roundel.algorithms.finetune_report import FinetuneReport, Moment
+from roundel.algorithms.judge import FEWEST, StepReport, held_out, output_sqnr, verdict
 from roundel.algorithms.walk import LayerReport, Progress, walk
 from roundel.calibrate.state import QuantState
 from roundel.errors import RecipeError
-from roundel.model.session import open_session
-from roundel.numerics.metrics import Closeness
-from roundel.qdq import simulate, write_qdq
 from roundel.recipe import Recipe
 from roundel.types import Sample
 
-_FEWEST = 4  # samples: with fewer, nothing is left to judge by
-_HELD_SHARE = 0.2
+__all__ = ["Improved", "StepReport", "checkpoint_for", "improve"]
 
-
-@dataclass(frozen=True, slots=True)
-class StepReport:
-    """One step: the whole model's held-out SQNR before and after, in dB."""
-
-    step: str
-    before_db: float
-    after_db: float
-    kept: bool
-    seconds: float
-    layers: tuple[LayerReport, ...] | tuple[FinetuneReport, ...] = ()
-
-
+_NAMES = {"adaround": "AdaRound", "adaquant": "AdaQuant"}
 Worked = tuple[QuantState, tuple[LayerReport, ...] | tuple[FinetuneReport, ...]]
 
 
@@ -74,13 +60,23 @@ def checkpoint_for(recipe: Recipe, place: str | Path | None, *, resume: bool) ->
     return checkpoint_at(place, resume=resume)
 
 
+class Told(Progress, Protocol):
+    """Hears which step runs, how far it is, and what it says about itself."""
+
+    def advance(self, done: float) -> None:
+        """Units of it are done; a share of a unit counts."""
+
+    def say(self, text: str) -> None:
+        """A few words beside the bar."""
+
+
 def improve(
     model: ir.Model,
     state: QuantState,
     samples: Sequence[Sample],
     outputs: Sequence[Sample],
     recipe: Recipe,
-    told: Progress,
+    told: Told,
     checkpoint: Checkpoint | None = None,
 ) -> Improved:
     """Run the steps that the recipe's effort asks for.
@@ -96,60 +92,50 @@ def improve(
     """
     if recipe.effort == "none":
         return Improved(state, ())
-    if len(samples) < _FEWEST:
-        note = f"effort {recipe.effort} needs {_FEWEST} samples or more: calibration only"
+    if len(samples) < FEWEST:
+        note = f"effort {recipe.effort} needs {FEWEST} samples or more: calibration only"
         return Improved(state, (), (note,))
-    judge = _Judge(model, samples, outputs, recipe)
-    steps: list[StepReport] = []
+    held = held_out(len(samples))
+
+    def sqnr(now: QuantState) -> float:
+        return output_sqnr(model, now, recipe, samples[-held:], outputs[-held:])
+
+    def rounded(now: QuantState) -> Worked:
+        return walk(model, now, samples, recipe, progress=told)
+
+    def tuned(now: QuantState) -> Worked:
+        return _tuned(model, now, samples, recipe, told, checkpoint)
+
+    work: list[tuple[str, Callable[[QuantState], Worked]]] = []
     if recipe.improve.rounding:
-        state = judge.kept(state, steps, "rounding", lambda s: walk(model, s, samples, recipe, progress=told))
+        work.append(("rounding", rounded))
     if recipe.finetuning != "none":
-        told.step("fine-tune layer by layer")
-
-        def heard(done: int, total: int, error: float) -> None:
-            told.advance(done)
-
-        def tune(now: QuantState) -> tuple[QuantState, tuple[FinetuneReport, ...]]:
-            place, resume = (checkpoint.path, checkpoint.resume) if checkpoint else (None, False)
-            return finetune(model, now, samples, recipe, progress=heard, checkpoint=place, resume=resume)
-
-        state = judge.kept(state, steps, "fine-tuning", tune)
+        work.append(("fine-tuning", tuned))
+    steps: list[StepReport] = []
+    for name, step in work:
+        start = time.perf_counter()
+        before = steps[-1].after_db if steps else sqnr(state)
+        better, layers = step(state)
+        report = verdict(name, (before, sqnr(better)), time.perf_counter() - start, layers)
+        state = better if report.kept else state
+        steps.append(report)
     return Improved(state, tuple(steps))
 
 
-class _Judge:
-    """The whole model's output error on samples that no step has learned from."""
+def _tuned(
+    model: ir.Model,
+    state: QuantState,
+    samples: Sequence[Sample],
+    recipe: Recipe,
+    told: Told,
+    checkpoint: Checkpoint | None,
+) -> Worked:
+    def heard(now: Moment) -> None:
+        if now.loss is None:
+            told.step(f"fine-tune by {_NAMES[recipe.finetuning]}", now.total)
+        else:
+            told.say(f"loss {now.loss:.1e}")
+        told.advance(now.done)
 
-    def __init__(
-        self, model: ir.Model, samples: Sequence[Sample], outputs: Sequence[Sample], recipe: Recipe
-    ) -> None:
-        first = len(samples) - max(1, round(len(samples) * _HELD_SHARE))
-        self.model, self.recipe = model, recipe
-        self.samples, self.outputs = samples[first:], outputs[first:]
-
-    def kept(
-        self, state: QuantState, steps: list[StepReport], name: str, work: Callable[[QuantState], Worked]
-    ) -> QuantState:
-        """The state after the step, or the one before it where the held-out error did not fall."""
-        start = time.perf_counter()
-        before = steps[-1].after_db if steps else self.sqnr(state)
-        better, layers = work(state)
-        after = self.sqnr(better)
-        good = after > before
-        took = time.perf_counter() - start
-        steps.append(StepReport(name, before, after if good else before, good, took, layers))
-        return better if good else state
-
-    def sqnr(self, state: QuantState) -> float:
-        """In dB, over all float outputs together."""
-        written = write_qdq(self.model, state, self.recipe)
-        simulate(written, state, self.recipe.npu)
-        session = open_session(written, simulate=True)
-        names = [out.name for out in session.get_outputs()]
-        total = Closeness()
-        for sample, wanted in zip(self.samples, self.outputs, strict=True):
-            for name, value in zip(names, session.run(None, sample), strict=True):
-                reference = wanted.get(name)
-                if reference is not None and reference.dtype.kind == "f" and reference.shape == value.shape:
-                    total = total.merge(Closeness.of(reference, value))
-        return total.sqnr_db
+    place, resume = (checkpoint.path, checkpoint.resume) if checkpoint else (None, False)
+    return finetune(model, state, samples, recipe, progress=heard, checkpoint=place, resume=resume)

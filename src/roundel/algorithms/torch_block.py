@@ -16,7 +16,7 @@ from roundel.algorithms.finetune_rows import Seen, held_from, layer_seed
 from roundel.algorithms.layers import Layer
 from roundel.algorithms.torch_layer import Tensor, activate, fake_quantize, tensor
 from roundel.algorithms.torch_learners import Learner, make_learner
-from roundel.algorithms.torch_training import Change, Outcome, Watch, learning_rate, numbers
+from roundel.algorithms.torch_training import Change, Heard, Outcome, Watch, learning_rate, numbers, relative
 from roundel.recipe import Finetune
 
 _LOOK_SAMPLES = 16
@@ -48,9 +48,9 @@ class BlockTask:
     settings: Finetune
     device: str
 
-    def run(self) -> Outcome:
+    def run(self, heard: Heard | None = None) -> Outcome:
         """Tune the block and judge it on the samples that it did not learn from."""
-        return _Tuner(self).run()
+        return _Tuner(self).run(heard)
 
 
 class _Tuner:
@@ -61,22 +61,22 @@ class _Tuner:
         self._scales = [tensor(w.scale, task.device) for w in task.weights]
         self._held_from = held_from(len(task.seen.outputs))
 
-    def run(self) -> Outcome:
+    def run(self, heard: Heard | None) -> Outcome:
         """Learn, choose, judge."""
-        task = self._task
+        task, power = self._task, _power(self._task.seen.outputs[self._held_from :])
         start = [(tensor(w.codes, self._device), tensor(w.bias, self._device)) for w in task.weights]
         held = range(self._held_from, len(task.seen.outputs))
         before = self._error(start, held)
-        found, steps = self._train()
+        found, steps = self._train(relative(heard, power))
         changes, stored = [], []
         for unit, weights, (codes, bias) in zip(task.block.units, task.weights, found, strict=True):
             real, params = task.constants.rounded_bias(unit.layer, weights, numbers(bias))
             changes.append(Change(unit.layer, Tuned(numbers(codes), real, params)))
             stored.append((codes, tensor(real, self._device)))
         after = self._error(stored, held)
-        return Outcome(tuple(changes), before, after, steps, _power(task.seen.outputs[self._held_from :]))
+        return Outcome(tuple(changes), before, after, steps, power)
 
-    def _train(self) -> tuple[list[tuple[Tensor, Tensor]], int]:
+    def _train(self, heard: Heard) -> tuple[list[tuple[Tensor, Tensor]], int]:
         settings = self._settings
         generator = torch.Generator().manual_seed(layer_seed(settings.seed, self._task.block.name))
         looks = range(min(self._held_from, _LOOK_SAMPLES))
@@ -96,7 +96,9 @@ class _Tuner:
             loss.backward()
             optimiser.step()
             if watch.due(step):
-                if watch.see(step, self._error(self._now(), looks)):
+                error = self._error(self._now(), looks)
+                heard(step / settings.iterations, error)
+                if watch.see(step, error):
                     best = self._now()
                 if watch.stalled:
                     break

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass, replace
 
 import torch
@@ -22,6 +23,8 @@ from roundel.algorithms.torch_layer import (
 from roundel.algorithms.torch_learners import Learner, make_learner
 from roundel.recipe import Finetune
 from roundel.types import QParams
+
+Heard = Callable[[float, float], None]  # the share of the steps that is done, and the loss
 
 RATES = {"adaround": 0.1, "adaquant": 1e-5}
 _LOOKS = 10
@@ -54,9 +57,9 @@ class Task:
     settings: Finetune
     device: str
 
-    def run(self) -> Outcome:
+    def run(self, heard: Heard | None = None) -> Outcome:
         """Tune the layer and judge it on the rows that it did not learn from."""
-        return tune(self)
+        return tune(self, heard)
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -85,13 +88,13 @@ class Outcome:
     power: float
 
 
-def tune(task: Task) -> Outcome:
+def tune(task: Task, heard: Heard | None = None) -> Outcome:
     """Tune one layer and judge it on the rows that it did not learn from."""
-    bench = Bench(task)
+    bench, power = Bench(task), task.rows.power()
     solved = solved_codes(task.weights, task.rows)
     now = bench.measured(bench.state_codes, bench.state_bias)
     first = bench.candidate(bench.state_codes if solved is None else tensor(solved.taught, task.device))
-    trained = train(task, bench, first)
+    trained = train(task, bench, first, relative(heard, power))
     learned = bench.candidate(trained.codes, trained.bias)
     before, best = now.error, learned
     if solved is not None:
@@ -102,7 +105,17 @@ def tune(task: Task) -> Outcome:
         if first.error * (1 - _CLEAR_GAIN) <= learned.error:
             best = replace(whole, error=first.error)
     change = Change(task.unit.layer, Tuned(numbers(best.codes), best.stored, best.params))
-    return Outcome((change,), before, best.error, trained.steps, task.rows.power())
+    return Outcome((change,), before, best.error, trained.steps, power)
+
+
+def relative(heard: Heard | None, power: float) -> Heard:
+    """The same listener, or a deaf one, for losses that are not yet relative to the signal."""
+
+    def hear(share: float, loss: float) -> None:
+        if heard is not None:
+            heard(share, loss / max(power, 1e-30))
+
+    return hear
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -160,7 +173,7 @@ class Trained:
     steps: int
 
 
-def train(task: Task, bench: Bench, start: Candidate) -> Trained:
+def train(task: Task, bench: Bench, start: Candidate, heard: Heard) -> Trained:
     """Follow the gradient; of the looks taken on the way the best one counts."""
     settings = task.settings
     weights = replace(task.weights, codes=numbers(start.codes))
@@ -183,7 +196,9 @@ def train(task: Task, bench: Bench, start: Candidate) -> Trained:
         loss.backward()
         optimiser.step()
         if watch.due(step):
-            if watch.see(step, bench.error(learner)):
+            error = bench.error(learner)
+            heard(step / settings.iterations, error)
+            if watch.see(step, error):
                 best = learner.hard_codes(), learner.bias().detach().clone()
             if watch.stalled:
                 break

@@ -99,6 +99,10 @@ def quantize(
     include: Include = None,
     exclude_subgraph: ExcludeSubgraph = None,
     settings: Set = None,
+    verbose: Annotated[
+        bool,
+        typer.Option("--verbose", "-v", help="Show what became of every layer.", rich_help_panel=_SHOW),
+    ] = False,
     quiet: Annotated[
         bool, typer.Option("--quiet", "-q", help="Print nothing.", rich_help_panel=_SHOW)
     ] = False,
@@ -143,4 +147,4 @@ def quantize(
     if as_json:
         sys.stdout.write(result.record.to_json())
     elif not quiet:
-        show_summary(terminal(), result.record)
+        show_summary(terminal(), result.record, every_layer=verbose)

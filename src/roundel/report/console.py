@@ -20,9 +20,14 @@ from rich.progress import (
 )
 from rich.table import Table
 
+from roundel.algorithms.judge import StepReport
 from roundel.errors import RoundelError
 from roundel.plan.types import QuantPlan
+from roundel.report.layer_table import layer_table
 from roundel.report.record import Record
+
+_MEMORY_SECONDS = 300.0  # of the speed that the time left comes from: layers differ
+_FEW_LAYERS = 8
 
 
 def terminal(*, stderr: bool = False) -> Console:
@@ -37,12 +42,14 @@ class ProgressListener:
         self._progress = Progress(
             SpinnerColumn(),
             TextColumn("{task.description:<22}"),
-            BarColumn(bar_width=30),
+            BarColumn(bar_width=15),
             MofNCompleteColumn(),
             TimeElapsedColumn(),
             TimeRemainingColumn(),
+            TextColumn("{task.fields[said]}"),
             console=console or terminal(stderr=True),
             transient=True,
+            speed_estimate_period=_MEMORY_SECONDS,
         )
         self._task: TaskID | None = None
 
@@ -52,12 +59,17 @@ class ProgressListener:
         self._progress.start()
         if self._task is not None:
             self._progress.remove_task(self._task)
-        self._task = self._progress.add_task(name, total=total)
+        self._task = self._progress.add_task(name, total=total, said="")
 
-    def advance(self, done: int) -> None:
+    def advance(self, done: float) -> None:
         """Move the bar."""
         if self._task is not None:
             self._progress.update(self._task, completed=done)
+
+    def say(self, text: str) -> None:
+        """Show a few words behind the times."""
+        if self._task is not None:
+            self._progress.update(self._task, said=text)
 
     def close(self) -> None:
         """Take the live line away."""
@@ -90,8 +102,8 @@ def show_error(console: Console, error: RoundelError) -> None:
         console.print(f"  [bold]{label}[/]: {escape(text)}", highlight=False, soft_wrap=True)
 
 
-def show_summary(console: Console, record: Record) -> None:
-    """The result of a run, in one screen."""
+def show_summary(console: Console, record: Record, *, every_layer: bool = False) -> None:
+    """The result of a run, in one screen; `every_layer` may take more."""
     counts = record.counts
     quantized = sum(counts.get("quantized_nodes", {}).values())
     left = counts.get("float_nodes", {})
@@ -110,17 +122,28 @@ def show_summary(console: Console, record: Record) -> None:
     if left:
         table.add_row("left in float", escape(_counts(left)))
     for step in record.improvements:
-        kept = sum(layer.kept for layer in step.layers)
-        change = f"{decibel(step.before_db)} -> {decibel(step.after_db)} on held-out samples"
-        table.add_row(step.step, f"{change}, {kept} of {len(step.layers)} layers, {step.seconds:.1f} s")
+        table.add_row(step.step, _step_line(step))
     total = sum(record.seconds.values())
     steps = ", ".join(f"{name} {seconds:.1f}" for name, seconds in record.seconds.items() if seconds >= 0.05)
     table.add_row("seconds", f"{total:.1f} ({steps})")
     console.print(table)
+    layers = layer_table(record.improvements, most=None if every_layer else _FEW_LAYERS)
+    if layers is not None:
+        console.print(layers)
     if record.outputs:
         console.print(_outputs_table(record))
     for note in record.notes:
         console.print(f"[yellow]note:[/] {escape(note)}", highlight=False)
+
+
+def _step_line(step: StepReport) -> str:
+    if step.refused_db is not None:
+        change = f"not kept: {decibel(step.before_db)} without it, {decibel(step.refused_db)} with it"
+        return f"{change}, {step.seconds:.1f} s"
+    change = f"{decibel(step.before_db)} -> {decibel(step.after_db)} on held-out samples"
+    kept = sum(layer.kept for layer in step.layers)
+    some = f", {kept} of {len(step.layers)} layers" if step.layers else ""
+    return f"{change}{some}, {step.seconds:.1f} s"
 
 
 def _outputs_table(record: Record, most: int = 8) -> Table:

@@ -11,8 +11,11 @@ class Listener(Protocol):
     def step(self, name: str, total: int | None = None) -> None:
         """A step begins; `total` is its number of units when it is known."""
 
-    def advance(self, done: int) -> None:
-        """`done` units of the current step are finished."""
+    def advance(self, done: float) -> None:
+        """`done` units of the current step are finished; a share of a unit counts."""
+
+    def say(self, text: str) -> None:
+        """A few words about what goes on now."""
 
     def close(self) -> None:
         """The run has ended, well or not."""
@@ -24,7 +27,10 @@ class Silent:
     def step(self, name: str, total: int | None = None) -> None:
         """Nothing."""
 
-    def advance(self, done: int) -> None:
+    def advance(self, done: float) -> None:
+        """Nothing."""
+
+    def say(self, text: str) -> None:
         """Nothing."""
 
     def close(self) -> None:

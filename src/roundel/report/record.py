@@ -11,7 +11,7 @@ from dataclasses import asdict, dataclass
 from importlib import metadata
 from typing import Any
 
-from roundel.algorithms.improve import StepReport
+from roundel.algorithms.judge import StepReport
 from roundel.plan.types import QuantPlan, Role
 from roundel.recipe import Recipe
 from roundel.verify.closeness import OutputReport

@@ -15,6 +15,7 @@ from finetune_cases import Case, calibrated, conv_net, pictures, same
 pytest.importorskip("torch")
 
 from roundel.algorithms import finetune_branches, finetune_store, torch_device
+from roundel.algorithms.finetune_report import Moment
 from roundel.algorithms.walk import walk
 from roundel.errors import DataError, DependencyError, RecipeError
 from roundel.example import load_example
@@ -131,10 +132,15 @@ def test_early_stop_stops(case: Case) -> None:
 
 
 def test_progress_is_told(case: Case) -> None:
-    told: list[tuple[int, int, float]] = []
-    case.tune(progress=lambda *news: told.append(news))
-    assert [news[:2] for news in told] == [(i, 4) for i in range(1, 5)]
-    assert all(news[2] >= 0 for news in told)
+    told: list[Moment] = []
+    case.tune(progress=told.append)
+    assert told[0] == Moment(0, 4, None)
+    assert {now.total for now in told} == {4}
+    done = [now.done for now in told]
+    assert done == sorted(done)
+    assert {1, 2, 3, 4} <= set(done)
+    assert any(0 < share < 1 for share in done), "a layer that learns says how far it is"
+    assert all(now.loss is not None and 0 <= now.loss < 1 for now in told[1:])
 
 
 class _KilledError(Exception):
@@ -148,18 +154,17 @@ def test_resume_gives_the_same_state(
 ) -> None:
     path = tmp_path / "tuning.npz"
 
-    def kill(done: int, total: int, loss: float) -> None:
-        if done == survived:
+    def kill(now: Moment) -> None:
+        if now.done == survived:
             raise _KilledError
 
     with pytest.raises(_KilledError):
         case.tune(checkpoint=path, progress=kill, **extra)
-    told: list[int] = []
-    state, reports = case.tune(
-        checkpoint=path, resume=True, progress=lambda done, *_: told.append(done), **extra
-    )
+    told: list[Moment] = []
+    state, reports = case.tune(checkpoint=path, resume=True, progress=told.append, **extra)
     whole, expected = case.tune(**extra)
-    assert told == list(range(survived + 1, 5))
+    assert told[0] == Moment(survived, 4, None)
+    assert told[-1].done == 4
     assert same(state, whole)
     assert [(r.layer, r.after_db, r.kept) for r in reports] == [
         (r.layer, r.after_db, r.kept) for r in expected

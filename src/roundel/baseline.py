@@ -1,0 +1,119 @@
+"""The calibrated model that the improving steps start from: equalized where a held-out error falls by it."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+from pathlib import Path
+
+import onnx_ir as ir
+
+from roundel.algorithms.equalize import equalize
+from roundel.algorithms.equalize_trial import try_equalization
+from roundel.algorithms.judge import FEWEST, StepReport
+from roundel.calibrate.collect import collect
+from roundel.calibrate.resolve import requests_for
+from roundel.data import Samples
+from roundel.evidence import Evidence, gather, open_data
+from roundel.passes import PassReport
+from roundel.plan import QuantPlan, build_plan
+from roundel.preparation import Prepared
+from roundel.recipe import Recipe
+from roundel.report.clock import Clock
+from roundel.report.listener import Listener
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Baseline:
+    """What everything after it works on.
+
+    Attributes:
+        ready: the float model.
+        plan: of it.
+        evidence: what the data shows of it.
+        steps: what was tried to get there.
+    """
+
+    ready: Prepared
+    plan: QuantPlan
+    evidence: Evidence
+    steps: tuple[StepReport, ...] = ()
+
+
+def establish(
+    ready: Prepared, recipe: Recipe, data: object, stats: str | Path | None, told: Listener, clock: Clock
+) -> Baseline:
+    """Plan and calibrate the model, and choose between it and its equalized form.
+
+    Args:
+        ready: the prepared float model.
+        recipe: effort and formats.
+        data: whatever `roundel.data.open_samples` takes.
+        stats: a statistics file to reuse or to write.
+        told: hears about progress.
+        clock: takes the time.
+    """
+    with clock("prepare"):
+        evened = _equalized(ready, recipe)
+    given = data if data is None else open_data(ready.model, recipe.data, data)
+    first = _calibrated(evened or ready, recipe, given, stats, told, clock)
+    if evened is None:
+        return first
+    with clock("equalize"):
+        step = _tried(ready.model, evened.model, first.evidence, recipe, told)
+    steps = () if step is None else (step,)
+    if step is not None and step.kept:
+        return replace(first, steps=steps)
+    with clock("collect"):
+        return Baseline(ready, *_again(ready.model, first.evidence, recipe, given), steps)
+
+
+def _equalized(ready: Prepared, recipe: Recipe) -> Prepared | None:
+    """A rescaled copy; None where effort does not ask for it or nothing can be rescaled."""
+    options = recipe.improve.equalize
+    if recipe.effort == "none" or recipe.mode != "static" or not options.enabled:
+        return None
+    model = ready.model.clone()
+    done = equalize(model, options, power_of_two=recipe.weights.scale == "power_of_two")
+    if not done.layers:
+        return None
+    report = PassReport("equalize", done.channels, done.seconds)
+    return replace(ready, model=model, reports=(*ready.reports, report))
+
+
+def _calibrated(
+    ready: Prepared, recipe: Recipe, data: object, stats: str | Path | None, told: Listener, clock: Clock
+) -> Baseline:
+    told.step("plan")
+    with clock("plan"):
+        plan = build_plan(ready.model, recipe)
+    with clock("collect"):
+        return Baseline(ready, plan, gather(ready.model, plan, recipe, data, stats, told))
+
+
+def _tried(
+    plain: ir.Model, evened: ir.Model, evidence: Evidence, recipe: Recipe, told: Listener
+) -> StepReport | None:
+    """The trial's verdict; None where there is nothing to judge by."""
+    count = recipe.improve.samples
+    samples, outputs = evidence.inputs[:count], evidence.outputs[:count]
+    if len(samples) < FEWEST:
+        return None
+    told.step("try equalization")
+    return try_equalization(plain, evened, samples, outputs, recipe)
+
+
+def _again(
+    model: ir.Model, earlier: Evidence, recipe: Recipe, given: Samples | None
+) -> tuple[QuantPlan, Evidence]:
+    """Plan and statistics of the model as it was, from the same data."""
+    plan = build_plan(model, recipe)
+    requests = requests_for(plan, recipe)
+    if not requests:
+        return plan, replace(earlier, stats={})
+    seen, notes = int(earlier.data.get("samples_seen", 0)), earlier.notes
+    whole = given is not None and given.repeatable and seen > len(earlier.inputs)
+    if not whole and seen > len(earlier.inputs):
+        count = len(earlier.inputs)
+        notes += (f"ranges come from the first {count} of {seen} samples: the data can be read only once",)
+    found = collect(model, requests, given if whole and given is not None else earlier.inputs, keep=0)
+    return plan, replace(earlier, stats=found.stats, notes=notes)
