@@ -17,7 +17,7 @@ from roundel.errors import ModelError
 from roundel.model.graph import opset_version
 from roundel.qdq.functions import block_formats, linear
 from roundel.qdq.functions.attributes import BFP, MX
-from roundel.qdq.functions.body import AMD_DOMAIN
+from roundel.qdq.pairs import QUARK as AMD_DOMAIN
 
 __all__ = ["AMD_DOMAIN", "attach", "strip"]
 

@@ -14,7 +14,7 @@ from roundel.numerics.microscaling import INTEGER_UNIT, LOWEST_CODE, Microscalin
 from roundel.qdq.functions.arithmetic import block_power, exp2, finite, nearest, power
 from roundel.qdq.functions.attributes import BFP, BFP_DEFAULTS, MX, MX_DEFAULTS, BlockFormat, read
 from roundel.qdq.functions.body import Body
-from roundel.qdq.functions.layout import BLOCK_AXIS, Layout
+from roundel.qdq.functions.layout import Layout
 
 
 @dataclass(frozen=True, slots=True)
@@ -50,25 +50,28 @@ def build_bfp(variant: Variant, overload: str, opset: int) -> ir.Function:
     source = body.cast(body.inputs[0], ir.DataType.FLOAT)
     if variant.bfloat16_first:
         source = body.cast(body.cast(source, ir.DataType.BFLOAT16), ir.DataType.FLOAT)
-    layout = Layout(body, body.inputs[0], source)
+    layout = Layout(body, body.inputs[0])
     # Multiples have bit_width - 9 digits: 8 bits of exponent and a sign are not theirs.
     digits = body.op("Sub", body.attribute("bit_width"), body.integers(9))
-    held = _micro_exponents if variant.kind is MicroExponents else _block_float
-    result = held(body, layout, digits, variant)
+    if variant.kind is MicroExponents:
+        x = layout.cut(source, body.attribute("sub_block_size"))
+        result = _micro_exponents(body, layout, x, digits, variant)
+    else:
+        result = _block_float(body, layout, layout.cut(source), digits, variant)
     return body.function(BFP, overload, layout.joined(result), BFP_DEFAULTS)
 
 
 def build_mx(variant: Variant, overload: str, opset: int) -> ir.Function:
     """The body of MXQuantizeDequantize."""
     body = Body(opset, ("x",))
-    layout = Layout(body, body.inputs[0], body.cast(body.inputs[0], ir.DataType.FLOAT))
-    result = _microscaling(body, layout, variant)
+    layout = Layout(body, body.inputs[0])
+    x = layout.cut(body.cast(body.inputs[0], ir.DataType.FLOAT))
+    result = _microscaling(body, layout, x, variant)
     return body.function(MX, overload, layout.joined(result), MX_DEFAULTS)
 
 
-def _block_float(body: Body, layout: Layout, digits: ir.Value, variant: Variant) -> ir.Value:
+def _block_float(body: Body, layout: Layout, x: ir.Value, digits: ir.Value, variant: Variant) -> ir.Value:
     op = body.op
-    x = layout.cut(layout.source)
     size, number, first = _peak_power(body, x)
     ratio = exp2(body, op("Sub", body.integers(1), digits))  # of a step to the block's power
     largest = op("Sub", exp2(body, digits), body.double(1.0))
@@ -102,17 +105,16 @@ def _raised(
     threshold = body.cast(op("Where", bottom, body.double(0.0), first), ir.DataType.FLOAT)
     among = op("And", op("GreaterOrEqual", size, threshold), number)
     hit = body.cast(op("And", over, among), ir.DataType.FLOAT)
-    found = op("Greater", body.reduce_max(hit, BLOCK_AXIS), body.number(0.0))
+    found = op("Greater", body.reduce_max(hit, 0), body.number(0.0))
     return op("Where", found, op("Add", first, first), first)
 
 
-def _micro_exponents(body: Body, layout: Layout, digits: ir.Value, variant: Variant) -> ir.Value:
+def _micro_exponents(body: Body, layout: Layout, x: ir.Value, digits: ir.Value, variant: Variant) -> ir.Value:
     op = body.op
-    x = layout.cut(layout.source, body.attribute("sub_block_size"))
     size = op("Abs", x)
     infinity = body.number(float("inf"))
-    tops = body.reduce_max(op("Where", finite(body, size), size, infinity), BLOCK_AXIS + 1)
-    peaks = body.reduce_max(tops, BLOCK_AXIS)
+    tops = body.reduce_max(op("Where", finite(body, size), size, infinity), 1)
+    peaks = body.reduce_max(tops, 0)
     spoilt = op("Equal", peaks, infinity)
     shifts = op("Sub", exp2(body, body.attribute("sub_block_shift_bits")), body.double(1.0))
     lowest = op("Mul", block_power(body, peaks), exp2(body, op("Neg", shifts)))
@@ -130,9 +132,8 @@ def _micro_exponents(body: Body, layout: Layout, digits: ir.Value, variant: Vari
     return op("Where", layout.single, x, held)
 
 
-def _microscaling(body: Body, layout: Layout, variant: Variant) -> ir.Value:
+def _microscaling(body: Body, layout: Layout, x: ir.Value, variant: Variant) -> ir.Value:
     op, element = body.op, Microscaling(variant.element_dtype).element
-    x = layout.cut(layout.source)
     _, number, first = _peak_power(body, x)
     scale = body.cast(op("Mul", first, body.double(2.0**-element.top)), ir.DataType.FLOAT)
     scaled = op("Div", x, scale)
@@ -155,7 +156,7 @@ def _peak_power(body: Body, x: ir.Value) -> tuple[ir.Value, ir.Value, ir.Value]:
     """|x|, whether it is a number, and the power of two of each block's largest number."""
     size = body.op("Abs", x)
     number = finite(body, size)
-    peak = body.reduce_max(body.op("Where", number, size, body.number(0.0)), BLOCK_AXIS)
+    peak = body.reduce_max(body.op("Where", number, size, body.number(0.0)), 0)
     return size, number, block_power(body, peak)
 
 

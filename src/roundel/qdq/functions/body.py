@@ -8,7 +8,8 @@ import numpy as np
 import onnx_ir as ir
 from numpy.typing import ArrayLike, NDArray
 
-AMD_DOMAIN = "com.amd.quark"
+from roundel.qdq.pairs import QUARK
+
 _AXES_AS_INPUT = 18  # from this opset on, also for ReduceMax
 
 
@@ -76,7 +77,7 @@ class Body:
             self.inputs, [output], nodes=self._nodes, opset_imports={"": self.opset}, name=f"{name}_body"
         )
         attributes = ir.convenience.convert_attributes(defaults)
-        return ir.Function(AMD_DOMAIN, name, overload, graph=graph, attributes=attributes)
+        return ir.Function(QUARK, name, overload, graph=graph, attributes=attributes)
 
     def _append(self, op_type: str, inputs: tuple[ir.Value, ...], attributes: list[ir.Attr]) -> ir.Value:
         out = ir.Value(name=f"v{len(self._nodes)}")
