@@ -9,6 +9,7 @@ import onnx_ir as ir
 
 from roundel.model.graph import is_constant, is_float32, iter_values
 from roundel.plan.adjust import align_groups, apply_overrides, fuse_activations, keep_unsaturated
+from roundel.plan.block_axes import set_block_axes
 from roundel.plan.draft import Draft
 from roundel.plan.marking import Marker
 from roundel.plan.nodes import choose_nodes, operator_rules
@@ -37,6 +38,7 @@ def build_plan(model: ir.Model, recipe: Recipe) -> QuantPlan:
     nodes = _touched(graph, draft, nodes)
     tensors = _in_graph_order(graph, draft)
     return QuantPlan(tensors, _kept_float(graph, draft, nodes), nodes, tuple(draft.folded))
+    set_block_axes(graph, draft, nodes, recipe.blocks)
 
 
 def _touched(graph: ir.Graph, draft: Draft, nodes: Mapping[str, NodePlan]) -> dict[str, NodePlan]:
