@@ -41,7 +41,8 @@ class InputMoments:
         sums = [np.zeros((width, width)) for _ in range(3)]
         count = 0
         for seen, plain in _chunks(pairs, width):
-            products = (seen.T @ seen, plain.T @ seen, plain.T @ plain)
+            with np.errstate(over="ignore", invalid="ignore"):  # whoever asks checks for it
+                products = (seen.T @ seen, plain.T @ seen, plain.T @ plain)
             for total, product in zip(sums, products, strict=True):
                 total += product
             count += len(seen)

@@ -76,10 +76,9 @@ def _gptq(
     told: Progress,
 ) -> PackedWeights:
     start = time.perf_counter()
-    held = samples[-held_out(len(samples)) :]
-    before = _sqnr(model, layers, rounded, held)
     solved, reports = gptq_walk(model, layers, rounded, samples, options, told)
-    errors = before, _sqnr(model, layers, solved, held)
+    held = samples[-held_out(len(samples)) :]
+    errors = _sqnr(model, layers, rounded, held), _sqnr(model, layers, solved, held)
     step = verdict("gptq", errors, time.perf_counter() - start, reports)
     return PackedWeights(layers, solved if step.kept else rounded, (step,))
 
