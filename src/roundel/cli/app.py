@@ -22,6 +22,7 @@ from roundel.cli import (
     npu_report,
     presets,
     quantize,
+    tools,
 )
 from roundel.errors import RoundelError
 from roundel.version import VERSION
@@ -60,6 +61,7 @@ for _command in (
     compare,
     deploy,
     npu_report,
+    tools,
     presets,
     demo,
 ):

@@ -1,0 +1,111 @@
+"""The classic config: a plain record of what a script asks for. Nothing here is ever changed by a run."""
+
+from __future__ import annotations
+
+import dataclasses
+import enum
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+from roundel.errors import did_you_mean
+from roundel.quark.enums import CalibrationMethod, QuantFormat, QuantType
+
+_ALWAYS_SHOWN = ("calibrate_method", "quant_format", "activation_type", "weight_type")
+
+
+def _cpu() -> list[str]:
+    return ["CPUExecutionProvider"]
+
+
+@dataclass
+class QuantizationConfig:
+    """How to quantize: the fields, names and defaults of the classic API.
+
+    `preset` is the name that `get_default_config` was asked for, None for a config written by hand.
+    """
+
+    calibrate_method: Any = CalibrationMethod.MinMax
+    quant_format: Any = QuantFormat.QDQ
+    activation_type: Any = QuantType.QInt8
+    weight_type: Any = QuantType.QInt8
+    input_nodes: list[str] = field(default_factory=list)
+    output_nodes: list[str] = field(default_factory=list)
+    op_types_to_quantize: list[str] = field(default_factory=list)
+    nodes_to_quantize: list[str] = field(default_factory=list)
+    extra_op_types_to_quantize: list[str] = field(default_factory=list)
+    nodes_to_exclude: list[str] = field(default_factory=list)
+    subgraphs_to_exclude: list[Any] = field(default_factory=list)
+    specific_tensor_precision: bool = False
+    execution_providers: list[str] = field(default_factory=_cpu)
+    per_channel: bool = False
+    reduce_range: bool = False
+    optimize_model: bool = True
+    use_dynamic_quant: bool = False
+    use_external_data_format: bool = False
+    convert_fp16_to_fp32: bool = False
+    convert_nchw_to_nhwc: bool = False
+    include_sq: bool = False
+    include_rotation: bool = False
+    include_cle: bool = True
+    include_auto_mp: bool = False
+    include_fast_ft: bool = False
+    enable_npu_cnn: bool = False
+    enable_npu_transformer: bool = False
+    debug_mode: bool = False
+    crypto_mode: bool = False
+    print_summary: bool = True
+    ignore_warnings: bool = True
+    log_severity_level: int | None = None
+    extra_options: dict[str, Any] = field(default_factory=dict)
+    enable_dpu: bool = field(default=False, kw_only=True)
+    preset: str | None = field(default=None, kw_only=True, compare=False)
+
+    def __setattr__(self, name: str, value: object) -> None:
+        # A misspelt setting would otherwise be kept and never read.
+        if name not in self.__dataclass_fields__:
+            hint = did_you_mean(name, self.__dataclass_fields__)
+            raise AttributeError(f"QuantizationConfig has no setting '{name}'. {hint or ''}".rstrip())
+        object.__setattr__(self, name, value)
+
+    def __str__(self) -> str:
+        rows = [row for row in dataclasses.fields(self) if _worth_showing(self, row)]
+        lines = [f"  {row.name} = {readable(getattr(self, row.name), 2)}" for row in rows]
+        return "\n".join(["QuantizationConfig(", *lines, "  # all else at its default", ")"])
+
+    __repr__ = __str__
+
+
+@dataclass
+class Config:
+    """A classic config as `ModelQuantizer` takes it."""
+
+    global_quant_config: QuantizationConfig
+
+    def __str__(self) -> str:
+        return str(self.global_quant_config)
+
+    __repr__ = __str__
+
+
+def _worth_showing(config: QuantizationConfig, row: dataclasses.Field[Any]) -> bool:
+    default = row.default_factory() if callable(row.default_factory) else row.default
+    return row.name in _ALWAYS_SHOWN or getattr(config, row.name) != default
+
+
+def readable(value: object, indent: int = 0) -> str:
+    """A value as one would write it: members by name, nested options one to a line."""
+    if isinstance(value, enum.Enum):
+        return f"{type(value).__name__}.{value.name}"
+    if isinstance(value, type):
+        return value.__name__
+    if isinstance(value, Mapping):
+        if not value:
+            return "{}"
+        pad = " " * (indent + 2)
+        rows = [f"{pad}{readable(key)}: {readable(inner, indent + 2)}," for key, inner in value.items()]
+        return "\n".join(["{", *rows, " " * indent + "}"])
+    if isinstance(value, list | tuple):
+        inner = ", ".join(readable(item, indent) for item in value)
+        return f"[{inner}]" if isinstance(value, list) else f"({inner}{',' * (len(value) == 1)})"
+    return str(value) if hasattr(value, "settings_text") else repr(value)

@@ -1,0 +1,95 @@
+"""All public names in one flat table, whichever module a release of the documents' API had them in."""
+
+from __future__ import annotations
+
+import importlib
+from collections.abc import Mapping
+from typing import Any
+
+from roundel.quark.absent import ABSENT, Absent
+
+_OURS: Mapping[str, tuple[str, ...]] = {
+    "enums": (
+        *("CalibMethod", "ExtendedCalibrationMethod", "ExtendedQuantFormat", "ExtendedQuantType"),
+        *("Int16Method", "LayerWiseMethod", "PowerOfTwoMethod", "QuantGranularity", "ScaleType"),
+        *("VitisQuantFormat", "VitisQuantType", "get_tensor_type_from_qType"),
+    ),
+    "config": ("Config", "QuantizationConfig"),
+    "presets": (
+        *("DEFAULT_ADAQUANT_PARAMS", "DEFAULT_ADAROUND_PARAMS", "DEFAULT_BFP_PARAMS"),
+        *("DEFAULT_MICROEXPONENTS_PARAMS", "DEFAULT_MICROSCALING_PARAMS"),
+        *("get_default_config", "get_default_config_mapping"),
+    ),
+    "specs": (
+        *("BFP16", "BFP16Spec", "BFloat16", "BFloat16Spec", "DataType", "Float16", "Float16Spec"),
+        *("Int16", "Int16Spec", "Int32", "Int32Spec", "Int8", "Int8Spec"),
+        *("MX4", "MX4Spec", "MX6", "MX6Spec", "MX9", "MX9Spec", "MXFP4E2M1", "MXFP4E2M1Spec"),
+        *("MXFP6E2M3", "MXFP6E2M3Spec", "MXFP6E3M2", "MXFP6E3M2Spec", "MXFP8E4M3", "MXFP8E4M3Spec"),
+        *("MXFP8E5M2", "MXFP8E5M2Spec", "MXInt8", "MXInt8Spec", "QLayerConfig", "QTensorConfig"),
+        *("UInt16", "UInt16Spec", "UInt32", "UInt32Spec", "UInt8", "UInt8Spec", "XInt8Spec"),
+    ),
+    "algorithms": (
+        *("AdaQuantConfig", "AdaRoundConfig", "AlgoConfig", "AutoMixprecisionConfig"),
+        *("BiasCorrectionConfig", "CLEConfig", "GPTQConfig", "QuarotConfig", "SmoothQuantConfig"),
+    ),
+    "qconfig": ("QConfig",),
+    "quantizer": ("ModelQuantizer", "quantize_dynamic", "quantize_static"),
+    "readers": ("CachedDataReader", "PathDataReader", "RandomDataReader", "get_data_reader"),
+    "library": (
+        *("COP_BFP_OP_NAME", "COP_DEQUANT_OP_NAME", "COP_DOMAIN", "COP_IN_OP_NAME", "COP_LSTM_OP_NAME"),
+        *("COP_MX_OP_NAME", "COP_QUANT_OP_NAME", "COP_VERSION"),
+        *("create_infer_session_for_onnx_model", "get_library_path", "register_custom_ops_library"),
+    ),
+    "dump": ("dump_model",),
+    "logging_names": ("ScreenLogger", "log_errors"),
+}
+_RUNTIME: Mapping[str, tuple[str, ...]] = {
+    "onnxruntime.quantization.calibrate": (
+        *("CalibraterBase", "CalibrationDataReader", "CalibrationMethod", "MinMaxCalibrater"),
+    ),
+    "onnxruntime.quantization.quant_utils": (
+        *("QuantFormat", "QuantType", "QuantizationMode", "write_calibration_table"),
+    ),
+}
+HOMES: Mapping[str, str] = {
+    **{name: f"roundel.quark.{home}" for home, names in _OURS.items() for name in names},
+    **{name: home for home, names in _RUNTIME.items() for name in names},
+}
+_PRESETS, _QCONFIGS = "_CONFIG", "_QCONFIG"
+
+
+def public_names() -> tuple[str, ...]:
+    """What `from quark.onnx import *` brings."""
+    from roundel.quark.qconfig import QCONFIG_NAMES
+
+    return tuple(sorted({*HOMES, *ABSENT, *QCONFIG_NAMES, "_COP_DOMAIN", "_COP_VERSION"}))
+
+
+def lookup(name: str) -> Any:
+    """The object of that name.
+
+    Presets come as fresh copies, so that no script changes another's.
+
+    Raises:
+        AttributeError: there is none.
+    """
+    if name in HOMES:
+        return getattr(importlib.import_module(HOMES[name]), name)
+    if name in ABSENT:
+        return Absent(name)
+    if name.startswith("_COP_"):
+        return getattr(importlib.import_module("roundel.quark.library"), name[1:])
+    made = _preset(name)
+    if made is None:
+        raise AttributeError(f"Roundel's quark API has no '{name}'")
+    return made
+
+
+def _preset(name: str) -> Any:
+    if name == "DefaultConfigMapping":
+        return lookup("get_default_config_mapping")()
+    if name.endswith(_QCONFIGS):
+        return importlib.import_module("roundel.quark.qconfig").qconfig_preset(name)
+    if name.endswith(_PRESETS):
+        return importlib.import_module("roundel.quark.presets").constant(name)
+    return None

@@ -1,0 +1,53 @@
+"""Every extra option, one row each. The order of the rows is the order in which they take effect."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+
+from roundel.errors import did_you_mean
+from roundel.quark.errors import QuarkConfigError
+from roundel.quark.options.algorithms import ALGORITHMS
+from roundel.quark.options.calibration import CALIBRATION
+from roundel.quark.options.engine import ENGINE
+from roundel.quark.options.graph import GRAPH
+from roundel.quark.options.numbers import NUMBERS
+from roundel.quark.options.pairs import PAIRS
+from roundel.quark.options.run import RUN
+from roundel.quark.options.targets import TARGETS
+from roundel.quark.request import FIELD_OPTIONS, Request
+from roundel.quark.rows import Effect, Option
+
+GROUPS: Mapping[str, tuple[Option, ...]] = {
+    "Graph before quantization": GRAPH,
+    "What is quantized": TARGETS,
+    "Q/DQ pairs": PAIRS,
+    "Calibration": CALIBRATION,
+    "Types, scales and biases": NUMBERS,
+    "The NPU's arithmetic and limits": ENGINE,
+    "Algorithms": ALGORITHMS,
+    "The run": RUN,
+}
+OPTIONS: Mapping[str, Option] = {row.key: row for rows in GROUPS.values() for row in rows}
+
+
+def effects(request: Request) -> Iterator[tuple[str, Effect]]:
+    """What each of the request's options does, in table order.
+
+    Raises:
+        QuarkConfigError: an option is unknown, has a wrong value, or asks for what Roundel does not do.
+    """
+    for key in request.options:
+        if key not in OPTIONS:
+            raise _unknown(str(key))
+    for key, row in OPTIONS.items():
+        if key in request.options:
+            yield key, row.effect(request.options[key], request)
+
+
+def _unknown(key: str) -> QuarkConfigError:
+    known = (*OPTIONS, *FIELD_OPTIONS)
+    return QuarkConfigError(
+        f"There is no extra option '{key}'.",
+        where="extra_options",
+        hint=did_you_mean(key, known) or "docs/quark-scripts.md lists all of them.",
+    )

@@ -1,0 +1,240 @@
+"""ModelQuantizer and its functional forms: translate, then run Roundel's pipeline."""
+
+from __future__ import annotations
+
+import tempfile
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import onnx
+
+from roundel.data import RandomSpec
+from roundel.pipeline import QuantizeResult, quantize
+from roundel.plan import QuantPlan
+from roundel.quark.algorithms import AlgoConfig
+from roundel.quark.config import Config, QuantizationConfig
+from roundel.quark.enums import CalibrationMethod, QuantFormat, QuantType
+from roundel.quark.errors import QuarkConfigError, QuarkDataError, QuarkModelMissingError
+from roundel.quark.evaluation import show_evaluation
+from roundel.quark.lowering import lowered
+from roundel.quark.qconfig import QConfig
+from roundel.quark.request import normalised
+from roundel.quark.translate import AnyConfig, Translation, translate
+from roundel.report.console import ProgressListener, show_plan, show_summary, terminal
+
+Model = str | Path | onnx.ModelProto
+
+
+class ModelQuantizer:
+    """Quantizes float models as a config says.
+
+    Args:
+        config: a `Config` or a `QConfig`. It is copied when a model is quantized and never changed.
+
+    Raises:
+        QuarkConfigError: it is of another kind.
+    """
+
+    def __init__(self, config: Config | QConfig) -> None:
+        if not isinstance(config, Config | QConfig):
+            raise QuarkConfigError(
+                "This is not a config.", observed=type(config).__name__, expected="Config(…) or QConfig(…)"
+            )
+        self.config: Config | QConfig = config
+
+    def quantize_model(
+        self,
+        model_input: Model,
+        model_output: str | Path | None = None,
+        calibration_data_reader: object = None,
+        calibration_data_path: str | Path | None = None,
+        algorithms: list[AlgoConfig] | None = None,
+    ) -> onnx.ModelProto | None:
+        """Quantize, verify and save a model.
+
+        Args:
+            model_input: a file or a model; neither is changed.
+            model_output: the file to write; None returns the model instead.
+            calibration_data_reader: anything with `get_next()`, or any iterable of samples.
+            calibration_data_path: a folder of .npy files instead of a reader.
+            algorithms: further algorithms, for a classic config.
+
+        Returns:
+            The model when there is no `model_output`, else None.
+
+        Raises:
+            RoundelError: something is wrong with the config, the model or the data; nothing was written.
+        """
+        job = _Job(self.config, model_input, model_output, tuple(algorithms or ()))
+        result = job.run(calibration_data_reader, calibration_data_path)
+        return result.model if model_output is None else None
+
+
+@dataclass(frozen=True)
+class _Job:
+    """One model to quantize."""
+
+    config: AnyConfig
+    source: Model
+    output: str | Path | None
+    algorithms: tuple[AlgoConfig, ...] = ()
+
+    def run(self, reader: object, folder: str | Path | None) -> QuantizeResult:
+        _check_source(self.source)
+        settings = normalised(lowered(self.config))
+        told = translate(self.config, self.source, self.algorithms)
+        with _temporary_folder(told.run.get("temporary_folder")):
+            result = quantize(
+                self.source,
+                self.output,
+                recipe=told.recipe,
+                data=_data(told, reader, folder),
+                stats=told.run.get("statistics"),
+                listener=ProgressListener() if settings.print_summary else None,
+            )
+        self._report(result, told, settings)
+        return result
+
+    def _report(self, result: QuantizeResult, told: Translation, settings: QuantizationConfig) -> None:
+        console = terminal()
+        if settings.print_summary:
+            show_summary(console, result.record)
+            for note in told.notes:
+                console.print(f"note: {note}", highlight=False, markup=False)
+        if settings.debug_mode:
+            show_plan(console, result.plan)
+        if "evaluate" in told.run:
+            show_evaluation(console, self.source, result, told.run.get("evaluation_data"))
+
+
+def _check_source(source: Model) -> None:
+    if isinstance(source, str | Path) and not Path(source).exists():
+        raise QuarkModelMissingError("The model file does not exist.", where=source, hint="Check the path.")
+
+
+def _data(told: Translation, reader: object, folder: str | Path | None) -> object:
+    """The reader, else the folder, else random samples where the config allows them."""
+    if reader is not None:
+        return reader
+    if folder is not None:
+        return folder
+    if told.run.get("random"):
+        shapes = {name: tuple(shape) for name, shape in _table(told, "random_shapes").items()}
+        ranges = {name: (low, high) for name, (low, high) in _table(told, "random_ranges").items()}
+        return RandomSpec(count=1, shapes=shapes, ranges=ranges)
+    if told.recipe.mode == "static" and _needs_data(told):
+        raise QuarkDataError(
+            "There is no calibration data.",
+            expected="calibration_data_reader or calibration_data_path",
+            hint="For a first look set extra_options={'UseRandomData': True}.",
+        )
+    return None
+
+
+def _needs_data(told: Translation) -> bool:
+    moving = told.recipe.activations
+    return (
+        moving.type in ("int8", "uint8", "int16", "uint16") or moving.scaled or told.recipe.effort != "none"
+    )
+
+
+def _table(told: Translation, name: str) -> Mapping[str, Any]:
+    return dict(told.run.get(name) or {})
+
+
+@contextmanager
+def _temporary_folder(folder: str | Path | None) -> Iterator[None]:
+    """Let temporary files of this run lie in a folder of the user's choice."""
+    if folder is None:
+        yield
+        return
+    before = tempfile.tempdir
+    tempfile.tempdir = str(folder)
+    try:
+        yield
+    finally:
+        tempfile.tempdir = before
+
+
+def explain(config: AnyConfig, model: Model) -> QuantPlan:
+    """What every tensor would become, without data; for tests and for the curious."""
+    from roundel.plan import build_plan
+    from roundel.preparation import load_prepared
+
+    recipe = translate(config, model).recipe
+    return build_plan(load_prepared(model, recipe).model, recipe)
+
+
+def quantize_static(
+    model_input: Model,
+    model_output: str | Path | None = None,
+    calibration_data_reader: object = None,
+    calibration_data_path: str | Path | None = None,
+    quant_format: Any = QuantFormat.QDQ,
+    calibrate_method: Any = CalibrationMethod.MinMax,
+    input_nodes: list[str] | None = None,
+    output_nodes: list[str] | None = None,
+    op_types_to_quantize: list[str] | None = None,
+    extra_op_types_to_quantize: list[str] | None = None,
+    per_channel: bool = False,
+    reduce_range: bool = False,
+    activation_type: Any = QuantType.QInt8,
+    weight_type: Any = QuantType.QInt8,
+    **settings: Any,
+) -> onnx.ModelProto | None:
+    """Quantize with calibration data: `QuantizationConfig` and `ModelQuantizer` in one call.
+
+    The arguments are the fields of `QuantizationConfig`; `enable_dpu` is the old name of `enable_npu_cnn`.
+    """
+    config = _config(
+        settings,
+        quant_format=quant_format,
+        calibrate_method=calibrate_method,
+        input_nodes=input_nodes or [],
+        output_nodes=output_nodes or [],
+        op_types_to_quantize=op_types_to_quantize or [],
+        extra_op_types_to_quantize=extra_op_types_to_quantize or [],
+        per_channel=per_channel,
+        reduce_range=reduce_range,
+        activation_type=activation_type,
+        weight_type=weight_type,
+    )
+    return ModelQuantizer(Config(config)).quantize_model(
+        model_input, model_output, calibration_data_reader, calibration_data_path
+    )
+
+
+def quantize_dynamic(
+    model_input: Model,
+    model_output: str | Path | None = None,
+    op_types_to_quantize: list[str] | None = None,
+    per_channel: bool = False,
+    reduce_range: bool = False,
+    weight_type: Any = QuantType.QInt8,
+    nodes_to_quantize: list[str] | None = None,
+    nodes_to_exclude: list[str] | None = None,
+    **settings: Any,
+) -> onnx.ModelProto | None:
+    """Quantize weights; activations are measured when the model runs, so no data is needed."""
+    config = _config(
+        settings,
+        op_types_to_quantize=op_types_to_quantize or [],
+        per_channel=per_channel,
+        reduce_range=reduce_range,
+        weight_type=weight_type,
+        nodes_to_quantize=nodes_to_quantize or [],
+        nodes_to_exclude=nodes_to_exclude or [],
+        use_dynamic_quant=True,
+    )
+    return ModelQuantizer(Config(config)).quantize_model(model_input, model_output)
+
+
+def _config(settings: Mapping[str, Any], **known: Any) -> QuantizationConfig:
+    given = {key: value for key, value in settings.items() if value is not None}
+    try:
+        return QuantizationConfig(**known, **given)
+    except TypeError as error:
+        raise QuarkConfigError("An argument is not known.", observed=error) from error

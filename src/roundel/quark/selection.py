@@ -1,0 +1,257 @@
+"""Nodes and tensors by name: what a script names in its own model, found again after preparation."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+import onnx
+import onnx_ir as ir
+
+from roundel.errors import did_you_mean
+from roundel.model.load import ModelSource, load_model
+from roundel.model.opset import raise_opset
+from roundel.passes import prepare
+from roundel.plan import build_plan
+from roundel.quark.blocks import block_type
+from roundel.quark.enums import element_type
+from roundel.quark.errors import QuarkConfigError
+from roundel.quark.lowering import split_excluded
+from roundel.quark.qconfig import QConfig
+from roundel.quark.request import Request
+from roundel.quark.specs import Int32, QLayerConfig, QTensorConfig
+from roundel.recipe import Recipe
+from roundel.targets.operators import OPERATOR_SETS
+from roundel.types import QType
+
+_INTEGERS = frozenset(kind.value for kind in QType)
+
+
+@dataclass(frozen=True)
+class Selected:
+    """Recipe values that follow from names, and what there is to say about them."""
+
+    values: Mapping[str, Any]
+    notes: tuple[str, ...] = ()
+
+
+def selected(
+    request: Request, layers: QConfig | None, float_outputs: Iterable[str], recipe: Recipe, model: ModelSource
+) -> Selected:
+    """The part of the recipe that names nodes of the model; empty where nothing is named.
+
+    Args:
+        request: the config.
+        layers: the newer config, when its layers have specs of their own.
+        float_outputs: nodes whose outputs stay float.
+        recipe: everything else, which decides how the model is prepared.
+        model: the float model.
+
+    Raises:
+        QuarkConfigError: a name is of no node of the model.
+    """
+    config = request.config
+    named = (
+        *(config.nodes_to_exclude, config.nodes_to_quantize, config.subgraphs_to_exclude),
+        *(config.input_nodes, config.output_nodes, config.op_types_to_quantize),
+        *(config.extra_op_types_to_quantize, list(float_outputs)),
+    )
+    special = layers is not None and (layers.specific_layer_config or layers.layer_type_config)
+    if not any(named) and not special:
+        return Selected({})
+    nodes = Nodes(model, recipe)
+    values = dict(_choice(request, nodes))
+    overrides = [nodes.float_outputs(float_outputs)] if float_outputs else []
+    if layers is not None and special:
+        values["selection.exclude"] = (*values.get("selection.exclude", ()), *_float_types(layers, nodes))
+        overrides += _layer_overrides(layers, nodes, request, recipe)
+    if overrides:
+        values["overrides"] = tuple(overrides)
+    return Selected(values, tuple(nodes.notes))
+
+
+def _choice(request: Request, nodes: Nodes) -> Iterator[tuple[str, Any]]:
+    config = request.config
+    excluded = [*nodes.find(config.nodes_to_exclude, "nodes_to_exclude")]
+    excluded += nodes.before(config.input_nodes)
+    excluded += nodes.behind(config.output_nodes)
+    if excluded:
+        yield "selection.exclude", tuple(dict.fromkeys(excluded))
+    if config.nodes_to_quantize:
+        yield "selection.include", tuple(nodes.find(config.nodes_to_quantize, "nodes_to_quantize"))
+    if config.subgraphs_to_exclude:
+        _, pairs = split_excluded(list(config.subgraphs_to_exclude))
+        yield "selection.exclude_subgraphs", tuple(nodes.between(pair) for pair in pairs)
+    if config.op_types_to_quantize:
+        yield "selection.op_types", tuple(nodes.types(config.op_types_to_quantize))
+    if config.extra_op_types_to_quantize:
+        yield "selection.extra_op_types", tuple(nodes.types(config.extra_op_types_to_quantize))
+
+
+class Nodes:
+    """The nodes of a model as given and as prepared."""
+
+    def __init__(self, model: ModelSource, recipe: Recipe) -> None:
+        loaded = load_model(model)
+        self.given = {str(node.name): [str(v.name) for v in node.outputs] for node in loaded.model.graph}
+        self.given_types = {node.op_type for node in loaded.model.graph}
+        if recipe.output.opset is not None:
+            raise_opset(loaded.model, recipe.output.opset)
+        prepare(loaded.model, recipe.prepare)
+        self.model = loaded.model
+        self.nodes = {str(node.name): node for node in self.model.graph}
+        self.makers = {str(v.name): str(node.name) for node in self.model.graph for v in node.outputs}
+        self.notes: list[str] = []
+
+    def find(self, words: Iterable[str], option: str) -> list[str]:
+        """Names of prepared nodes; a node that was rewritten is found by the tensor that it made."""
+        found: list[str] = []
+        for word in words:
+            if word.startswith("^"):
+                found.append(f"re:{word}")
+            else:
+                found += self._one(word, option)
+        return found
+
+    def _one(self, word: str, option: str) -> list[str]:
+        if word in self.nodes:
+            return [word]
+        made = self.given.get(word, [word])
+        makers = list(dict.fromkeys(self.makers[name] for name in made if name in self.makers))
+        if makers:
+            return makers
+        if word in self.given:
+            self.notes.append(f"{option}: '{word}' is not there any more after preparation")
+            return []
+        names = [*self.given, *self.makers]
+        raise QuarkConfigError(
+            f"The model has no node '{word}'.", where=option, hint=did_you_mean(word, names)
+        )
+
+    def between(self, pair: Any) -> dict[str, tuple[str, ...]]:
+        """A subgraph from its first to its last nodes."""
+        starts, ends = pair
+        return {
+            "inputs": tuple(self.find(starts, "subgraphs_to_exclude")),
+            "outputs": tuple(self.find(ends, "subgraphs_to_exclude")),
+        }
+
+    def before(self, words: Iterable[str]) -> list[str]:
+        """What data passes before it reaches these nodes."""
+        starts = [self.nodes[name] for name in self.find(words, "input_nodes")]
+        return self._beyond(starts, lambda node: node.predecessors())
+
+    def behind(self, words: Iterable[str]) -> list[str]:
+        """What data passes after these nodes."""
+        ends = [self.nodes[name] for name in self.find(words, "output_nodes")]
+        return self._beyond(ends, lambda node: node.successors())
+
+    def _beyond(self, border: list[ir.Node], step: Any) -> list[str]:
+        seen: set[ir.Node] = set()
+        stack = [further for node in border for further in step(node)]
+        while stack:
+            node = stack.pop()
+            if node not in seen:
+                seen.add(node)
+                stack += step(node)
+        return [str(node.name) for node in self.model.graph if node in seen and node not in border]
+
+    def types(self, words: Iterable[str]) -> list[str]:
+        """Operator types; those that ONNX has and the prepared model has not are left out."""
+        known = {*OPERATOR_SETS["extended"], *OPERATOR_SETS["standard"]}
+        present = {node.op_type for node in self.model.graph}
+        kept = []
+        for word in words:
+            gone = word not in known | present
+            if gone and (word in self.given_types or onnx.defs.has(word)):
+                self.notes.append(f"operator type {word}: the prepared model has none")
+            else:
+                kept.append(word)
+        return kept
+
+    def float_outputs(self, words: Iterable[str]) -> dict[str, Any]:
+        """An override that leaves the outputs of these nodes in float."""
+        found = self.find(words, "NodesToExcludeOutputQuantization")
+        return {"tensors": tuple(str(v.name) for n in found for v in self.nodes[n].outputs), "type": "float"}
+
+
+def _float_types(layers: QConfig, nodes: Nodes) -> tuple[str, ...]:
+    words = [word for layer, names in layers.layer_type_config.items() if layer is None for word in names]
+    return tuple(
+        f"op:{word}" for word in nodes.types(words) if word in {n.op_type for n in nodes.model.graph}
+    )
+
+
+def _layer_overrides(
+    layers: QConfig, nodes: Nodes, request: Request, recipe: Recipe
+) -> Iterator[dict[str, Any]]:
+    """Overrides for operator types first, then for single layers, which win."""
+    planned = build_plan(nodes.model, recipe).tensors
+    for layer, types in layers.layer_type_config.items():
+        if layer is not None:
+            chosen = [node for node in nodes.model.graph if node.op_type in types]
+            yield from _of_nodes(chosen, layer, request, planned)
+    for layer, words in layers.specific_layer_config.items():
+        names, pairs = split_excluded(list(words))
+        found = [nodes.nodes[name] for name in _expanded(nodes, names)]
+        if pairs:
+            raise QuarkConfigError(
+                "A layer config takes node names, not subgraphs.",
+                where="specific_layer_config",
+                observed=pairs[0],
+                hint="List the nodes, or use a pattern: '^/encoder/.*'.",
+            )
+        yield from _of_nodes(found, layer, request, planned)
+
+
+def _expanded(nodes: Nodes, words: Iterable[str]) -> list[str]:
+    found: list[str] = []
+    for selector in nodes.find(words, "specific_layer_config"):
+        if selector.startswith("re:"):
+            found += [name for name in nodes.nodes if re.search(selector[3:], name)]
+        else:
+            found.append(selector)
+    return found
+
+
+def _of_nodes(
+    chosen: Iterable[ir.Node], layer: QLayerConfig, request: Request, planned: Mapping[str, Any]
+) -> Iterator[dict[str, Any]]:
+    for node in chosen:
+        for name, spec in _tensors(node, layer):
+            if name in planned:
+                yield {"tensors": (name,), **_treatment(spec, request)}
+
+
+def _tensors(node: ir.Node, layer: QLayerConfig) -> Iterator[tuple[str, QTensorConfig]]:
+    """Leading computed inputs, then the weight, then the outputs."""
+    inputs = [value for value in node.inputs if value is not None]
+    computed = 0
+    while computed < len(inputs) and inputs[computed].const_value is None:
+        computed += 1
+    _check_bias(layer)
+    parts = [(value, layer.input_tensors) for value in inputs[:computed]]
+    parts += [(value, layer.weight) for value in inputs[computed : computed + 1]]
+    parts += [(value, layer.output_tensors) for value in node.outputs]
+    for value, spec in parts:
+        if spec is not None:
+            yield str(value.name), spec
+
+
+def _check_bias(layer: QLayerConfig) -> None:
+    if layer.bias is not None and layer.bias.kind is not Int32:
+        raise QuarkConfigError(
+            "A layer's bias cannot have a type of its own.",
+            where="QLayerConfig.bias",
+            observed=layer.bias,
+            expected="Int32Spec(), or none: it then follows from the types of input and weight",
+        )
+
+
+def _treatment(spec: QTensorConfig, request: Request) -> dict[str, Any]:
+    word = spec.kind.block or block_type(element_type(spec.kind.quant_type, str(spec)), request.options)
+    if word not in _INTEGERS:
+        return {"type": word}
+    return {"type": word, "symmetric": spec.symmetric}

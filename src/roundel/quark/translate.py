@@ -1,0 +1,127 @@
+"""From a config and a model to a recipe and the settings of a run."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+from roundel.model.load import ModelSource
+from roundel.quark.algorithms import AlgoConfig
+from roundel.quark.base import DYNAMIC, base_values
+from roundel.quark.config import Config, QuantizationConfig
+from roundel.quark.enums import is_operator_format
+from roundel.quark.errors import QuarkConfigError
+from roundel.quark.lowering import lowered, with_algorithms
+from roundel.quark.options import effects
+from roundel.quark.qconfig import QConfig
+from roundel.quark.request import Request, normalised
+from roundel.quark.selection import selected
+from roundel.quark.sense import without_sense
+from roundel.recipe import Recipe, merge
+from roundel.recipe_file import validate
+
+AnyConfig = Config | QConfig | QuantizationConfig
+
+
+@dataclass(frozen=True, slots=True)
+class Translation:
+    """What a config means.
+
+    Attributes:
+        recipe: everything that decides the model.
+        run: everything else that the config says about the run, by name.
+        notes: what its reader should know.
+    """
+
+    recipe: Recipe
+    run: Mapping[str, Any] = field(default_factory=dict)
+    notes: tuple[str, ...] = ()
+
+
+def translate(
+    config: AnyConfig, model: ModelSource | None = None, algorithms: Iterable[AlgoConfig] = ()
+) -> Translation:
+    """The recipe that a config of either API stands for. The config is read, never changed.
+
+    Args:
+        config: classic or newer.
+        model: the float model; needed where the config names nodes.
+        algorithms: further algorithms, as `quantize_model` takes them.
+
+    Raises:
+        QuarkConfigError: the config contradicts itself, or asks for what Roundel does not do.
+    """
+    classic = with_algorithms(lowered(config), list(algorithms))
+    request = Request(normalised(classic))
+    _refuse_flags(request.config)
+    values, notes = dict(base_values(request)), list(_flag_notes(request.config))
+    run = _apply_options(request, values, notes)
+    recipe = _recipe({}, values, run)
+    if model is not None:
+        layers = config if isinstance(config, QConfig) else None
+        chosen = selected(request, layers, run.get("float_outputs_of", ()), recipe, model)
+        _collect(values, chosen.values)
+        notes += chosen.notes
+        recipe = _recipe({}, values, run)
+    return Translation(recipe, run, tuple(notes))
+
+
+def _apply_options(request: Request, values: dict[str, Any], notes: list[str]) -> dict[str, Any]:
+    """Let every option have its say; returns what they say about the run."""
+    run: dict[str, Any] = {}
+    origin: dict[str, str] = {}
+    dynamic = request.config.use_dynamic_quant
+    for key, effect in effects(request):
+        if dynamic and not DYNAMIC.issuperset(effect.recipe):
+            notes.append(f"{key} means nothing where activations are measured at run time")
+            continue
+        _collect(values, effect.recipe)
+        run.update(effect.run)
+        origin.update(dict.fromkeys(effect.recipe, key))
+        if effect.note:
+            notes.append(effect.note)
+    if not dynamic:
+        notes += without_sense(request, values, origin)
+    return run
+
+
+def _collect(values: dict[str, Any], more: Mapping[str, Any]) -> None:
+    """Later values win, but overrides of single tensors add up."""
+    for path, value in more.items():
+        values[path] = (*values.get(path, ()), *value) if path == "overrides" else value
+
+
+def _recipe(tree: dict[str, Any], values: Mapping[str, Any], run: Mapping[str, Any]) -> Recipe:
+    for path, value in values.items():
+        *sections, last = path.split(".")
+        inner = tree
+        for section in sections:
+            inner = inner.setdefault(section, {})
+        inner[last] = value
+    return validate(merge(tree, dict(run.get("recipe_changes") or {})), "the config")
+
+
+def _refuse_flags(config: QuantizationConfig) -> None:
+    if config.crypto_mode:
+        raise QuarkConfigError(
+            "Roundel does not encrypt models.",
+            where="crypto_mode",
+            hint="Encrypt the finished file, or use the execution provider's encryption_key.",
+        )
+    if is_operator_format(config.quant_format):
+        raise QuarkConfigError(
+            "Roundel writes Q/DQ models.",
+            where="quant_format",
+            observed=config.quant_format,
+            expected="QuantFormat.QDQ",
+            hint="Convert the finished model with `roundel tools convert_qdq_to_qop`.",
+        )
+
+
+def _flag_notes(config: QuantizationConfig) -> Iterable[str]:
+    others = [name for name in config.execution_providers or () if name != "CPUExecutionProvider"]
+    if others:
+        yield f"execution_providers: calibration runs on the CPU, not on {', '.join(others)}"
+    if config.log_severity_level is not None:
+        yield "log_severity_level has never had an effect"

@@ -1,0 +1,78 @@
+"""AMD's own Q/DQ operators, their older names, and ONNX Runtime's."""
+
+from __future__ import annotations
+
+import onnx_ir as ir
+
+from roundel.qdq.pairs import MICROSOFT, QUARK
+from roundel.tools.files import Rewritten
+from roundel.tools.wiring import DEQUANTIZE, QUANTIZE, numbers, tidy
+
+OLD_DOMAIN = "com.vai.quantize"
+OLD_NAMES = {
+    "ExtendedQuantizeLinear": "VitisQuantizeLinear",
+    "ExtendedDequantizeLinear": "VitisDequantizeLinear",
+    "ExtendedInstanceNormalization": "VitisInstanceNormalization",
+    "ExtendedLSTM": "VitisLSTM",
+    "BFPQuantizeDequantize": "BFPFixNeuron",
+    "MXQuantizeDequantize": "MXFixNeuron",
+}
+_INTEGERS = frozenset({"int8", "uint8", "int16", "uint16", "int32"})
+
+
+def convert_customqdq_to_qdq(model: ir.Model) -> Rewritten:
+    """AMD's Q/DQ operators on integers become ONNX Runtime's (com.microsoft); short floats stay."""
+    result = model.clone()
+    count = left = 0
+    for node in result.graph:
+        if node.domain != QUARK or node.op_type not in QUANTIZE | DEQUANTIZE:
+            continue
+        given = numbers(node)
+        if given is None or given[1].dtype.name not in _INTEGERS:
+            left += 1
+            continue
+        _rename(node, MICROSOFT, node.op_type.removeprefix("Extended"))
+        count += 1
+    _imports(result, MICROSOFT)
+    more = f"; {left} of other types stay" if left else ""
+    return tidy(result), f"renamed {count} nodes{more}"
+
+
+def convert_qdq_to_customqdq(model: ir.Model) -> Rewritten:
+    """Q/DQ nodes of any domain become AMD's operators."""
+    result = model.clone()
+    count = 0
+    for node in result.graph:
+        if node.op_type in ("QuantizeLinear", "DequantizeLinear"):
+            _rename(node, QUARK, f"Extended{node.op_type}")
+            count += 1
+    _imports(result, QUARK)
+    return tidy(result), f"renamed {count} nodes"
+
+
+def convert_custom_ops(model: ir.Model, reverse_conversion: bool = False) -> Rewritten:
+    """AMD's operators under their older names (com.vai.quantize), or back."""
+    result = model.clone()
+    names = {old: new for new, old in OLD_NAMES.items()} if reverse_conversion else OLD_NAMES
+    domain = QUARK if reverse_conversion else OLD_DOMAIN
+    count = 0
+    for node in result.graph.all_nodes():
+        if node.domain in (QUARK, OLD_DOMAIN) and node.op_type in names:
+            _rename(node, domain, names[node.op_type])
+            count += 1
+    _imports(result, domain)
+    return result, f"renamed {count} nodes"
+
+
+def _rename(node: ir.Node, domain: str, op_type: str) -> None:
+    node.domain, node.op_type, node.overload = domain, op_type, ""
+
+
+def _imports(model: ir.Model, domain: str) -> None:
+    """Import the domains that are in use, and no others of AMD's."""
+    used = {node.domain for node in model.graph.all_nodes()}
+    for name in (QUARK, OLD_DOMAIN, MICROSOFT):
+        if name in used:
+            model.graph.opset_imports.setdefault(name, 1)
+        elif name != MICROSOFT:
+            model.graph.opset_imports.pop(name, None)

@@ -1,0 +1,112 @@
+"""Other element types for activations: the same codes shifted, or coarser ones."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import onnx_ir as ir
+from numpy.typing import NDArray
+
+from roundel.model.graph import is_constant
+from roundel.qdq.pairs import Names, constant
+from roundel.tools.biases import rederive_biases
+from roundel.tools.files import Rewritten
+from roundel.tools.wiring import numbers, pairs, set_type, tidy
+
+Numbers = tuple[NDArray[Any], NDArray[Any]]
+
+
+@dataclass(frozen=True, slots=True)
+class Retype:
+    """From one element type to another, and what becomes of scale and zero point."""
+
+    source: ir.DataType
+    target: ir.DataType
+    change: Callable[[Numbers], Numbers]
+
+
+def _shifted(offset: int, dtype: Any) -> Callable[[Numbers], Numbers]:
+    """The same scale; codes and zero point move together, so that nothing changes."""
+
+    def change(given: Numbers) -> Numbers:
+        scale, zero = given
+        return scale, np.asarray(zero.astype(np.int64) + offset, dtype)
+
+    return change
+
+
+def _coarser(given: Numbers) -> Numbers:
+    """The same range in 256 steps instead of 65,536."""
+    scale, zero = given
+    ratio = 65535 / 255
+    steps = np.clip(np.rint(zero.astype(np.float64) / ratio), 0, 255)
+    return np.asarray(scale * ratio, np.float32), np.asarray(steps, np.uint8)
+
+
+S8_TO_U8 = Retype(ir.DataType.INT8, ir.DataType.UINT8, _shifted(128, np.uint8))
+U16_TO_S16 = Retype(ir.DataType.UINT16, ir.DataType.INT16, _shifted(-32768, np.int16))
+U16_TO_U8 = Retype(ir.DataType.UINT16, ir.DataType.UINT8, _coarser)
+
+
+def convert_s8s8_to_u8s8(model: ir.Model) -> Rewritten:
+    """Activations in uint8 instead of int8; exact."""
+    return _retyped(model, S8_TO_U8)
+
+
+def convert_u16s8_to_s16s8(model: ir.Model) -> Rewritten:
+    """Activations in int16 instead of uint16; exact."""
+    return _retyped(model, U16_TO_S16)
+
+
+def convert_u16u8_to_u8u8(model: ir.Model) -> Rewritten:
+    """Activations in uint8 instead of uint16: 256 times coarser; 32-bit biases follow the new scales."""
+    result, done = _retyped(model, U16_TO_U8)
+    biases = rederive_biases(result)
+    return result, f"{done}, recomputed {biases} biases"
+
+
+def _retyped(model: ir.Model, retype: Retype) -> Rewritten:
+    result = model.clone()
+    names = Names(result.graph)
+    made: dict[tuple[str, str], tuple[ir.Value, ir.Value]] = {}
+    count = 0
+    for quantizer, readers in _of_type(result.graph, retype.source):
+        given = numbers(quantizer)
+        if given is None:
+            continue
+        key = (str(quantizer.inputs[1] and quantizer.inputs[1].name), str(_zero_name(quantizer)))
+        if key not in made:
+            scale, zero = retype.change(given)
+            made[key] = (
+                constant(result.graph, names(key[0]), scale),
+                constant(result.graph, names(key[1]), zero),
+            )
+        for node in (quantizer, *readers):
+            _give(node, made[key])
+        set_type(quantizer.outputs[0], retype.target)
+        count += 1
+    kinds = f"{retype.source.name.lower()} to {retype.target.name.lower()}"
+    return tidy(result), f"changed {count} activations from {kinds}"
+
+
+def _of_type(graph: ir.Graph, dtype: ir.DataType) -> Iterator[tuple[ir.Node, list[ir.Node]]]:
+    for quantizer, readers in list(pairs(graph)):
+        given = numbers(quantizer)
+        moving = quantizer.inputs[0] is not None and not is_constant(quantizer.inputs[0])
+        if moving and given is not None and ir.DataType.from_numpy(given[1].dtype) is dtype:
+            yield quantizer, readers
+
+
+def _zero_name(node: ir.Node) -> str:
+    value = node.inputs[2] if len(node.inputs) > 2 else None
+    return str(value.name) if value is not None else f"{node.name}_zero_point"
+
+
+def _give(node: ir.Node, made: tuple[ir.Value, ir.Value]) -> None:
+    if len(node.inputs) < 3:
+        node.resize_inputs(3)
+    node.replace_input_with(1, made[0])
+    node.replace_input_with(2, made[1])
