@@ -6,23 +6,45 @@ import json
 from dataclasses import dataclass
 
 from models import MODELS, BenchSetupError
-from records import Contender
+from records import Contender, Recorded
 
 PEERS = ("roundel", "quark", "ort")
 
 
 @dataclass(frozen=True, slots=True)
 class Suite:
-    """A named choice of models and contenders."""
+    """A named choice of models and contenders.
+
+    Attributes:
+        models: Names.
+        contenders: As on the command line.
+        what: One phrase.
+        gpu: Contenders that join on a machine with an NVIDIA GPU.
+        recorded: Earlier results by model, for what takes too long to run each time.
+    """
 
     models: tuple[str, ...]
     contenders: tuple[str, ...]
     what: str
+    gpu: tuple[str, ...] = ()
+    recorded: tuple[tuple[str, Recorded], ...] = ()
 
 
 _ALL_MODELS = tuple(model.name for model in MODELS)
 _IMAGENET = ("efficientnet_lite0", "mobilenet_v2_imagenet")
 _ORT_ROWS = ("ort:int8_tensor", "ort:int8_channel", "ort:uint8_channel", "ort:int16_channel")
+
+# 39 minutes on two cores at rest. `--contenders quark:XINT8_ADAROUND --timeout 7200` runs it again.
+_QUARK_ADAROUND = Recorded(
+    contender="quark:XINT8_ADAROUND",
+    wall_s=2319.0,
+    forward_s=1.1,
+    peak_rss_mb=3800.0,
+    top1=87.5,
+    top5=97.0,
+    agreement=96.9,
+    sqnr_db=17.3,
+)
 
 SUITES: dict[str, Suite] = {
     "foundation": Suite(
@@ -52,6 +74,13 @@ SUITES: dict[str, Suite] = {
             "quark:A16W8",
         ),
         what="both at their defaults: Roundel with effort fast, Quark with equalization",
+    ),
+    "finetune": Suite(
+        models=("efficientnet_lite0",),
+        contenders=("roundel:xint8", "roundel:recipes/xint8_adaround_alone.yaml", "roundel:xint8_adaround"),
+        what="AdaRound at the documents' settings (1000 iterations, batch 2), against Quark's recorded run",
+        gpu=("roundel:recipes/xint8_adaround_alone_cuda.yaml", "roundel:recipes/xint8_adaround_cuda.yaml"),
+        recorded=(("efficientnet_lite0", _QUARK_ADAROUND),),
     ),
     "peers": Suite(
         models=_IMAGENET,

@@ -52,7 +52,13 @@ ENVIRONMENTS: dict[str, Environment] = {
             warm_up="import quark.onnx; print(quark.onnx.get_library_path())",
         ),
         Environment(name="ort", steps=((ONNXRUNTIME, "onnx", "numpy", "pillow", "sympy"),)),
-        Environment(name="roundel", steps=((ONNXRUNTIME, "."),), always=True, warm_up="import roundel"),
+        Environment(
+            name="roundel",
+            # Torch is for fine-tuning alone and is imported nowhere else.
+            steps=((TORCH,), (TORCH, ONNXRUNTIME, ".")),
+            always=True,
+            warm_up="import roundel",
+        ),
         Environment(
             name="export",
             steps=(

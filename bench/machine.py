@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import platform
+import shutil
 import subprocess
 from pathlib import Path
 
@@ -24,6 +25,12 @@ def cpu_model() -> str:
 def memory_gib() -> float:
     """Physical memory in GiB."""
     return os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES") / 2**30
+
+
+def has_nvidia_gpu() -> bool:
+    """Whether the system's own tool finds one."""
+    tool = shutil.which("nvidia-smi")
+    return tool is not None and subprocess.run([tool, "-L"], capture_output=True, check=False).returncode == 0
 
 
 def describe() -> dict[str, str]:

@@ -115,6 +115,28 @@ class Row:
 
 
 @dataclass(frozen=True, slots=True)
+class Recorded:
+    """What a contender that takes too long to run again has shown before.
+
+    Attributes:
+        contender: Its label.
+        wall_s: Seconds of the quantize call.
+        forward_s: Seconds of one float pass over the calibration images on that machine, at rest.
+        peak_rss_mb: Largest resident size.
+        top1, top5, agreement, sqnr_db: As in a score, on other images of the same set.
+    """
+
+    contender: str
+    wall_s: float
+    forward_s: float
+    peak_rss_mb: float
+    top1: float
+    top5: float
+    agreement: float
+    sqnr_db: float
+
+
+@dataclass(frozen=True, slots=True)
 class ModelResult:
     """All contenders on one model.
 
@@ -125,6 +147,7 @@ class ModelResult:
         calibration_images: How many images that is.
         float_score: The float model on the evaluation images.
         rows: One per contender, in the order of the command line.
+        recorded: Results of earlier runs, for comparison.
     """
 
     model: str
@@ -133,6 +156,7 @@ class ModelResult:
     calibration_images: int
     float_score: Score
     rows: tuple[Row, ...]
+    recorded: tuple[Recorded, ...] = ()
 
     @property
     def forward_median_s(self) -> float:

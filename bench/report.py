@@ -7,7 +7,7 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
-from records import ModelResult, Report, Row
+from records import ModelResult, Recorded, Report, Row
 
 HEADER = (
     "contender",
@@ -76,6 +76,7 @@ def _model_lines(model: ModelResult) -> list[str]:
         _line("float", score.top1, score.top5, None, None, score.size_bytes / 1e6),
     ]
     lines += [_row_line(row, model) for row in model.rows]
+    lines += [_recorded_line(known) for known in model.recorded]
     notes = [f"- `{row.contender}`: {error}" for row in model.rows for error in row.errors]
     notes += [
         f"- `{row.contender}`: its repeats wrote different files"
@@ -96,6 +97,13 @@ def _row_line(row: Row, model: ModelResult) -> str:
     return _line(
         name, *quality, row.median_s, row.min_s, _over(row, model), _min_over(row, model), imports, peak
     )
+
+
+def _recorded_line(known: Recorded) -> str:
+    ratio = known.wall_s / known.forward_s
+    quality = (known.top1, known.top5, known.agreement, known.sqnr_db, None)
+    times = (known.wall_s, known.wall_s, ratio, ratio, None, known.peak_rss_mb)
+    return _line(f"{known.contender} (recorded)", *quality, *times)
 
 
 def _over(row: Row, model: ModelResult) -> float | None:

@@ -33,7 +33,7 @@ from models import (
     require_shared,
 )
 from processes import run_script, scrub
-from records import Contender, Failure, ModelResult, Report, Row, Run, Score
+from records import Contender, Failure, ModelResult, Recorded, Report, Row, Run, Score
 
 EVALUATION_TIMEOUT_S = 3600.0
 
@@ -44,6 +44,7 @@ class Plan:
 
     models: tuple[BenchModel, ...]
     contenders: tuple[Contender, ...]
+    recorded: tuple[tuple[str, Recorded], ...]
     repeat: int
     out: Path
     timeout_s: float
@@ -80,11 +81,13 @@ def parse_plan(argv: Sequence[str] | None = None) -> Plan:
         raise BenchSetupError("--repeat must be at least 1")
     suite = SUITES[args.suite or "foundation"]
     names = args.models.split(",") if args.models else suite.models
-    texts = args.contenders.split(",") if args.contenders else suite.contenders
+    own = suite.contenders + (suite.gpu if machine.has_nvidia_gpu() else ())
+    texts = args.contenders.split(",") if args.contenders else own
     custom = "custom" if args.models or args.contenders else "foundation"
     return Plan(
         models=tuple(model_by_name(name) for name in names),
         contenders=tuple(parse_contender(text) for text in texts),
+        recorded=() if args.contenders else suite.recorded,
         repeat=args.repeat,
         out=args.out or BENCH_DIR / "results" / (args.suite or custom),
         timeout_s=args.timeout,
@@ -229,7 +232,8 @@ def measure(model: BenchModel, plan: Plan, tools: Tools, versions: dict[str, dic
     if isinstance(float_score, Failure):
         raise BenchSetupError(f"the float model {model.name} cannot be evaluated: {float_score.message}")
     rows = tuple(judged_row(model, c, tuple(runs[c]), failures[c], tools) for c in plan.contenders)
-    return ModelResult(model.name, model.title, tuple(forwards), images, float_score, rows)
+    known = tuple(recorded for name, recorded in plan.recorded if name == model.name)
+    return ModelResult(model.name, model.title, tuple(forwards), images, float_score, rows, known)
 
 
 def judged_row(

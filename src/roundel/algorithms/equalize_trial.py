@@ -20,8 +20,9 @@ from roundel.plan import build_plan
 from roundel.recipe import Recipe
 from roundel.types import Sample
 
-_MOST = 32  # samples that calibrate, and samples that judge
-_EVERY = 3  # each third sample judges
+_RANGING = 16  # samples that calibrate
+_JUDGING = 24  # other samples that judge
+_EVERY = 3  # each third one
 
 
 def try_equalization(
@@ -37,8 +38,8 @@ def try_equalization(
         recipe: how to calibrate.
     """
     start = time.perf_counter()
-    judging = slice(_EVERY - 1, _EVERY * _MOST, _EVERY)
-    ranging = [sample for index, sample in enumerate(samples) if index % _EVERY != _EVERY - 1][:_MOST]
+    judging = slice(_EVERY - 1, _EVERY * _JUDGING, _EVERY)
+    ranging = [sample for index, sample in enumerate(samples) if index % _EVERY != _EVERY - 1][:_RANGING]
     errors = [
         output_sqnr(model, _calibrated(model, ranging, recipe), recipe, samples[judging], outputs[judging])
         for model in (plain, evened)
