@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from typing import TYPE_CHECKING
 
-from roundel.types import BlockType, FloatScheme, QType, Scheme, needs_range
+from roundel.types import BlockScheme, BlockType, FloatScheme, QType, Scheme, needs_range
 
 if TYPE_CHECKING:
     from roundel.recipe import Recipe
@@ -137,6 +137,10 @@ def _steps(recipe: Recipe) -> Iterator[str]:
         yield f"improve.equalize.enabled {what}"
     if recipe.improve.finetune.algorithm == "adaround":
         yield f"AdaRound rounds integer codes, and weights.type is {recipe.weights.type}; use adaquant"
+    if recipe.finetuning == "none":
+        yield f"effort {recipe.effort} has nothing to do for {recipe.weights.type} weights; use none or high"
+    if isinstance(recipe.weights.scheme, BlockScheme):
+        yield f"effort {recipe.effort} cannot improve {recipe.weights.type} weights; use none"
 
 
 def _weight_only(recipe: Recipe) -> Iterator[str]:

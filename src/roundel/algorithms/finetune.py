@@ -15,15 +15,14 @@ from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import onnx_ir as ir
-from numpy.typing import NDArray
 
 from roundel.algorithms import finetune_checkpoint as checkpoints
 from roundel.algorithms.finetune_blocks import Block, with_blocks
 from roundel.algorithms.finetune_branches import Branches, Delivered, Judge, Place
-from roundel.algorithms.finetune_constants import Constants
+from roundel.algorithms.finetune_constants import Changed, Constants
 from roundel.algorithms.finetune_report import FinetuneReport, Moment
 from roundel.algorithms.finetune_rows import gather, layer_seed
 from roundel.algorithms.finetune_store import Store
@@ -31,9 +30,8 @@ from roundel.algorithms.finetune_units import Unit, find_units
 from roundel.algorithms.torch_device import infer_device, optim_device, require_torch
 from roundel.calibrate.state import QuantState
 from roundel.errors import RecipeError
-from roundel.qdq.write import weight_codes
 from roundel.recipe import Recipe
-from roundel.types import QParams, Sample
+from roundel.types import Sample
 
 if TYPE_CHECKING:
     from roundel.algorithms.torch_block import BlockTask
@@ -194,7 +192,8 @@ class _Run:
         """What a layer's tuning needs; None for a layer that the checkpoint has."""
         data = item.entry if isinstance(item, Block) else item.layer.data
         # Also for a restored layer: the same pieces of the model run as in a run without a break.
-        seen = self._branches.look(data, item.output, self.constants.state.params[data], self._linear(item))
+        params = self.constants.state.params.get(data)
+        seen = self._branches.look(data, item.output, params, self._linear(item))
         if number < self._restored:
             return None
         common = self.constants, self._algorithm, self._settings, self._devices.optim
@@ -206,7 +205,7 @@ class _Run:
 
         weights = self.constants.weights(item)
         seed = layer_seed(self._settings.seed, item.layer.name)
-        output = self.constants.state.params.get(item.output) if self._settings.output_qdq else None
+        output = self.constants.format_of(item.output) if self._settings.output_qdq else None
         return Task(item, weights, gather(item, seen, weights.shape, self._store, seed), output, *common)
 
     def _linear(self, item: Item) -> str | None:
@@ -241,12 +240,14 @@ class _Run:
 
     def _accept(self, outcome: Outcome) -> bool:
         """Put the new constants in; out again where the whole model gets worse and that counts."""
-        before, changed = self.constants.state, dict[str, tuple[NDArray[Any], QParams]]()
+        before, changed, old = self.constants.state, Changed(), Changed()
         if self._judge is not None and math.isinf(self._error):
             self._error = self._judge.error(self._delivered.model)
         for change in outcome.changes:
+            names = (change.layer.weight, change.layer.bias)
+            old |= {name: self.constants.stored(name) for name in names if name is not None}
             changed |= self.constants.accept(change.layer, change.tuned)
-        old = {name: (self._codes(name, before), before.params[name]) for name in changed}
+        old = {name: old[name] for name in changed}
         self._delivered.replace(changed)
         if self._judge is not None:
             error = self._judge.error(self._delivered.model)
@@ -257,9 +258,6 @@ class _Run:
             self._error = error
         self.done.changes |= changed
         return True
-
-    def _codes(self, name: str, state: QuantState) -> NDArray[Any]:
-        return weight_codes(self.constants.float(name), state.plan.tensors[name], state)
 
 
 def _units(item: Item) -> tuple[Unit, ...]:

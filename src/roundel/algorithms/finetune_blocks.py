@@ -83,7 +83,7 @@ def _blocks(graph: ir.Graph, units: Mapping[str, Unit], state: QuantState) -> li
         if node.op_type != "Add" or any(v is None or is_constant(v) for v in node.inputs):
             continue
         entry = _split(node, order)
-        if entry is None or entry.name not in state.params:
+        if entry is None or entry.name not in state.plan.tensors:
             continue
         block = _block(node, entry, order, units, state)
         if block is not None:
@@ -143,7 +143,11 @@ def _block(
             return None
     last = add
     behind = only_reader(add.outputs[0])
-    if behind is not None and behind.op_type in _ACTIVATIONS and add.outputs[0].name not in state.params:
+    if (
+        behind is not None
+        and behind.op_type in _ACTIVATIONS
+        and add.outputs[0].name not in state.plan.tensors
+    ):
         inside.add(behind)
         last = behind
     steps = [_step(node, units, state) for node in sorted(inside, key=order.__getitem__)]

@@ -45,19 +45,34 @@ class Delivered:
     """
 
     def __init__(self, model: ir.Model, state: QuantState, recipe: Recipe) -> None:
-        self.model = write_qdq(model, state, recipe)
+        # Short floats stay float32 before their rounding: constants that tuning can replace.
+        self.model = write_qdq(model, state, recipe.merged({"output": {"half_weights": False}}))
         simulate(self.model, state, recipe.npu)
         self._values = values_by_name(self.model.graph)
+        self._nodes = {str(node.name): node for node in self.model.graph}
+        self._given = values_by_name(model.graph)
 
-    def replace(self, changed: Mapping[str, tuple[NDArray[Any], QParams]]) -> None:
-        """Put new codes and scales into it."""
+    def replace(self, changed: Mapping[str, tuple[NDArray[Any], QParams | None]]) -> None:
+        """Put new codes and scales, or new real numbers, into it."""
         for name, (codes, params) in changed.items():
+            if params is None:
+                self._values[name].const_value = ir.tensor(codes, name=name)
+                continue
             stored = self._values[f"{name}_quantized"]
             node = stored.consumers()[0]
             stored.const_value = ir.tensor(codes, name=stored.name)
             scale = node.inputs[1]
             assert scale is not None
             scale.const_value = ir.tensor(params.scale, name=scale.name)
+
+    def seen_as(self, tensor: str) -> str:
+        """The name of the real numbers that readers of a tensor get."""
+        for use in self._given[tensor].uses():
+            reader = self._nodes.get(str(use.node.name))
+            value = reader.inputs[use.idx] if reader is not None else None
+            if value is not None:
+                return str(value.name)
+        raise KeyError(tensor)
 
     def codes_of(self, tensor: str) -> str:
         """The name of a tensor's integer codes."""
@@ -86,16 +101,17 @@ class Branches:
         self._tuned = StoredFrontier(delivered.model, samples, place.store, cuda=place.cuda)
         self._plain = StoredFrontier(model, samples, place.store, cuda=place.cuda)
 
-    def look(self, data: str, output: str, params: QParams, linear: str | None = None) -> Seen:
+    def look(self, data: str, output: str, params: QParams | None, linear: str | None = None) -> Seen:
         """What a layer sees and should give; everything before it runs if it has not.
 
         Args:
             data: its input.
             output: the tensor that its loss looks at.
-            params: format of its input.
+            params: format of its input; None where it is not in integers.
             linear: its output before the activation, where that is wanted, too.
         """
-        codes = self._tuned.reach(self._delivered.codes_of(data))
+        name = self._delivered.seen_as(data) if params is None else self._delivered.codes_of(data)
+        codes = self._tuned.reach(name)
         plain = self._plain.reach(data) if self._place.mixed else None
         before = None if linear is None else self._plain.reach(linear)
         return Seen(codes, plain, before, self._plain.reach(output), params)

@@ -31,7 +31,7 @@ _FILE = "finetune.npz"
 _BESIDE_THE_POINT = {"name", "title", "output", "verify"}
 # What numpy, zipfile, zlib and json raise for content that is not ours.
 _UNREADABLE = (OSError, EOFError, KeyError, TypeError, ValueError, zipfile.BadZipFile, zlib.error)
-Changes = dict[str, tuple[NDArray[Any], QParams]]
+Changes = dict[str, tuple[NDArray[Any], QParams | None]]  # codes with their format, or real numbers
 
 
 @dataclass(frozen=True, slots=True)
@@ -109,7 +109,7 @@ def _state_digest(state: QuantState) -> str:
     for name, params in sorted(state.params.items()):
         digest.update(f"{name} {params.qtype} {params.axis}".encode())
         digest.update(params.scale.tobytes() + params.zero_point.tobytes())
-    for table in (state.values, state.codes):
+    for table in (state.float_scales, state.values, state.codes):
         for name, array in sorted(table.items()):
             digest.update(name.encode() + np.ascontiguousarray(array).tobytes())
     return digest.hexdigest()
@@ -122,7 +122,7 @@ def save(path: Path, key: Mapping[str, str], progress: Progress) -> None:
         OutputError: it cannot be written.
     """
     names = list(progress.changes)
-    formats = [[p.qtype.value, p.axis] for _, p in progress.changes.values()]
+    formats = [[p.qtype.value, p.axis] if p else [None, None] for _, p in progress.changes.values()]
     header = {
         "version": _VERSION,
         "key": dict(key),
@@ -131,11 +131,9 @@ def save(path: Path, key: Mapping[str, str], progress: Progress) -> None:
     }
     arrays: dict[str, NDArray[Any]] = {_HEADER: np.frombuffer(json.dumps(header).encode(), np.uint8)}
     for number, (codes, params) in enumerate(progress.changes.values()):
-        arrays |= {
-            f"{number}.codes": codes,
-            f"{number}.scale": params.scale,
-            f"{number}.zero": params.zero_point,
-        }
+        arrays[f"{number}.codes"] = codes
+        if params is not None:
+            arrays |= {f"{number}.scale": params.scale, f"{number}.zero": params.zero_point}
     # One name, so that what a killed run leaves behind is overwritten and not collected.
     partial = path.with_name(f".{path.name}.partial")
     try:
@@ -161,8 +159,11 @@ def load(path: Path, key: Mapping[str, str]) -> Progress:
             reports = [FinetuneReport(**report) for report in header["reports"]]
             changes: Changes = {}
             for number, (name, kind, axis) in enumerate(header["tensors"]):
-                scale, zero = file[f"{number}.scale"], file[f"{number}.zero"]
-                changes[name] = (file[f"{number}.codes"], QParams(scale, zero, QType(kind), axis))
+                params = None
+                if kind is not None:
+                    scale, zero = file[f"{number}.scale"], file[f"{number}.zero"]
+                    params = QParams(scale, zero, QType(kind), axis)
+                changes[name] = (file[f"{number}.codes"], params)
     except _UNREADABLE as error:
         raise DataError(
             "The checkpoint cannot be read.",

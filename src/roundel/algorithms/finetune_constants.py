@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import builtins
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -14,11 +15,14 @@ from roundel.calibrate.reach import Reach, layer_reach
 from roundel.calibrate.state import QuantState
 from roundel.model.graph import constant_array
 from roundel.numerics.affine import code_limits, dequantize, quantize
+from roundel.numerics.short_floats import FloatFormat
 from roundel.qdq.write import weight_codes
 from roundel.recipe import Npu
-from roundel.types import QParams, QType
+from roundel.types import FloatScheme, QParams, QType
 
 Array = NDArray[np.float64]
+Format = QParams | FloatFormat
+Changed = dict[str, tuple[NDArray[Any], QParams | None]]  # codes with their format, or real numbers
 _POWERS = sorted(range(-6, 7), key=abs)  # of equally good scales the one nearest to the old
 
 
@@ -34,6 +38,7 @@ class Weights:
         input_scale: of the input codes; 1 where rows are real numbers.
         bias: (groups, outputs per group) as the quantized model has it; zeros where there is none.
         bias_params: the bias's format; None where it cannot change.
+        format: of weights without codes: `codes` are then what is stored, and real.
     """
 
     real: Array
@@ -43,7 +48,8 @@ class Weights:
     high: Array
     input_scale: float
     bias: Array
-    bias_params: QParams | None
+    bias_params: Format | None
+    format: FloatFormat | None = None
 
     @property
     def shape(self) -> tuple[int, int, int]:
@@ -58,7 +64,7 @@ class Tuned:
 
     codes: Array
     bias: Array
-    bias_params: QParams | None
+    bias_params: Format | None
 
 
 class Constants:
@@ -85,10 +91,28 @@ class Constants:
         assert array is not None
         return array
 
+    def format_of(self, name: str) -> Format | None:
+        """How a tensor is stored; None where it stays float32 or is stored in blocks."""
+        params, tensor = self.state.params.get(name), self.state.plan.tensors.get(name)
+        if params is not None or tensor is None or not isinstance(tensor.scheme, FloatScheme):
+            return params
+        return FloatFormat(tensor.scheme.ftype, float(self.state.float_scales.get(name, 1.0)))
+
+    def stored(self, name: str) -> tuple[NDArray[Any], QParams | None]:
+        """A constant as the state has it: codes with their format, or real numbers."""
+        params = self.state.params.get(name)
+        return (self._real(name), None) if params is None else (self.codes(name), params)
+
+    def _real(self, name: str) -> NDArray[Any]:
+        return self.state.values.get(name, self.float(name))
+
     def weights(self, unit: Unit) -> Weights:
         """The numbers of a layer."""
+        stored = self.format_of(unit.layer.weight)
+        if isinstance(stored, FloatFormat):
+            return self._real_weights(unit, stored)
         layer, params = unit.layer, self.state.params[unit.layer.weight]
-        content = self.state.values.get(layer.weight, self.float(layer.weight))
+        content = self._real(layer.weight)
         low, high = code_limits(self.state.plan.tensors[layer.weight].integer)
         zero = _spread(layer, params.zero_point, params, content.shape)
         codes = layer.matrix(self.codes(layer.weight).astype(np.float64)) - zero
@@ -99,43 +123,78 @@ class Constants:
             scale=_spread(layer, params.scale, params, content.shape),
             low=low - zero,
             high=high - zero,
-            input_scale=1.0 if unit.normalizes else float(self.state.params[layer.data].scale),
+            input_scale=self._input_scale(unit),
             bias=bias,
             bias_params=bias_params,
         )
 
-    def rounded_bias(self, layer: Tunable, weights: Weights, bias: Array) -> tuple[Array, QParams | None]:
+    def _real_weights(self, unit: Unit, stored: FloatFormat) -> Weights:
+        layer = unit.layer
+        real = layer.matrix(self._real(layer.weight).astype(np.float64))
+        bias, bias_params = self._bias(layer, (real.shape[0], real.shape[1]))
+        return Weights(
+            real=real,
+            codes=stored.hold(real).astype(np.float64) / stored.scale,
+            scale=np.full((1, 1, 1), stored.scale),
+            low=np.full((1, 1, 1), -np.inf),
+            high=np.full((1, 1, 1), np.inf),
+            input_scale=self._input_scale(unit),
+            bias=bias,
+            bias_params=bias_params,
+            format=stored,
+        )
+
+    def _input_scale(self, unit: Unit) -> builtins.float:
+        params = self.state.params.get(unit.layer.data)
+        return 1.0 if unit.normalizes or params is None else float(params.scale)
+
+    def rounded_bias(self, layer: Tunable, weights: Weights, bias: Array) -> tuple[Array, Format | None]:
         """The bias as its format can hold it, with the scale that suits it best."""
         if weights.bias_params is None or np.array_equal(bias, weights.bias):
             return weights.bias, weights.bias_params
+        if isinstance(weights.bias_params, FloatFormat):
+            return weights.bias_params.hold(bias).astype(np.float64), weights.bias_params
         params = self._bias_scale(layer, weights.bias_params, bias)
         codes = quantize(bias.reshape(-1), params, narrow=True)
         return dequantize(codes, params).astype(np.float64).reshape(bias.shape), params
 
-    def accept(self, layer: Tunable, tuned: Tuned) -> dict[str, tuple[NDArray[Any], QParams]]:
+    def accept(self, layer: Tunable, tuned: Tuned) -> Changed:
         """Take new constants over; returns the codes and formats that changed."""
-        weight = self.state.params[layer.weight]
-        shape = self.float(layer.weight).shape
-        zero = _spread(layer, weight.zero_point, weight, shape)
-        whole = layer.tensor(tuned.codes + zero, shape).astype(weight.qtype.dtype)
-        changed = {layer.weight: (np.ascontiguousarray(whole), weight)}
-        if layer.bias is not None and tuned.bias_params is not None:
+        shape, stored = self.float(layer.weight).shape, self.format_of(layer.weight)
+        changed: Changed = {}
+        if isinstance(stored, FloatFormat):
+            real = layer.tensor(tuned.codes * stored.scale, shape).astype(np.float32)
+            changed[layer.weight] = (np.ascontiguousarray(real), None)
+        elif stored is not None:
+            zero = _spread(layer, stored.zero_point, stored, shape)
+            whole = layer.tensor(tuned.codes + zero, shape).astype(stored.qtype.dtype)
+            changed[layer.weight] = (np.ascontiguousarray(whole), stored)
+        if layer.bias is not None and isinstance(tuned.bias_params, FloatFormat):
+            bias = tuned.bias.reshape(self.float(layer.bias).shape)
+            changed[layer.bias] = (bias.astype(np.float32), None)
+        elif layer.bias is not None and isinstance(tuned.bias_params, QParams):
             flat = quantize(tuned.bias.reshape(-1), tuned.bias_params, narrow=True)
             changed[layer.bias] = (flat.reshape(self.float(layer.bias).shape), tuned.bias_params)
         self.restore(changed)
         return changed
 
-    def restore(self, changed: dict[str, tuple[NDArray[Any], QParams]]) -> None:
-        """Put codes and formats into the state."""
-        codes = {**self.state.codes, **{name: codes for name, (codes, _) in changed.items()}}
-        params = {**self.state.params, **{name: params for name, (_, params) in changed.items()}}
-        self.state = replace(self.state, codes=codes, params=params)
+    def restore(self, changed: Changed) -> None:
+        """Put codes and formats, or real numbers, into the state."""
+        codes, params, values = dict(self.state.codes), dict(self.state.params), dict(self.state.values)
+        for name, (content, kind) in changed.items():
+            if kind is None:
+                values[name] = content
+            else:
+                codes[name], params[name] = content, kind
+        self.state = replace(self.state, codes=codes, params=params, values=values)
 
-    def _bias(self, layer: Tunable, shape: tuple[int, int]) -> tuple[Array, QParams | None]:
+    def _bias(self, layer: Tunable, shape: tuple[int, int]) -> tuple[Array, Format | None]:
         if layer.bias is None:
             return np.zeros(shape), None
-        content, params = self.float(layer.bias).reshape(-1), self.state.params.get(layer.bias)
-        if params is not None and layer.bias in self.state.plan.tensors:
+        content, params = self._real(layer.bias).reshape(-1), self.format_of(layer.bias)
+        if isinstance(params, FloatFormat):
+            content = params.hold(content)
+        elif params is not None and layer.bias in self.state.plan.tensors:
             content = dequantize(self.codes(layer.bias).reshape(-1), params)
         if content.size != shape[0] * shape[1]:
             params = None  # one number for all channels: nothing to learn for each

@@ -28,7 +28,7 @@ class Rows:
     """A layer's data, row after row and sample after sample.
 
     Attributes:
-        inputs: (n, groups, inputs per output); codes less their zero point, or normalized values.
+        inputs: (n, groups, inputs per output); codes less their zero point, or real or normalized values.
         plain: the float branch's inputs in the same unit, where the settings mix the two.
         targets: (n, groups, outputs per group) of the float model, behind the activation.
         linear: the same before the activation, where the walk's solution is wanted.
@@ -73,14 +73,14 @@ class Seen:
         plain: its input in the float model, where wanted.
         linear: its float output before the activation, where wanted.
         outputs: its float output behind the activation.
-        params: format of its input.
+        params: format of its input; None where `codes` are real numbers already.
     """
 
     codes: Sequence[NDArray[Any]]
     plain: Sequence[NDArray[Any]] | None
     linear: Sequence[NDArray[Any]] | None
     outputs: Sequence[NDArray[Any]]
-    params: QParams
+    params: QParams | None
 
 
 def gather(unit: Unit, seen: Seen, shape: tuple[int, int, int], store: Store, seed: int) -> Rows:
@@ -117,8 +117,10 @@ def gather(unit: Unit, seen: Seen, shape: tuple[int, int, int], store: Store, se
     return Rows(inputs, plain, targets, linear, starts, held_from(len(seen.outputs)))
 
 
-def narrow_type(params: QParams) -> np.dtype[Any]:
-    """The smallest integer type that holds every code less the zero point."""
+def narrow_type(params: QParams | None) -> np.dtype[Any]:
+    """The smallest integer type that holds every code less the zero point; float32 for real numbers."""
+    if params is None:
+        return np.dtype(np.float32)
     zero = int(params.zero_point)
     low, high = params.qtype.qmin - zero, params.qtype.qmax - zero
     for name in ("int8", "uint8", "int16"):
@@ -129,14 +131,16 @@ def narrow_type(params: QParams) -> np.dtype[Any]:
 
 
 def _shifted(unit: Unit, seen: Seen, index: int) -> NDArray[Any]:
+    if seen.params is None:
+        return seen.codes[index].astype(np.float32, copy=False)
     whole = seen.codes[index].astype(np.int32) - int(seen.params.zero_point)
     if unit.normalizes:
         return np.asarray(whole * seen.params.scale, np.float32)
     return whole.astype(narrow_type(seen.params))
 
 
-def _plain(unit: Unit, array: NDArray[Any], params: QParams) -> NDArray[Any]:
-    return array if unit.normalizes else np.asarray(array / params.scale, np.float32)
+def _plain(unit: Unit, array: NDArray[Any], params: QParams | None) -> NDArray[Any]:
+    return array if unit.normalizes or params is None else np.asarray(array / params.scale, np.float32)
 
 
 def _most_rows(shape: tuple[int, int, int], samples: int) -> int:

@@ -20,8 +20,9 @@ from roundel.model.graph import (
     only_reader,
     rank,
 )
-from roundel.plan.types import QuantPlan
+from roundel.plan.types import QuantPlan, Role, TensorPlan
 from roundel.recipe import Finetune
+from roundel.types import FloatScheme, QType, Scheme
 
 NORMS = ("InstanceNormalization", "LayerNormalization")
 _FUSED = ("Relu", "PRelu", "LeakyRelu", "Gelu", "Tanh", "Clip", "Sigmoid", "HardSigmoid", "Softmax")
@@ -163,7 +164,7 @@ def find_units(
         algorithm: 'adaround' leaves normalizations out: they have no rounding worth learning.
     """
     layers: dict[str, Tunable] = {
-        layer.name: layer for layer in quantized_layers(graph, _lenient(graph, state.plan))
+        layer.name: layer for layer in quantized_layers(graph, _lenient(graph, state.plan, algorithm))
     }
     nodes = {str(node.name): node for node in graph}
     simulated = {str(node.name): node for node in quantized}
@@ -183,12 +184,15 @@ def find_units(
     return tuple(found)
 
 
-def _lenient(graph: ir.Graph, plan: QuantPlan) -> QuantPlan:
-    """The plan as `quantized_layers` wants it: tuning at fixed scales copes with any zero point and bias."""
+def _lenient(graph: ir.Graph, plan: QuantPlan, algorithm: str) -> QuantPlan:
+    """The plan as `quantized_layers` wants it: tuning at fixed scales copes with any zero point and bias.
+
+    It takes any input, and AdaQuant also weights in short floats, which have no codes to choose between.
+    """
     tensors = {
-        name: replace(tensor, scheme=replace(tensor.integer, symmetric=True))
+        name: replace(tensor, scheme=Scheme(QType.INT8))
         for name, tensor in plan.tensors.items()
-        if plan.in_integers(name)
+        if tensor.role is Role.ACTIVATION or learnable(tensor, algorithm)
     }
     for node in graph:
         bias = node.inputs[2] if len(node.inputs) > 2 else None
@@ -200,6 +204,13 @@ def _lenient(graph: ir.Graph, plan: QuantPlan) -> QuantPlan:
     return replace(plan, tensors=tensors)
 
 
+def learnable(tensor: TensorPlan, algorithm: str) -> bool:
+    """Whether an algorithm can learn a constant of this type."""
+    return isinstance(tensor.scheme, Scheme) or (
+        algorithm == "adaquant" and isinstance(tensor.scheme, FloatScheme)
+    )
+
+
 def _norms(graph: ir.Graph, state: QuantState) -> list[NormLayer]:
     found = []
     for node in graph:
@@ -208,7 +219,10 @@ def _norms(graph: ir.Graph, state: QuantState) -> list[NormLayer]:
             continue
         data, weight = node.inputs[0], node.inputs[1]
         bias = node.inputs[2] if len(node.inputs) > 2 else None
-        if data is None or weight is None or data.name not in state.params or weight.name not in state.params:
+        if data is None or weight is None or data.name not in state.plan.tensors:
+            continue
+        planned = state.plan.tensors.get(str(weight.name))
+        if planned is None or not learnable(planned, "adaquant"):
             continue
         shared = len(weight.uses()) != 1 or (bias is not None and len(bias.uses()) != 1)
         computed = constant_array(weight) is None or (bias is not None and constant_array(bias) is None)

@@ -125,6 +125,8 @@ class _Tuner:
 
     def _entry(self, index: int) -> Tensor:
         params, codes = self._task.seen.params, self._task.seen.codes[index]
+        if params is None:
+            return tensor(codes, self._device)
         whole = codes.astype(np.float32) - np.float32(params.zero_point)
         return tensor(whole * params.scale, self._device)
 
@@ -135,7 +137,7 @@ class _Tuner:
 
     def _forward(self, x: Tensor, content: Sequence[tuple[Tensor, Tensor]]) -> Tensor:
         """The block's output, with the quantizers inside it."""
-        params, settings = self._task.constants.state.params, self._settings
+        constants, settings = self._task.constants, self._settings
         values: dict[str, Tensor] = {self._task.block.entry: x}
         number = 0
         out = x
@@ -150,8 +152,9 @@ class _Tuner:
             else:
                 out = _plain(step, inputs)
             inner = name != self._task.block.output
-            if name in params and (inner or settings.output_qdq):
-                out = fake_quantize(out, params[name])
+            stored = constants.format_of(name) if inner or settings.output_qdq else None
+            if stored is not None:
+                out = fake_quantize(out, stored)
             values[name] = out
         return out
 

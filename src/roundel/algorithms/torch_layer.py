@@ -8,16 +8,18 @@ from typing import Any
 import numpy as np
 import torch
 
-from roundel.algorithms.finetune_constants import Weights
+from roundel.algorithms.finetune_constants import Format, Weights
 from roundel.algorithms.finetune_rows import Rows
 from roundel.algorithms.finetune_units import Activation, channel_slopes
-from roundel.types import QParams
+from roundel.numerics.short_floats import FloatFormat, largest
+from roundel.types import FloatType
 
 Tensor = Any  # torch is optional, and mypy does not follow it
 _CHUNK = 8_000_000  # elements of the inputs computed with at once
 _LOOK_ROWS = 4096
 _LOOK_ELEMENTS = 32_000_000
 _REFITS = 3
+_DTYPES = {FloatType.BFLOAT16: torch.bfloat16, FloatType.FLOAT16: torch.float16}
 
 
 class TorchLayer:
@@ -31,7 +33,7 @@ class TorchLayer:
     """
 
     def __init__(
-        self, weights: Weights, activation: Activation | None, output: QParams | None, device: str
+        self, weights: Weights, activation: Activation | None, output: Format | None, device: str
     ) -> None:
         self._step = tensor(weights.scale * weights.input_scale, device)
         self._activation, self._output = activation, output
@@ -84,8 +86,10 @@ def activate(z: Tensor, activation: Activation, slopes: Tensor | None = None) ->
     return torch.sigmoid(z) if op == "Sigmoid" else torch.tanh(z)
 
 
-def fake_quantize(x: Tensor, params: QParams) -> Tensor:
+def fake_quantize(x: Tensor, params: Format) -> Tensor:
     """Quantize and dequantize; the gradient passes where nothing saturates."""
+    if isinstance(params, FloatFormat):
+        return straight_short(x / params.scale, params.ftype) * params.scale
     scale, zero = float(params.scale), int(params.zero_point)
     codes = torch.clamp(straight_round(x / scale), params.qtype.qmin - zero, params.qtype.qmax - zero)
     return codes * scale
@@ -94,6 +98,13 @@ def fake_quantize(x: Tensor, params: QParams) -> Tensor:
 def straight_round(x: Tensor) -> Tensor:
     """Round, with the gradient of not rounding."""
     return x + (torch.round(x) - x).detach()
+
+
+def straight_short(x: Tensor, ftype: FloatType) -> Tensor:
+    """Round to a short float, with the gradient of not rounding."""
+    top = largest(ftype)
+    short = torch.clamp(x.detach(), -top, top).to(_DTYPES[ftype]).to(torch.float32)
+    return x + (short - x).detach()
 
 
 def tensor(array: Any, device: str) -> Tensor:

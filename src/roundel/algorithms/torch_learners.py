@@ -8,10 +8,10 @@ from typing import Any, Protocol
 import numpy as np
 import torch
 
-from roundel.algorithms.finetune_constants import Array, Weights
-from roundel.algorithms.torch_layer import Tensor, straight_round, tensor
+from roundel.algorithms.finetune_constants import Array, Format, Weights
+from roundel.algorithms.torch_layer import Tensor, straight_round, straight_short, tensor
+from roundel.numerics.short_floats import FloatFormat
 from roundel.recipe import Finetune
-from roundel.types import QParams
 
 _STRETCH, _SHIFT = 1.2, -0.1  # the rectified sigmoid reaches 0 and 1 at finite arguments
 _MARGIN = 0.02  # a code that is not the nearest one starts just on its side of the middle
@@ -87,8 +87,9 @@ class AdaQuant:
     def __init__(self, weights: Weights, settings: Finetune, device: str) -> None:
         self._scale = tensor(weights.scale, device)
         self._low, self._high = tensor(weights.low, device), tensor(weights.high, device)
+        self._ftype = None if weights.format is None else weights.format.ftype
         near = np.abs(weights.real / weights.scale - weights.codes) <= 0.5
-        start = np.where(near, weights.real, weights.codes * weights.scale)
+        start = weights.real if self._ftype else np.where(near, weights.real, weights.codes * weights.scale)
         self._weight = tensor(start, device).requires_grad_(True)
         learns = settings.update_bias and weights.bias_params is not None
         self._format = weights.bias_params if learns else None
@@ -99,7 +100,9 @@ class AdaQuant:
         return [self._weight] if self._format is None else [self._weight, self._bias]
 
     def soft_codes(self) -> Tensor:
-        """Whole codes with the gradient of real ones."""
+        """Whole codes, or numbers of the short float, with the gradient of real ones."""
+        if self._ftype is not None:
+            return straight_short(self._weight / self._scale, self._ftype)
         return torch.clamp(straight_round(self._weight / self._scale), self._low, self._high)
 
     def hard_codes(self) -> Tensor:
@@ -157,7 +160,9 @@ def beta(step: int, settings: Finetune) -> float | None:
     return last + (first - last) * (1 + math.cos(math.pi * way)) / 2
 
 
-def _stored(bias: Tensor, params: QParams) -> Tensor:
+def _stored(bias: Tensor, params: Format) -> Tensor:
+    if isinstance(params, FloatFormat):
+        return straight_short(bias / params.scale, params.ftype) * params.scale
     scale = tensor(np.broadcast_to(params.scale.reshape(-1), (bias.numel(),)), str(bias.device))
     codes = straight_round(bias / scale.reshape(bias.shape))
     return torch.clamp(codes, params.qtype.qmin + 1, params.qtype.qmax) * scale.reshape(bias.shape)

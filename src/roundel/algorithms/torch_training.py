@@ -7,7 +7,7 @@ from dataclasses import dataclass, replace
 
 import torch
 
-from roundel.algorithms.finetune_constants import Array, Constants, Tuned, Weights
+from roundel.algorithms.finetune_constants import Array, Constants, Format, Tuned, Weights
 from roundel.algorithms.finetune_rows import Rows, layer_seed
 from roundel.algorithms.finetune_start import solved_codes
 from roundel.algorithms.finetune_units import Tunable, Unit
@@ -22,7 +22,6 @@ from roundel.algorithms.torch_layer import (
 )
 from roundel.algorithms.torch_learners import Learner, make_learner
 from roundel.recipe import Finetune
-from roundel.types import QParams
 
 Heard = Callable[[float, float], None]  # the share of the steps that is done, and the loss
 
@@ -51,7 +50,7 @@ class Task:
     unit: Unit
     weights: Weights
     rows: Rows
-    output: QParams | None
+    output: Format | None
     constants: Constants
     algorithm: str
     settings: Finetune
@@ -125,7 +124,7 @@ class Candidate:
     codes: Tensor
     bias: Tensor
     stored: Array
-    params: QParams | None
+    params: Format | None
     error: float
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
@@ -51,3 +52,16 @@ def rounded(array: NDArray[Any], ftype: FloatType) -> NDArray[np.float32]:
     if ftype is FloatType.BFLOAT16:
         return bfloat16.round_bfloat16(held(array, ftype))
     return float16.round_float16(held(array, ftype))
+
+
+@dataclass(frozen=True, slots=True)
+class FloatFormat:
+    """A short float and the scale it is stored with: what QParams is to integers."""
+
+    ftype: FloatType
+    scale: float = 1.0
+
+    def hold(self, array: NDArray[Any]) -> NDArray[np.float32]:
+        """Each value as it is read back."""
+        factor = np.float32(self.scale)
+        return np.asarray(rounded(np.asarray(array, np.float32) / factor, self.ftype) * factor, np.float32)

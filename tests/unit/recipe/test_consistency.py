@@ -34,6 +34,8 @@ REFUSED: list[tuple[str, dict[str, Any], str]] = [
         {"effort": "high", "improve": {"finetune": {"algorithm": "adaround"}}},
         "AdaRound rounds integer codes",
     ),
+    ("bf16", {"effort": "fast"}, "effort fast has nothing to do"),
+    ("bfp16", {"effort": "high"}, "effort high cannot improve bfp16"),
     ("bf16", {"floats": {"form": "plain", "clip": True}}, "no place for a scale or a clip"),
     ("vaiml_bf16", {"weights": {"scaled": True}}, "no place for a scale or a clip"),
     ("bf16_cast", {"output": {"strip_functions": True}}, "this recipe writes none"),
