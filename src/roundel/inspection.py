@@ -14,6 +14,7 @@ from roundel.model.graph import input_specs, op_key, opset_version, weight_bytes
 from roundel.model.load import quantized_node
 from roundel.plan import build_plan
 from roundel.preparation import load_prepared
+from roundel.qdq.pairs import QUARK
 from roundel.recipe_file import load_recipe
 
 
@@ -53,7 +54,7 @@ class Inspection:
 
 def inspect_model(path: Path, preset: str) -> Inspection:
     """Read a model, float or quantized, and outline it."""
-    loaded = load_model(path, allow_quantized=True)
+    loaded = load_model(path, allow_quantized=True, opaque=QUARK)
     graph = loaded.model.graph
     operators = dict(Counter(op_key(node) for node in graph).most_common())
     types: Counter[str] = Counter()

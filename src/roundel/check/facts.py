@@ -13,6 +13,7 @@ from roundel.check.formats import format_of, recipe_for
 from roundel.check.legalise import Legaliser
 from roundel.check.macs import close_batch
 from roundel.check.number_format import Recognised, intended, is_quantized
+from roundel.check.pairs import QUARK
 from roundel.check.placement import Situation, predict
 from roundel.check.stored import StoredTensors, strip_pairs
 from roundel.check.types import Prediction
@@ -73,7 +74,7 @@ class Facts:
 
 def gather(source: ModelSource, preset: RecipeSource | None, device: Device) -> Facts:
     """Read a model, float or quantized, and predict its split."""
-    loaded = load_model(source, allow_quantized=True)
+    loaded = load_model(source, allow_quantized=True, opaque=QUARK)
     raw = _read_raw(source)
     given = loaded.model
     Constants()(given)

@@ -6,6 +6,7 @@ from roundel.errors import RecipeError
 from roundel.recipe import Recipe
 from roundel.recipe_file import RecipeSource, load_recipe, preset_names
 from roundel.targets.devices import Format
+from roundel.types import Scheme
 
 
 def recipe_for(preset: RecipeSource) -> Recipe:
@@ -23,15 +24,22 @@ def format_of(recipe: Recipe) -> Format:
         RecipeError: it writes none that the NPU takes.
     """
     kind = str(recipe.activations.type)
-    if recipe.mode == "dynamic":
+    if recipe.mode != "static":
         raise RecipeError(
-            "Dynamic quantization runs on the CPU only.",
-            where=f"recipe {recipe.name}",
+            "Models of this mode run on the CPU; the NPU's compilers do not take them.",
+            where=f"recipe {recipe.name}, mode {recipe.mode}",
             expected=", ".join(f.value for f in Format if f is not Format.FLOAT),
             hint="Choose --preset a8w8, or xint8 for Phoenix and Hawk Point.",
         )
-    if recipe.name == Format.BF16.value or "float" in kind:
+    if recipe.name == Format.BF16.value or kind == "bfloat16":
         return Format.BF16
+    if not isinstance(recipe.activations.scheme, Scheme):
+        raise RecipeError(
+            f"The NPU's compilers take no {kind} activations.",
+            where=f"recipe {recipe.name}, activations.type",
+            expected=", ".join(f.value for f in Format if f is not Format.FLOAT),
+            hint="Choose --preset bf16: the same range as float32, in 16 bits.",
+        )
     if kind.endswith("16"):
         return Format.A16W8
     return Format.XINT8 if recipe.activations.scale == "power_of_two" else Format.A8W8

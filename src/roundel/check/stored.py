@@ -117,14 +117,10 @@ class _Stripper:
         self._constant(node, str(codes.name).removesuffix("_quantized"), array)
 
     def _constant(self, node: ir.Node, wanted: str, array: NDArray[Any]) -> None:
-        name = wanted
-        while name in self._taken:
-            name += "_float"
-        found = _read(node, name, array)
+        found = _read(node, self._free(wanted), array)
         self._keep(node, found)
         if found is None:
             return
-        self._taken.add(name)
         value = _float_constant(found, array)
         self.graph.register_initializer(value)
         self._bypass(node.outputs[0], value)
@@ -132,6 +128,10 @@ class _Stripper:
     def _cast_pair(self, node: ir.Node) -> None:
         narrow = node.inputs[0]
         maker = None if narrow is None else narrow.producer()
+        codes = constant_array(narrow)
+        if narrow is not None and codes is not None and narrow.dtype is ir.DataType.BFLOAT16:
+            self._stored_constant(node, str(narrow.name).removesuffix("_quantized"), codes)
+            return
         if maker is None or not casts_to(maker, ir.DataType.BFLOAT16) or maker.inputs[0] is None:
             return
         source = maker.inputs[0]
@@ -139,6 +139,22 @@ class _Stripper:
         found = StoredTensor(BFLOAT16, np.ones(()), np.zeros(()), None, "", name)
         self.tensors.setdefault(name, found)
         self._bypass(node.outputs[0], source)
+
+    def _stored_constant(self, node: ir.Node, wanted: str, codes: NDArray[Any]) -> None:
+        """A constant that the file holds in bfloat16, read by a Cast."""
+        name = self._free(wanted)
+        found = StoredTensor(BFLOAT16, np.ones(()), np.zeros(()), None, "", name, codes)
+        self.tensors[name] = found
+        value = _float_constant(found, codes)
+        self.graph.register_initializer(value)
+        self._bypass(node.outputs[0], value)
+
+    def _free(self, wanted: str) -> str:
+        name = wanted
+        while name in self._taken:
+            name += "_float"
+        self._taken.add(name)
+        return name
 
     def _keep(self, node: ir.Node, found: StoredTensor | None) -> None:
         if found is None:

@@ -8,11 +8,12 @@ from pathlib import Path
 from roundel.deploy.placement import CPU_DEVICES, PlacementReport
 from roundel.model import load_model
 from roundel.model.graph import op_key
+from roundel.qdq.pairs import QUARK
 
 
 def model_operators(path: Path) -> dict[str, int]:
     """How many nodes of each operator a model has, most frequent first."""
-    graph = load_model(path, allow_quantized=True).model.graph
+    graph = load_model(path, allow_quantized=True, opaque=QUARK).model.graph
     return dict(Counter(op_key(node) for node in graph).most_common())
 
 

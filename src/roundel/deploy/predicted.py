@@ -11,6 +11,7 @@ from roundel.check import CheckReport, check_model
 from roundel.check.number_format import is_quantized
 from roundel.deploy.placement import BOUNDARY_CPU, ComparisonRow, PlacementReport, compare
 from roundel.model import load_model
+from roundel.qdq.pairs import QUARK
 from roundel.targets.devices import Format
 
 
@@ -53,7 +54,7 @@ def compare_with_check(
     Raises:
         RoundelError: the model cannot be read, or there is no such preset or device.
     """
-    if preset is None and not is_quantized(load_model(model, allow_quantized=True).model):
+    if preset is None and not is_quantized(load_model(model, allow_quantized=True, opaque=QUARK).model):
         preset = Format.BF16.value  # what the compiler makes of a float model
     judged = check_model(model, preset=preset, device=device)
     split, integer = judged.before, Format(judged.format).integer

@@ -13,6 +13,7 @@ from onnx import TensorProto, numpy_helper
 
 import roundel
 from helpers import build, feeds, node, normal
+from roundel.check import check_model
 from roundel.example import load_example
 
 SHAPES = {"x": [1, 3, 6, 6]}
@@ -223,6 +224,20 @@ def test_an_older_result_survives_a_failure(tmp_path: Path) -> None:
 def test_options_that_make_no_sense(options: dict[str, Any], message: str) -> None:
     with pytest.raises(roundel.RecipeError, match=message):
         roundel.convert(network(), **options)
+
+
+@pytest.mark.parametrize("options", [*FORMS, {"form": "plain"}, {"strip_functions": True}])
+def test_the_check_reads_every_form(options: dict[str, Any], tmp_path: Path) -> None:
+    path = converted(network(), tmp_path / "short.onnx", **options)
+    report = check_model(path, device="stx")
+    assert report.format == "bf16"
+    assert report.after.islands == 1
+
+
+@pytest.mark.parametrize("preset", ["fp16", "bfp16", "mx9"])
+def test_formats_that_the_npu_does_not_take(preset: str) -> None:
+    with pytest.raises(roundel.RecipeError, match="compilers take no"):
+        roundel.quantize(network(), recipe=preset, device="stx")
 
 
 def test_the_example_keeps_its_accuracy() -> None:
