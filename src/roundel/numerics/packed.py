@@ -17,7 +17,7 @@ Array = NDArray[np.float64]
 Bytes = NDArray[np.uint8]
 
 _FACTORS = tuple(float(f) for f in np.linspace(1.0, 0.6, 17))  # of the range that clips nothing
-_SLAB = 1_000_000  # weights at a time: the search needs little memory beside the weight
+_SLAB = 250_000  # weights at a time: the search stays in the cache and needs little memory
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -82,11 +82,11 @@ def packed_params(
     best = _params(low, high, scheme)
     if not search:
         return best
-    counts = in_blocks((np.ones(weight.shape[1]) if importance is None else importance)[None], scheme.size)
-    least = _error(blocks, best, scheme, counts)
+    error_of = _Error(blocks, scheme, importance)
+    least = error_of(best)
     for factor in _FACTORS[1:]:
         tried = _params(low * factor, high * factor, scheme)
-        error = _error(blocks, tried, scheme, counts)
+        error = error_of(tried)
         better = error < least
         least = np.where(better, error, least)
         scale, zero = np.where(better, tried.scale, best.scale), np.where(better, tried.zero, best.zero)
@@ -141,8 +141,31 @@ def _usable(step: Array) -> NDArray[np.float32]:
     return np.where(np.abs(scale) < np.finfo(np.float32).tiny, np.float32(1), scale)
 
 
-def _error(blocks: Array, params: PackedParams, scheme: PackedScheme, importance: Array) -> Array:
-    scale = params.scale.astype(np.float64)[..., None]
-    zero = params.zero[..., None].astype(np.float64)
-    miss = (np.clip(np.rint(blocks / scale + zero), 0, scheme.top) - zero) * scale - blocks
-    return np.asarray((miss * miss * importance).sum(-1))
+class _Error:
+    """Squared error of each block with other parameters: float32 and no new arrays, since it is asked often.
+
+    Args:
+        blocks: (outputs, blocks, size).
+        scheme: how they are stored.
+        importance: of each input, or None where all are alike.
+    """
+
+    def __init__(self, blocks: Array, scheme: PackedScheme, importance: Array | None) -> None:
+        self._blocks, self._scheme = blocks.astype(np.float32), scheme
+        self._room = np.empty_like(self._blocks)
+        self._roots: NDArray[np.float32] | None = None
+        if importance is not None:
+            roots = np.sqrt(importance / max(float(importance.max()), 1e-300))
+            self._roots = in_blocks(roots[None], scheme.size).astype(np.float32)
+
+    def __call__(self, params: PackedParams) -> Array:
+        miss, scale = self._room, params.scale[..., None]
+        zero = params.zero[..., None].astype(np.float32)
+        np.divide(self._blocks, scale, out=miss)
+        np.rint(miss, out=miss)
+        np.clip(miss, -zero, self._scheme.top - zero, out=miss)
+        np.multiply(miss, scale, out=miss)
+        np.subtract(miss, self._blocks, out=miss)
+        if self._roots is not None:
+            np.multiply(miss, self._roots, out=miss)
+        return np.asarray(np.einsum("obs,obs->ob", miss, miss), np.float64)
