@@ -23,8 +23,9 @@ class AlgoConfig:
     inside: ClassVar[str | None] = None  # the classic option that holds the keys
 
     def to_dict(self) -> dict[str, Any]:
-        """The fields by name."""
-        return {"name": type(self).__name__, **self._values()}
+        """The fields by name, in values that JSON keeps."""
+        plain = {key: list(v) if isinstance(v, tuple) else v for key, v in self._values().items()}
+        return {"name": type(self).__name__, **plain}
 
     @classmethod
     def from_dict(cls, words: Mapping[str, Any]) -> AlgoConfig:

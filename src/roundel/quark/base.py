@@ -5,11 +5,12 @@ from __future__ import annotations
 from collections.abc import Iterator
 from typing import Any
 
-from roundel.quark.enums import CalibrationMethod, PowerOfTwoMethod
+from roundel.quark.enums import PowerOfTwoMethod
 from roundel.quark.errors import QuarkConfigError
 from roundel.quark.presets import get_default_config, preset_names
 from roundel.quark.request import Request
 from roundel.recipe import Prepare
+from roundel.recipe_file import load_preset
 
 _UNSIGNED = frozenset({"uint8", "uint16"})
 _ALIGNED = ("align_concat", "align_pool", "align_pad", "align_slice")
@@ -24,20 +25,30 @@ _CONVERSIONS = (
 )
 
 
+# Nothing of the NPU's is needed where only MatMul changes.
+_KEPT_AS_IS = ("decompose_hard_swish", "explicit_conv_attributes", "unshare_biases")
+# Presets of the documents that stand for a format, and the preset that shows how its ranges are best chosen.
+_OWN_RANGES = {"A8W8": "a8w8", "A16W8": "a16w8", "INT8_CNN_DEFAULT": "a8w8"}
 # What counts where activations are measured at run time.
-DYNAMIC = frozenset(
-    {
-        *("weights.symmetric", "weights.type", "placement.matmul_const_only", "selection.all_op_types"),
-        *(f"prepare.{name}" for name in Prepare.model_fields),
-        "output.opset",
-    }
-)
+_GRAPH = frozenset({"output.opset", *(f"prepare.{name}" for name in Prepare.model_fields)})
+_RUN_TIME = {"weights.symmetric", "weights.type", "placement.matmul_const_only", "selection.all_op_types"}
+
+
+def counts(path: str, request: Request) -> bool:
+    """Whether a recipe value means anything in the config's mode."""
+    if request.config.use_dynamic_quant:
+        return path in _GRAPH | _RUN_TIME
+    if request.few_bits:
+        return path in _GRAPH or path.split(".")[0] in ("mode", "weight_only", "data")
+    return True
 
 
 def base_values(request: Request) -> dict[str, Any]:
     """Recipe values by dotted name; later ones win."""
     if request.config.use_dynamic_quant:
         return dict(_dynamic(request))
+    if request.few_bits:
+        return dict(_few_bits(request))
     return {
         **dict(_identity(request)),
         **dict(_numbers(request)),
@@ -88,23 +99,23 @@ def _calibration(request: Request) -> Values:
     if not request.integer_activations and not request.asked("ActivationScaled"):
         return
     method, _, cut = request.method
-    if method == "minmax" and _by_name(request):
-        method = "mse"
     yield "calibration.method", method
     yield "calibration.symmetric_range", cut
+    yield from _chosen_by_name(request)
 
 
-def _by_name(request: Request) -> bool:
-    """Whether a preset was asked for by name and its method left alone: then 8-bit ranges go by error.
+def _chosen_by_name(request: Request) -> Values:
+    """Ranges as Roundel's own preset chooses them, for a preset that was asked for by name.
 
-    A name stands for a format. Somebody who writes CalibrationMethod.MinMax into a config gets it.
+    A name stands for a format. Somebody who writes CalibrationMethod.MinMax into a config gets that.
     """
     config = request.config
-    if config.preset not in preset_names() or request.asked("CalibMovingAverage"):
-        return False
-    unchanged = get_default_config(config.preset).calibrate_method is config.calibrate_method
-    floating = config.calibrate_method is CalibrationMethod.MinMax
-    return unchanged and floating and request.activation in ("int8", "uint8")
+    stem = str(config.preset).removesuffix("_ADAROUND").removesuffix("_ADAQUANT")
+    if stem not in _OWN_RANGES or config.preset not in preset_names() or request.asked("CalibMovingAverage"):
+        return
+    if get_default_config(config.preset).calibrate_method is config.calibrate_method:
+        ranges = load_preset(_OWN_RANGES[stem]).calibration.model_dump(exclude_defaults=True)
+        yield from ((f"calibration.{name}", value) for name, value in ranges.items())
 
 
 def _placement(request: Request) -> Values:
@@ -121,6 +132,8 @@ def _placement(request: Request) -> Values:
     if request.integer_activations and not request.extended and not config.enable_npu_transformer:
         yield "placement.fold_relu", not request.asked("ActivationSymmetric", False)
     yield "placement.quantize_passthrough_inputs", False
+    if request.block_activations:
+        yield "placement.fuse_activations", False
     if request.npu:
         yield from ((f"placement.{name}", True) for name in _ALIGNED)
         yield from ((f"npu.{name}", True) for name in _ENGINE)
@@ -142,12 +155,27 @@ def _steps(request: Request) -> Values:
     """Accuracy by default: ranges, rounding and biases by error, equalization where the config has it."""
     tuned = request.config.include_fast_ft or "FastFinetune" in request.options
     integers = request.integer_weights
+    if tuned and request.blocks:
+        raise QuarkConfigError(
+            "Block formats cannot be fine-tuned.",
+            observed=f"{request.activation} and {request.weight} with FastFinetune",
+            hint="Use the preset without _ADAQUANT: blocks carry their own scales.",
+        )
     untuned = "fast" if integers else "none"
     yield "effort", "high" if tuned else untuned
     yield "improve.rounding", integers
     yield "improve.equalize.enabled", integers and request.config.include_cle
+    yield "improve.smooth.enabled", request.config.include_sq
+    yield "improve.smooth.insert", request.config.include_sq
+    yield "improve.rotate.enabled", request.config.include_rotation
     if tuned:
         yield "improve.finetune.algorithm", "adaround" if integers else "adaquant"
+
+
+def _few_bits(request: Request) -> Values:
+    yield from _identity(request)
+    yield "mode", "weight_only"
+    yield from ((f"prepare.{name}", False) for name in _KEPT_AS_IS)
 
 
 def _dynamic(request: Request) -> Values:

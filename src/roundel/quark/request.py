@@ -139,6 +139,21 @@ class Request:
         return bool({self.activation, self.weight} & _FLOATS)
 
     @property
+    def block_activations(self) -> bool:
+        """Whether activations are stored in blocks."""
+        return self.activation not in _INTEGERS | _FLOATS
+
+    @property
+    def blocks(self) -> bool:
+        """Whether any tensor is stored in blocks."""
+        return self.block_activations or self.weight not in _INTEGERS | _FLOATS
+
+    @property
+    def few_bits(self) -> bool:
+        """Weights of MatMul in few bits, everything else in float."""
+        return bool(self.asked("UseMatMulNBits"))
+
+    @property
     def extended(self) -> bool:
         """The extended format: com.microsoft Q/DQ nodes and the longer operator list."""
         # Overrides of single tensors have always asked for it, too.

@@ -47,3 +47,5 @@ def _meaningless(request: Request, values: Mapping[str, Any]) -> Iterator[str]:
         yield from _INTEGER_WEIGHTS
     if not request.short_floats:
         yield from _FLOATS
+    if not request.blocks:
+        yield from [path for path in values if path.startswith("blocks.")]

@@ -8,7 +8,7 @@ from typing import Any
 
 from roundel.model.load import ModelSource
 from roundel.quark.algorithms import AlgoConfig
-from roundel.quark.base import DYNAMIC, base_values
+from roundel.quark.base import base_values, counts
 from roundel.quark.config import Config, QuantizationConfig
 from roundel.quark.enums import is_operator_format
 from roundel.quark.errors import QuarkConfigError
@@ -71,18 +71,16 @@ def _apply_options(request: Request, values: dict[str, Any], notes: list[str]) -
     """Let every option have its say; returns what they say about the run."""
     run: dict[str, Any] = {}
     origin: dict[str, str] = {}
-    dynamic = request.config.use_dynamic_quant
     for key, effect in effects(request):
-        if dynamic and not DYNAMIC.issuperset(effect.recipe):
-            notes.append(f"{key} means nothing where activations are measured at run time")
+        if not all(counts(path, request) for path in effect.recipe):
+            notes.append(f"{key} means nothing where activations are not calibrated")
             continue
         _collect(values, effect.recipe)
         run.update(effect.run)
         origin.update(dict.fromkeys(effect.recipe, key))
         if effect.note:
             notes.append(effect.note)
-    if not dynamic:
-        notes += without_sense(request, values, origin)
+    notes += without_sense(request, values, origin)
     return run
 
 

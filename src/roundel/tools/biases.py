@@ -11,9 +11,9 @@ import onnx_ir as ir
 from numpy.typing import NDArray
 
 from roundel.model.graph import attribute_float, attribute_int, constant_array, opset_version
-from roundel.qdq.pairs import MICROSOFT, Names, constant
+from roundel.qdq.pairs import MICROSOFT
 from roundel.tools.files import Rewritten
-from roundel.tools.wiring import LAYERS, is_dequantize, numbers, set_type, stored_values, tidy
+from roundel.tools.wiring import LAYERS, is_dequantize, numbers, set_type, stored_values, swap_constant, tidy
 
 _NATIVE_16_BIT_OPSET = 21
 
@@ -112,12 +112,9 @@ def _store(model: ir.Model, found: LayerBias, dtype: Any) -> None:
 
 def _replace(model: ir.Model, node: ir.Node, codes: NDArray[Any], scale: NDArray[np.float32]) -> None:
     """New codes, scale and zero point for a DQ node."""
-    names, base = Names(model.graph), str(node.inputs[0].name if node.inputs[0] is not None else node.name)
     parts = (codes, np.asarray(scale, np.float32), np.zeros(scale.shape, codes.dtype))
-    if len(node.inputs) < 3:
-        node.resize_inputs(3)
-    for index, (part, suffix) in enumerate(zip(parts, ("", "_scale", "_zero_point"), strict=True)):
-        node.replace_input_with(index, constant(model.graph, names(base + suffix), part))
+    for index, part in enumerate(parts):
+        swap_constant(model.graph, [(node, index)], part)
     if scale.ndim:
         node.attributes["axis"] = ir.AttrInt64("axis", 0)
     set_type(node.outputs[0], ir.DataType.FLOAT)

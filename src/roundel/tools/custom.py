@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import onnx_ir as ir
 
+from roundel.model.graph import opset_version
 from roundel.qdq.pairs import MICROSOFT, QUARK
 from roundel.tools.files import Rewritten
 from roundel.tools.wiring import DEQUANTIZE, QUANTIZE, numbers, tidy
@@ -17,6 +18,8 @@ OLD_NAMES = {
     "BFPQuantizeDequantize": "BFPFixNeuron",
     "MXQuantizeDequantize": "MXFixNeuron",
 }
+_PLAIN = ("QuantizeLinear", "DequantizeLinear")
+_IR_FUNCTION_DEFAULTS = 9
 _INTEGERS = frozenset({"int8", "uint8", "int16", "uint16", "int32"})
 
 
@@ -39,15 +42,30 @@ def convert_customqdq_to_qdq(model: ir.Model) -> Rewritten:
 
 
 def convert_qdq_to_customqdq(model: ir.Model) -> Rewritten:
-    """Q/DQ nodes of any domain become AMD's operators."""
+    """Q/DQ nodes of any domain become AMD's operators, with bodies that a stock ONNX Runtime computes."""
     result = model.clone()
     count = 0
     for node in result.graph:
-        if node.op_type in ("QuantizeLinear", "DequantizeLinear"):
+        if node.op_type in _PLAIN:
             _rename(node, QUARK, f"Extended{node.op_type}")
             count += 1
     _imports(result, QUARK)
+    if count:
+        for op in _PLAIN:
+            function = _body(op, opset_version(result))
+            result.functions[function.identifier()] = function
+        result.ir_version = max(result.ir_version, _IR_FUNCTION_DEFAULTS)
     return tidy(result), f"renamed {count} nodes"
+
+
+def _body(op: str, opset: int) -> ir.Function:
+    """AMD's operator on integers is ONNX Runtime's under another name."""
+    inputs = [ir.Value(name=name) for name in ("x", "scale", "zero_point")]
+    axis = ir.RefAttr("axis", "axis", ir.AttributeType.INT)
+    node = ir.Node(MICROSOFT, op, inputs, attributes=[axis], outputs=[ir.Value(name="y")])
+    imports = {"": opset, MICROSOFT: 1}
+    graph = ir.Graph(inputs, node.outputs, nodes=[node], opset_imports=imports)
+    return ir.Function(QUARK, f"Extended{op}", "", graph=graph, attributes=[ir.AttrInt64("axis", 1)])
 
 
 def convert_custom_ops(model: ir.Model, reverse_conversion: bool = False) -> Rewritten:

@@ -58,8 +58,9 @@ def _cast_borders(graph: ir.Graph) -> None:
     """A Cast behind each float32 input and before each float32 output."""
     names = Names(graph)
     for value in [v for v in graph.inputs if v.dtype is _FULL]:
+        uses = list(value.uses())
         cast = _cast(value, names(f"{value.name}_half"), _HALF)
-        for use in list(value.uses()):
+        for use in uses:
             use.node.replace_input_with(use.idx, cast.outputs[0])
         graph.insert_before(graph[0], cast)
     for index, value in enumerate(list(graph.outputs)):

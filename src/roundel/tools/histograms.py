@@ -15,6 +15,7 @@ from roundel.data import open_samples
 from roundel.errors import ModelError, OutputError
 from roundel.model.graph import input_specs
 from roundel.model.session import open_session
+from roundel.passes import refresh_shapes
 from roundel.tools.files import read
 from roundel.tools.tool import Parameter, Tool
 from roundel.tools.wiring import LAYERS, is_dequantize, stored_values
@@ -73,6 +74,7 @@ def weights(model: ir.Model, *, per_channel: bool = False) -> Iterator[tuple[str
 def tensors(model: ir.Model, data: object) -> Iterator[tuple[str, NDArray[Any]]]:
     """Every float tensor's values over all samples, by name."""
     result = model.clone()
+    refresh_shapes(result)
     shown = {str(v.name): v for node in result.graph for v in node.outputs if v.dtype is ir.DataType.FLOAT}
     result.graph.outputs.extend(v for v in shown.values() if not v.is_graph_output())
     session = open_session(result)

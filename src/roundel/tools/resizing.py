@@ -7,21 +7,20 @@ import math
 import numpy as np
 import onnx_ir as ir
 
-from roundel.qdq.pairs import Names, constant
 from roundel.tools.files import Rewritten
-from roundel.tools.wiring import is_dequantize, is_quantize, numbers, tidy
+from roundel.tools.wiring import is_dequantize, is_quantize, numbers, swap_constant, tidy
 
 
 def convert_resize_fs_to_pof2s(model: ir.Model) -> Rewritten:
     """The pairs before and behind each Resize get the next power of two above their scale: nothing clips."""
     result = model.clone()
-    names, count = Names(result.graph), 0
+    count = 0
     for node in [n for n in result.graph if n.op_type == "Resize"]:
         before = node.inputs[0].producer() if node.inputs[0] is not None else None
         behind = [use.node for use in node.outputs[0].uses()]
         found = [_quantizer(before), *(reader for reader in behind if is_quantize(reader))]
         for quantizer in found:
-            count += quantizer is not None and _round_scale(result.graph, quantizer, names)
+            count += quantizer is not None and _round_scale(result.graph, quantizer)
     return tidy(result), f"rounded the scales of {count} pairs"
 
 
@@ -32,7 +31,7 @@ def _quantizer(node: ir.Node | None) -> ir.Node | None:
     return maker if is_quantize(maker) else None
 
 
-def _round_scale(graph: ir.Graph, quantizer: ir.Node, names: Names) -> bool:
+def _round_scale(graph: ir.Graph, quantizer: ir.Node) -> bool:
     given = numbers(quantizer)
     if given is None or given[0].size != 1:
         return False
@@ -40,8 +39,6 @@ def _round_scale(graph: ir.Graph, quantizer: ir.Node, names: Names) -> bool:
     rounded = np.float32(math.ldexp(1.0, math.ceil(math.log2(exact))))
     if rounded == exact:
         return False
-    base = quantizer.inputs[1]
-    shared = constant(graph, names(str(base.name if base is not None else "scale")), np.asarray(rounded))
-    for node in (quantizer, *(use.node for use in quantizer.outputs[0].uses())):
-        node.replace_input_with(1, shared)
+    nodes = (quantizer, *(use.node for use in quantizer.outputs[0].uses()))
+    swap_constant(graph, [(node, 1) for node in nodes], np.asarray(rounded))
     return True

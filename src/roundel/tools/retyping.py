@@ -11,10 +11,9 @@ import onnx_ir as ir
 from numpy.typing import NDArray
 
 from roundel.model.graph import is_constant
-from roundel.qdq.pairs import Names, constant
 from roundel.tools.biases import rederive_biases
 from roundel.tools.files import Rewritten
-from roundel.tools.wiring import numbers, pairs, set_type, tidy
+from roundel.tools.wiring import numbers, pairs, set_type, swap_constant, tidy
 
 Numbers = tuple[NDArray[Any], NDArray[Any]]
 
@@ -70,26 +69,25 @@ def convert_u16u8_to_u8u8(model: ir.Model) -> Rewritten:
 
 def _retyped(model: ir.Model, retype: Retype) -> Rewritten:
     result = model.clone()
-    names = Names(result.graph)
-    made: dict[tuple[str, str], tuple[ir.Value, ir.Value]] = {}
+    groups: dict[tuple[str, str], list[ir.Node]] = {}  # pairs that share scale and zero point go on doing so
     count = 0
     for quantizer, readers in _of_type(result.graph, retype.source):
-        given = numbers(quantizer)
-        if given is None:
-            continue
-        key = (str(quantizer.inputs[1] and quantizer.inputs[1].name), str(_zero_name(quantizer)))
-        if key not in made:
-            scale, zero = retype.change(given)
-            made[key] = (
-                constant(result.graph, names(key[0]), scale),
-                constant(result.graph, names(key[1]), zero),
-            )
-        for node in (quantizer, *readers):
-            _give(node, made[key])
+        key = (_name(quantizer, 1), _name(quantizer, 2))
+        groups.setdefault(key, []).extend((quantizer, *readers))
         set_type(quantizer.outputs[0], retype.target)
         count += 1
+    for nodes in groups.values():
+        given = numbers(nodes[0])
+        assert given is not None
+        for index, part in enumerate(retype.change(given), start=1):
+            swap_constant(result.graph, [(node, index) for node in nodes], part)
     kinds = f"{retype.source.name.lower()} to {retype.target.name.lower()}"
     return tidy(result), f"changed {count} activations from {kinds}"
+
+
+def _name(node: ir.Node, index: int) -> str:
+    value = node.inputs[index] if index < len(node.inputs) else None
+    return str(value.name) if value is not None else str(node.name)
 
 
 def _of_type(graph: ir.Graph, dtype: ir.DataType) -> Iterator[tuple[ir.Node, list[ir.Node]]]:
@@ -98,15 +96,3 @@ def _of_type(graph: ir.Graph, dtype: ir.DataType) -> Iterator[tuple[ir.Node, lis
         moving = quantizer.inputs[0] is not None and not is_constant(quantizer.inputs[0])
         if moving and given is not None and ir.DataType.from_numpy(given[1].dtype) is dtype:
             yield quantizer, readers
-
-
-def _zero_name(node: ir.Node) -> str:
-    value = node.inputs[2] if len(node.inputs) > 2 else None
-    return str(value.name) if value is not None else f"{node.name}_zero_point"
-
-
-def _give(node: ir.Node, made: tuple[ir.Value, ir.Value]) -> None:
-    if len(node.inputs) < 3:
-        node.resize_inputs(3)
-    node.replace_input_with(1, made[0])
-    node.replace_input_with(2, made[1])

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from typing import Any
 
 import numpy as np
@@ -15,6 +15,7 @@ from roundel.qdq.pairs import Names, constant
 
 QUANTIZE = frozenset({"QuantizeLinear", "ExtendedQuantizeLinear"})
 DEQUANTIZE = frozenset({"DequantizeLinear", "ExtendedDequantizeLinear"})
+_PARTS = ("codes", "scale", "zero_point")
 LAYERS = ("Conv", "ConvTranspose", "Gemm")
 
 
@@ -86,6 +87,24 @@ def stand_for(graph: ir.Graph, value: ir.Value, source: ir.Value) -> None:
             source.name = name
             source.shape, source.type = source.shape or value.shape, source.type or value.type
             graph.outputs[position] = source
+
+
+def swap_constant(graph: ir.Graph, places: Iterable[tuple[ir.Node, int]], array: NDArray[Any]) -> None:
+    """New content for the constant that is read here; it keeps its name where nobody else reads it."""
+    spots = list(places)
+    first, index = spots[0]
+    old = first.inputs[index] if index < len(first.inputs) else None
+    tensor = ir.tensor(array)
+    new = ir.Value(shape=ir.Shape(array.shape), type=ir.TensorType(tensor.dtype), const_value=tensor)
+    for node, place in spots:
+        if place >= len(node.inputs):
+            node.resize_inputs(place + 1)
+        node.replace_input_with(place, new)
+    name = str(old.name) if old is not None else f"{first.name}_{_PARTS[index]}"
+    if old is not None and not old.uses() and not old.is_graph_output():
+        graph.initializers.pop(name, None)
+    new.name = Names(graph)(name)
+    graph.register_initializer(new)
 
 
 def fresh_constant(graph: ir.Graph, name: str, array: NDArray[Any]) -> ir.Value:

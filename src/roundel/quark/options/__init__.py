@@ -12,12 +12,14 @@ from roundel.quark.options.engine import ENGINE
 from roundel.quark.options.graph import GRAPH
 from roundel.quark.options.numbers import NUMBERS
 from roundel.quark.options.pairs import PAIRS
+from roundel.quark.options.preference import PREFERENCE
 from roundel.quark.options.run import RUN
 from roundel.quark.options.targets import TARGETS
 from roundel.quark.request import FIELD_OPTIONS, Request
 from roundel.quark.rows import Effect, Option
 
 GROUPS: Mapping[str, tuple[Option, ...]] = {
+    "Preference": PREFERENCE,
     "Graph before quantization": GRAPH,
     "What is quantized": TARGETS,
     "Q/DQ pairs": PAIRS,

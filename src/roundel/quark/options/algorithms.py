@@ -13,13 +13,15 @@ from roundel.quark.rows import (
     INTEGER,
     NOTHING,
     NUMBER,
+    PATH,
     SWITCH,
     TABLE,
+    TEXT,
     Effect,
-    Kind,
     Option,
     always,
     computed,
+    refusal,
     refused,
     to_field,
     to_word,
@@ -28,8 +30,6 @@ from roundel.quark.rows import (
 _EQUALIZE = "improve.equalize."
 _MOST_STEPS = 20
 _USUAL_CHANGES = (2e-7, 1.9e-7)
-_PREFERENCES = ("accuracy", "speed", "resource_efficiency")
-_PREFERENCE = Kind(" or ".join(map(repr, _PREFERENCES)), lambda v: v in _PREFERENCES)
 
 
 def _finetune(value: Any, request: Request) -> Effect:
@@ -54,21 +54,6 @@ def _threshold(value: Any, request: Request) -> Effect:
 def _bias_correction(value: Any, request: Request) -> Effect:
     """Biases are fitted where rounding is chosen, layer by layer."""
     return Effect(recipe={"effort": "fast", "improve.rounding": True} if value else {})
-
-
-def _preference(value: Any, request: Request) -> Effect:
-    tune = "improve.finetune."
-    words: dict[str, dict[str, Any]] = {
-        "accuracy": {
-            "calibration.mode": "all",
-            f"{tune}early_stop": False,
-            f"{tune}update_bias": True,
-            f"{tune}output_qdq": True,
-        },
-        "speed": {"improve.rounding": False, f"{tune}early_stop": True, f"{tune}mem_opt_level": 0},
-        "resource_efficiency": {"improve.samples": 32, f"{tune}mem_opt_level": 2},
-    }
-    return Effect(recipe=words[value])
 
 
 def _gptq(value: Any, request: Request) -> Effect:
@@ -97,6 +82,36 @@ GPTQ = {
     )
 }
 
+
+def _few_bits(value: Any, request: Request) -> Effect:
+    return Effect(recipe={"mode": "weight_only"} if value else {})
+
+
+def _few_bits_details(value: Any, request: Request) -> Effect:
+    return nested_effects("MatMulNBitsParams", FEW_BITS, value, request) if request.few_bits else NOTHING
+
+
+def _few_bits_algorithm(value: Any, request: Request) -> Effect:
+    words = {"DEFAULT": "round", "GPTQ": "gptq"}
+    if value not in words:
+        why = "weights are rounded to the nearest code or by GPTQ."
+        raise refusal("MatMulNBitsParams", value, why, "Use 'DEFAULT' or 'GPTQ'.")
+    return Effect(recipe={"weight_only.algorithm": words[value]})
+
+
+FEW_BITS = {
+    row.key: row
+    for row in (
+        computed("Algorithm", "DEFAULT", TEXT, "weight_only.algorithm", _few_bits_algorithm),
+        to_field("GroupSize", 128, COUNT, "weight_only.group_size"),
+        to_field("Symmetric", True, SWITCH, "weight_only.symmetric"),
+        to_field("Bits", 4, COUNT, "weight_only.bits"),
+        to_field("AccuracyLevel", 0, INTEGER, "weight_only.accuracy_level"),
+    )
+}
+
+_FOUND = "the residual stream and its size are found in the graph."
+
 ALGORITHMS: tuple[Option, ...] = (
     computed("FastFinetune", {}, TABLE, "improve.finetune.*", _finetune),
     computed("CLESteps", 1, INTEGER, "improve.equalize.steps", _steps),
@@ -114,5 +129,17 @@ ALGORITHMS: tuple[Option, ...] = (
     computed("BiasCorrection", False, SWITCH, "improve.rounding", _bias_correction),
     computed("UseGPTQ", False, SWITCH, "placement.weights_only, improve.rounding", _gptq),
     computed("GPTQParams", {}, TABLE, "weights.*", _gptq_details),
-    computed("QuantizationPreference", None, _PREFERENCE, "improve.*", _preference),
+    to_field("SmoothAlpha", 0.5, NUMBER, "improve.smooth.alpha"),
+    always("RMatrixDim", 4096, COUNT, _FOUND),
+    always("RConfigPath", None, PATH, _FOUND),
+    always("UseRandomHad", False, SWITCH, "the signs of the matrix are random, by a seed."),
+    computed("UseMatMulNBits", False, SWITCH, "mode", _few_bits),
+    computed("MatMulNBitsParams", {}, TABLE, "weight_only.*", _few_bits_details),
+    refused(
+        "AutoMixprecision",
+        {},
+        "no search chooses types layer by layer yet.",
+        "Give layers their types with TensorQuantOverrides, or use the preset A16W8.",
+        TABLE,
+    ),
 )

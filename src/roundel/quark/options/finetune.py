@@ -18,6 +18,7 @@ from roundel.quark.rows import (
     Effect,
     Kind,
     Option,
+    Work,
     always,
     computed,
     refused,
@@ -45,7 +46,7 @@ def _algorithm(value: Any, request: Request) -> Effect:
     return Effect(recipe={f"{_TUNE}algorithm": str(value).lower()})
 
 
-def _device(name: str) -> Any:
+def _device(name: str) -> Work:
     def work(value: Any, request: Request) -> Effect:
         return Effect(recipe={_TUNE + name: str(value).lower()})
 

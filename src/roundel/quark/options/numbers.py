@@ -4,12 +4,15 @@ from __future__ import annotations
 
 from typing import Any
 
+from roundel.quark.blocks import OPTIONS as BLOCK_OPTIONS
+from roundel.quark.blocks import block_values
 from roundel.quark.request import Request
 from roundel.quark.rows import (
     SWITCH,
     TABLE,
     Effect,
     Option,
+    Work,
     always,
     computed,
     refusal,
@@ -47,15 +50,21 @@ def _power_of_two(value: Any, request: Request) -> Effect:
 
 
 def _form(value: Any, request: Request) -> Effect:
+    if request.asked("EnableVaimlBF16"):
+        return Effect(recipe={"floats.form": "plain"})
     return Effect(recipe={"floats.form": "cast" if request.casts else "pair"})
 
 
-def _told_before(value: Any, request: Request) -> Effect:
-    """The element type says it all; see `blocks.block_type`."""
-    return Effect()
+def _blocks(option: str) -> Work:
+    """The element type follows from the same attributes; see `blocks.block_type`."""
+
+    def work(value: Any, request: Request) -> Effect:
+        return Effect(recipe=dict(block_values(option, value)))
+
+    return work
 
 
-def _scaled(side: str) -> Any:
+def _scaled(side: str) -> Work:
     def work(value: Any, request: Request) -> Effect:
         return Effect(recipe={f"{side}.scaled": value} if request.short_floats else {})
 
@@ -103,7 +112,9 @@ NUMBERS: tuple[Option, ...] = (
     computed("BF16QDQToCast", False, SWITCH, "floats.form", _form),
     computed("EnableVaimlBF16", False, SWITCH, "floats.form", _form),
     to_field("BF16WithClip", False, SWITCH, "floats.clip"),
-    computed("BFPAttributes", {}, TABLE, "activations.type, weights.type", _told_before),
-    computed("MXAttributes", {}, TABLE, "activations.type, weights.type", _told_before),
-    always("RefineBlockAxis", True, SWITCH, "blocks lie along the summed axis.", refuse=(False,)),
+    *(
+        computed(option, {}, TABLE, "activations.type, weights.type, blocks.*", _blocks(option))
+        for option in BLOCK_OPTIONS
+    ),
+    to_field("RefineBlockAxis", True, SWITCH, "blocks.refine_axis"),
 )

@@ -14,7 +14,6 @@ from roundel.quark.rows import (
     TEXTS,
     Effect,
     Option,
-    always,
     computed,
     refusal,
     refused,
@@ -57,6 +56,11 @@ def _left_out(value: Any, request: Request) -> Effect:
     return Effect(recipe={"placement.no_pair_between": _without_between(request)})
 
 
+def _fused(value: Any, request: Request) -> Effect:
+    """Integers and short floats are always fused; block formats when told to."""
+    return Effect(recipe={"placement.fuse_activations": value} if request.block_activations else {})
+
+
 def _contrib(value: Any, request: Request) -> Effect:
     return Effect(recipe={"placement.domain": "com.microsoft"} if value else {})
 
@@ -94,7 +98,7 @@ PAIRS: tuple[Option, ...] = (
     *(computed(key, True, SWITCH, "placement.keep_pair_before", _kept) for key in _KEPT),
     computed("RemoveQDQConvGelu", False, SWITCH, "placement.no_pair_between", _left_out),
     computed("RemoveQDQInstanceNorm", False, SWITCH, "placement.no_pair_between", _left_out),
-    always("RemoveFusedQDQ", False, SWITCH, "pairs that the hardware computes as one have no Q/DQ between."),
+    computed("RemoveFusedQDQ", False, SWITCH, "placement.fuse_activations (block formats)", _fused),
     computed("RemoveQDQMulAdd", False, SWITCH, "placement.no_pair_between", _left_out),
     computed("RemoveQDQBetweenOps", None, PAIR_LIST, "placement.no_pair_between", _left_out),
     to_field("FoldRelu", False, SWITCH, "placement.fold_relu"),

@@ -1,0 +1,282 @@
+"""Every option is translated, or refused with a reason; each translated one changes plan, model or run."""
+
+from __future__ import annotations
+
+import copy
+import sys
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import onnx
+import pytest
+
+from helpers import build, node, normal
+from roundel.quark.algorithms import AdaRoundConfig
+from roundel.quark.config import QuantizationConfig
+from roundel.quark.errors import QuarkConfigError
+from roundel.quark.options import OPTIONS
+from roundel.quark.options.algorithms import FEW_BITS, GPTQ
+from roundel.quark.options.finetune import FINETUNE as TUNING
+from roundel.quark.presets import get_default_config
+from roundel.quark.request import FIELD_OPTIONS
+from roundel.quark.translate import Translation, translate
+
+sys.path.insert(0, str(Path(__file__).parent))
+from option_cases import CASES, FIELDS, FINETUNE, WEIGHT_METHODS, Case
+
+# Nothing but the default is taken; anything else says what to do instead.
+REFUSED: dict[str, Any] = {
+    "ShapeShifterYaml": "a8w8",
+    "PreprocessYAML": "p.yaml",
+    "SimplifyModelOptions": {"skip": 1},
+    "EnableSubgraph": True,
+    "NodesWithMixedPrecision": {"a": 1},
+    "EnableDualQuantNodePairs": True,
+    "QDQOpTypePerChannelSupportToAxis": {"MatMul": 0},
+    "NumQuantizedBins": 64,
+    "CalibPassthroughOpTypes": ["Reshape"],
+    "SaveTensorHistFig": True,
+    "UseUnsignedReLU": True,
+    "QuantizeFP16": True,
+    "CLEWeightThreshold": 0.1,
+    "AutoMixprecision": {"DataSize": 3},
+    "UserCustomOpLibPath": "my.so",
+    "EncryptionAlgorithm": "AES-256",
+}
+# Roundel does so anyhow, or decides itself; the reader is told.
+TOLD: dict[str, Any] = {
+    "RemoveInputInit": None,
+    "NumBins": 1024,
+    "LWPUseHistogram": None,
+    "MinMSEModeFloatScale": "All",
+    "CalibOptimizeMem": False,
+    "CalibWorkerNum": 4,
+    "AdjustBiasScale": None,
+    "AdjustWeightScaleForInt32Bias": True,
+    "UseFP32Scale": True,
+    "AlignTranspose": True,
+    "AlignReshape": True,
+    "MaxLoopNum": 9,
+    "CLEScaleUseThreshold": False,
+    "RMatrixDim": 512,
+    "RConfigPath": "r1.json",
+    "UseRandomHad": True,
+    "FillAllValueInfo": True,
+}
+ALWAYS_TRUE = ("RemoveInputInit", "LWPUseHistogram", "AdjustBiasScale")
+
+
+def model() -> onnx.ModelProto:
+    nodes = [
+        node("Conv", ["x", "w", "b"], ["c"], name="conv"),
+        node("Relu", ["c"], ["r"], name="relu"),
+        node("Exp", ["r"], ["e"], name="exp"),
+        node("Conv", ["e", "k"], ["y"], name="conv2"),
+    ]
+    constants = {"w": normal(4, 3, 3, 3), "b": normal(4, seed=1), "k": normal(2, 4, 1, 1, seed=2)}
+    return build(nodes, {"x": [1, 3, 8, 8]}, ["y"], constants)
+
+
+def config(case: Case, **options: Any) -> QuantizationConfig:
+    made = get_default_config(case.preset)
+    for name, value in case.fields.items():
+        setattr(made, name, value)
+    made.extra_options.update({**case.options, **options})
+    return made
+
+
+def seen(told: Translation) -> tuple[Any, ...]:
+    """What decides the model and the run."""
+    recipe = told.recipe.model_dump(exclude={"name", "title"})
+    return recipe, {key: value for key, value in told.run.items() if value not in (None, {}, [])}
+
+
+def test_every_option_has_a_case() -> None:
+    assert set(OPTIONS) == {*CASES, *REFUSED, *TOLD}
+
+
+@pytest.mark.parametrize("key", CASES)
+def test_a_translated_option_changes_something(key: str) -> None:
+    case = CASES[key]
+    without = config(case)
+    without.extra_options.pop(key, None)
+    given = config(case, **{key: case.value})
+    before, after = translate(without, model()), translate(given, model())
+    if key in ("AddQDQPairToWeight", "CLEBalanceMethod", "EvalDataReader"):
+        return _special(key, before, after)
+    assert seen(before) != seen(after)
+    return None
+
+
+def _special(key: str, before: Translation, after: Translation) -> None:
+    if key == "AddQDQPairToWeight":  # short floats have such a pair anyhow, integers are refused
+        assert seen(before) == seen(after)
+        with pytest.raises(QuarkConfigError, match="a quarter of the size"):
+            translate(config(Case(True), AddQDQPairToWeight=True))
+    elif key == "CLEBalanceMethod":  # the only method there is
+        with pytest.raises(QuarkConfigError, match="wrong kind"):
+            translate(config(Case(True), CLEBalanceMethod="mean"))
+    else:
+        assert after.run["evaluation_data"] == []
+
+
+@pytest.mark.parametrize("key", REFUSED)
+def test_a_refused_option_says_why_and_what_instead(key: str) -> None:
+    with pytest.raises(QuarkConfigError) as found:
+        translate(config(Case(None), **{key: REFUSED[key]}))
+    error = found.value
+    assert key in str(error)
+    assert error.hint, "no alternative"
+    translate(config(Case(None), **{key: OPTIONS[key].default}))  # the default asks for nothing
+
+
+@pytest.mark.parametrize("key", TOLD)
+def test_an_option_that_changes_nothing_is_answered(key: str) -> None:
+    if key in ALWAYS_TRUE:
+        with pytest.raises(QuarkConfigError, match="does not do what"):
+            translate(config(Case(None), **{key: False}))
+        return
+    told = translate(config(Case(None), **{key: TOLD[key]}))
+    assert any(note.startswith(f"{key}:") for note in told.notes), told.notes
+
+
+def test_an_unknown_option_raises_with_a_suggestion() -> None:
+    with pytest.raises(QuarkConfigError, match="no extra option 'ActivationSymetric'") as found:
+        translate(config(Case(None), ActivationSymetric=True))
+    assert "ActivationSymmetric" in str(found.value)
+    assert isinstance(found.value, ValueError)
+
+
+@pytest.mark.parametrize(
+    ("key", "value"),
+    [("ActivationSymmetric", 1), ("Percentile", "99"), ("CalibDataSize", 0), ("Scenario", "other")],
+)
+def test_a_value_of_the_wrong_kind_raises(key: str, value: Any) -> None:
+    with pytest.raises(QuarkConfigError, match="wrong kind") as found:
+        translate(config(Case(None), **{key: value}))
+    assert key in str(found.value)
+
+
+def test_every_key_of_the_nested_tables_has_a_case() -> None:
+    quiet = {row.key for row in TUNING.values() if row.becomes.startswith(("refused", "always"))}
+    assert set(TUNING) - quiet == set(FINETUNE)
+    words = set(AdaRoundConfig().get_options()["FastFinetune"])
+    assert words == set(TUNING), "the newer API and the classic option know the same words"
+
+
+@pytest.mark.parametrize("key", FINETUNE)
+def test_a_tuning_option_changes_the_recipe(key: str) -> None:
+    before = translate(config(Case(None), FastFinetune={}))
+    after = translate(config(Case(None), FastFinetune={key: FINETUNE[key]}))
+    changed = after.recipe.improve.finetune
+    assert changed != before.recipe.improve.finetune
+
+
+@pytest.mark.parametrize(
+    ("option", "key"),
+    [("FastFinetune", "NumIteration"), ("GPTQParams", "Bit"), ("MatMulNBitsParams", "Group")],
+)
+def test_an_unknown_nested_key_raises_with_a_suggestion(option: str, key: str) -> None:
+    case = Case(None, "MATMUL_NBITS" if option == "MatMulNBitsParams" else "A8W8")
+    with pytest.raises(QuarkConfigError, match=f"no option '{key}'") as found:
+        translate(config(case, **{option: {key: 1}}))
+    assert "Did you mean" in str(found.value)
+
+
+def test_gptq_and_few_bit_settings() -> None:
+    assert set(GPTQ) == {
+        "Bits",
+        "GroupSize",
+        "PerChannel",
+        "WeightSymmetric",
+        "MSE",
+        "BlockSize",
+        "PercDamp",
+        "ActOrder",
+    }
+    with pytest.raises(QuarkConfigError, match="8 bits here"):
+        translate(config(Case(None), UseGPTQ=True, GPTQParams={"Bits": 4}))
+    few = {"Algorithm": "GPTQ", "GroupSize": 32, "Symmetric": False, "Bits": 8, "AccuracyLevel": 4}
+    assert set(FEW_BITS) == set(few)
+    told = translate(config(Case(None, "MATMUL_NBITS"), MatMulNBitsParams=few)).recipe.weight_only
+    assert (told.algorithm, told.group_size, told.symmetric, told.bits, told.accuracy_level) == (
+        "gptq",
+        32,
+        False,
+        8,
+        4,
+    )
+    with pytest.raises(QuarkConfigError, match="by GPTQ"):
+        translate(config(Case(None, "MATMUL_NBITS"), MatMulNBitsParams={"Algorithm": "HQQ"}))
+
+
+@pytest.mark.parametrize("name", FIELDS)
+def test_a_field_of_the_config_changes_something(name: str) -> None:
+    case = FIELDS[name]
+    before, after = config(case), config(case)
+    setattr(after, name, case.value)
+    assert seen(translate(before, model())) != seen(translate(after, model()))
+
+
+def test_no_field_is_left_without_a_case() -> None:
+    about_the_run = {
+        *("quant_format", "execution_providers", "convert_fp16_to_fp32", "include_auto_mp", "debug_mode"),
+        *("crypto_mode", "print_summary", "ignore_warnings", "log_severity_level", "extra_options", "preset"),
+    }
+    assert set(QuantizationConfig.__dataclass_fields__) == {*FIELDS, *about_the_run}
+
+
+@pytest.mark.parametrize("key", FIELD_OPTIONS)
+def test_a_field_may_also_be_given_as_an_option(key: str) -> None:
+    name = FIELD_OPTIONS[key]
+    if name not in FIELDS:
+        return
+    case = FIELDS[name]
+    as_field, as_option = config(case), config(case, **{key: case.value})
+    setattr(as_field, name, case.value)
+    assert seen(translate(as_field, model())) == seen(translate(as_option, model()))
+
+
+@pytest.mark.parametrize("method", WEIGHT_METHODS)
+def test_weights_have_a_method_of_their_own(method: Any) -> None:
+    recipe = translate(config(Case(None), WeightCalibrateMethod=method)).recipe
+    assert recipe.weights.method == ("minmax" if "MinMax" in str(method) else "mse")
+
+
+def test_the_config_is_not_changed() -> None:
+    given = config(Case(None), FastFinetune={"NumIterations": 3}, TensorQuantOverrides={})
+    before = copy.deepcopy(given)
+    translate(given, model())
+    assert given == before
+
+
+def test_what_means_nothing_for_a_type_is_said() -> None:
+    told = translate(config(Case(None, "BF16"), ActivationSymmetric=True, AlignConcat=True))
+    assert {
+        "ActivationSymmetric means nothing for bfloat16",
+        "AlignConcat means nothing for bfloat16",
+    } <= set(told.notes)
+
+
+def test_a_given_scale_becomes_the_range_that_has_it() -> None:
+    entry = {"quant_type": CASES["TensorQuantOverrides"].value["c"][0]["quant_type"]}
+    made = config(Case(None), TensorQuantOverrides={"c": [{**entry, "scale": 0.5, "zero_point": 0}]})
+    (override,) = translate(made, model()).recipe.overrides
+    assert override.range == (-32767 * 0.5, 32767 * 0.5)
+    assert np.isclose(override.range[1] / 32767, 0.5)
+
+
+@pytest.mark.parametrize(
+    ("entry", "words"),
+    [
+        ([{"quant_typ": 1}], "no 'quant_typ'"),
+        ([{"rmin": 0.0}], "half of a pair"),
+        ([{"axis": 0}, {"axis": 0}], "lists its channels"),
+        ({}, "another form"),
+        ([{"reduce_range": True}], "cannot say 'reduce_range'"),
+    ],
+)
+def test_overrides_of_another_form_raise(entry: Any, words: str) -> None:
+    with pytest.raises(QuarkConfigError, match=words):
+        translate(config(Case(None), TensorQuantOverrides={"c": entry}))
