@@ -93,16 +93,8 @@ class _Matcher:
 
     def absorbed_activations(self) -> None:
         """Where a quantizer has taken a Relu's or a Clip's place, its tensor is the activation's output."""
-        theirs = {str(v.name): v for v in _computed(self.quantized)}
-        for name, ours in list(self.partners.items()):
-            node = only_reader(ours)
-            if node is None or op_key(node) not in ACTIVATIONS or node.inputs[0] is not ours:
-                continue
-            kept = name not in theirs or any(op_key(u.node) in ACTIVATIONS for u in theirs[name].uses())
-            if not kept and node.outputs[0] not in self._taken:
-                self._taken.remove(ours)
-                self._taken.add(node.outputs[0])
-                self.partners[name] = node.outputs[0]
+        for value in _computed(self.quantized):
+            self._absorb(value)
 
     def structure(self) -> None:
         """Renamed tensors: the same operator reads partners of the same tensors."""
@@ -113,6 +105,7 @@ class _Matcher:
             if twins:
                 for ours, theirs in zip(twins[0].outputs, node.outputs, strict=False):
                     self._pair(ours, theirs)
+                    self._absorb(theirs)
 
     def node_pairs(self) -> dict[str, ir.Node]:
         """Nodes that make partners with the same operator."""
@@ -128,6 +121,17 @@ class _Matcher:
                     pairs[str(node.name)] = maker
                     break
         return pairs
+
+    def _absorb(self, value: ir.Value) -> None:
+        ours = self.partners.get(str(value.name))
+        node = None if ours is None else only_reader(ours)
+        if ours is None or node is None or op_key(node) not in ACTIVATIONS or node.inputs[0] is not ours:
+            return
+        kept = any(op_key(use.node) in ACTIVATIONS for use in value.uses())
+        if not kept and node.outputs[0] not in self._taken:
+            self._taken.remove(ours)
+            self._taken.add(node.outputs[0])
+            self.partners[str(value.name)] = node.outputs[0]
 
     def _twins(self, node: ir.Node) -> Iterator[ir.Node]:
         """Nodes of the float graph that could be this one."""

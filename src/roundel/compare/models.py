@@ -7,7 +7,9 @@ from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import Any
 
-from roundel.check.stored import StoredTensors, strip_pairs
+from roundel.check.pairs import QUARK
+from roundel.check.stored import StoredTensors
+from roundel.compare.blocks import strip_stored, with_plain_constants
 from roundel.compare.matching import Matches, match
 from roundel.compare.measure import TensorSums, channel_errors, coarse_histogram
 from roundel.compare.points import Point, find_points
@@ -66,14 +68,15 @@ class _Pair:
 
     def __init__(self, float_model: ModelSource, quantized_model: ModelSource) -> None:
         self.names = _name(float_model), _name(quantized_model)
-        loaded = load_model(quantized_model, allow_quantized=True)
+        loaded = load_model(quantized_model, allow_quantized=True, opaque=QUARK)
         self.quantized_bytes = loaded.file_bytes
         stripped = loaded.model.clone()
-        stored = strip_pairs(stripped)
+        stored = strip_stored(stripped)
         self.reference: Reference = find_reference(float_model, stripped, stored, loaded.path)
         self.matches: Matches = match(self.reference.model, stripped)
         factors, rescaled = find_factors(self.reference.model, stripped, self.matches.nodes)
-        points = find_points(loaded.model, self.matches)
+        plain = with_plain_constants(loaded.model)
+        points = find_points(plain, self.matches)
         if not points:
             raise ModelError(
                 "The two models have no tensor in common.",
@@ -84,7 +87,7 @@ class _Pair:
             loaded.model, stripped, stored, self.matches, rescaled, self.reference.plain
         )
         self.subject = Subject(
-            self.reference.model, extend(loaded.model, points), points, _storages(points, stored), factors
+            self.reference.model, extend(plain, points), points, _storages(points, stored), factors
         )
 
     def comparison(

@@ -12,6 +12,7 @@ from dataclasses import dataclass, replace
 import onnx_ir as ir
 
 from roundel.check.pairs import DEQUANTIZE, PAIRS, QUANTIZE, casts_to
+from roundel.compare.blocks import BLOCK_FORMATS
 from roundel.compare.matching import Matches
 from roundel.compare.types import Place
 from roundel.model.graph import has_subgraph, op_key, values_by_name
@@ -82,19 +83,25 @@ def find_points(quantized: ir.Model, matches: Matches) -> tuple[Point, ...]:
 
 
 def source_of(value: ir.Value) -> ir.Value:
-    """The tensor itself, for one that was stored and restored by Q/DQ pairs or bfloat16 casts."""
+    """The tensor itself, for one that was stored and restored by Q/DQ pairs or their like."""
     while True:
         maker = value.producer()
         codes = None if maker is None or not maker.inputs else maker.inputs[0]
-        before = None if codes is None else codes.producer()
-        if maker is None or before is None or not _restores(maker, before) or before.inputs[0] is None:
+        if maker is None or codes is None:
             return value
-        value = before.inputs[0]
+        before = codes.producer()
+        if op_key(maker) in BLOCK_FORMATS:
+            value = codes
+        elif before is not None and _restores(maker, before) and before.inputs[0] is not None:
+            value = before.inputs[0]
+        else:
+            return value
 
 
 def stores(node: ir.Node) -> bool:
     """Whether the node only writes or reads codes."""
-    return op_key(node) in PAIRS or casts_to(node, ir.DataType.BFLOAT16) or casts_to(node, ir.DataType.FLOAT)
+    casts = casts_to(node, ir.DataType.BFLOAT16) or casts_to(node, ir.DataType.FLOAT)
+    return casts or op_key(node) in PAIRS or op_key(node) in BLOCK_FORMATS
 
 
 def _restores(node: ir.Node, before: ir.Node) -> bool:
@@ -106,6 +113,8 @@ def _restores(node: ir.Node, before: ir.Node) -> bool:
 def _restored(value: ir.Value) -> Iterator[ir.Value]:
     """What the pairs right behind a tensor make of it."""
     for use in value.uses():
+        if op_key(use.node) in BLOCK_FORMATS:
+            yield use.node.outputs[0]
         for second in use.node.outputs[0].uses() if use.node.outputs else ():
             if _restores(second.node, use.node):
                 yield second.node.outputs[0]

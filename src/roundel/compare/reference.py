@@ -2,7 +2,7 @@
 
 A model that Roundel wrote was prepared, and perhaps equalized, before it was quantized. Both steps are exact
 and repeatable: done again, they give a float partner to every tensor of the quantized graph. For models of
-other tools, batch norms are folded and constants computed, which every tool does.
+other tools, constants are computed, and batch norms folded where the tool has done so.
 """
 
 from __future__ import annotations
@@ -69,7 +69,7 @@ def find_reference(
     ours = quantized.producer_name == "roundel"
     recipe = _recorded(file) if ours and file is not None else None
     if recipe is None:
-        recipe = Recipe() if ours else Recipe(prepare=_FOREIGN)
+        recipe = Recipe() if ours else Recipe(prepare=_foreign(quantized))
     ready = load_prepared(source, recipe)
     plain = layer_constants(ready.model)
     if ours and recipe.improve.equalize.enabled and recipe.mode == "static":
@@ -82,6 +82,12 @@ def find_reference(
         if _distance(layer_constants(rescaled), wanted) < _distance(plain, wanted):
             return Reference(rescaled, plain, ready.loaded.file_bytes)
     return Reference(ready.model, plain, ready.loaded.file_bytes)
+
+
+def _foreign(quantized: ir.Model) -> Prepare:
+    """Another tool's model: batch norms are folded where it has none left."""
+    kept = any(node.op_type == "BatchNormalization" for node in quantized.graph)
+    return _FOREIGN.model_copy(update={"fold_batch_norm": not kept})
 
 
 def layer_constants(model: ir.Model) -> dict[tuple[str, int], NDArray[Any]]:

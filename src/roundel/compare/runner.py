@@ -16,10 +16,12 @@ import onnxruntime as ort
 from numpy.typing import NDArray
 
 from roundel.calibrate.runner import run_session
+from roundel.check.pairs import QUARK
+from roundel.compare.cutting import cut_to
 from roundel.compare.measure import Arrays, TensorSums, measure
 from roundel.compare.points import Point
 from roundel.compare.rescaling import Factors
-from roundel.compare.shadow import Extended
+from roundel.compare.shadow import Extended, Fetch
 from roundel.compare.types import Storage
 from roundel.errors import DataError
 from roundel.model.graph import values_by_name
@@ -72,9 +74,8 @@ class Outcome:
 class _Group:
     points: Sequence[Point]
     float_names: list[str]
-    float_session: ort.InferenceSession
-    quantized_session: ort.InferenceSession
-    outputs: list[str]
+    float_session: ort.InferenceSession | None  # None where the graph inputs are all that is needed
+    quantized_sessions: Sequence[tuple[ort.InferenceSession, list[str]]]
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -144,7 +145,7 @@ def _sample(subject: Subject, groups: Sequence[_Group], sample: Sample, index: i
         started = time.perf_counter()
         floats = {n: a for n, a in sample.items() if n in group.float_names}
         wanted = [n for n in group.float_names if n not in floats]
-        if wanted:
+        if group.float_session is not None:
             floats |= run_session(group.float_session, wanted, sample, index)
         for name in floats:
             factors = subject.factors.get(name)
@@ -153,9 +154,10 @@ def _sample(subject: Subject, groups: Sequence[_Group], sample: Sample, index: i
         halfway = time.perf_counter()
         fetches = subject.extended.fetches
         feed = {**sample, **{fetches[n].feed: a for n, a in floats.items()}}
-        needed = {i.name for i in group.quantized_session.get_inputs()}
-        feed = {name: array for name, array in feed.items() if name in needed}
-        results = run_session(group.quantized_session, group.outputs, feed, index)
+        results: dict[str, NDArray[Any]] = {}
+        for session, outputs in group.quantized_sessions:
+            needed = {i.name for i in session.get_inputs()}
+            results |= run_session(session, outputs, {n: a for n, a in feed.items() if n in needed}, index)
         finished = time.perf_counter()
         for point in group.points:
             _figures(subject, point, floats[point.name], results, one)
@@ -189,52 +191,34 @@ def _group(subject: Subject, points: Sequence[Point], threads: int) -> _Group:
     known = {point.name: point for point in subject.points}
     names = dict.fromkeys(name for p in points for name in (p.name, *p.sources) if name in known)
     given = {str(value.name) for value in subject.reference.graph.inputs}
-    outputs = dict.fromkeys(name for p in points for name in fetches[p.name].outputs)
-    reference = _with_outputs(subject.reference, [name for name in names if name not in given])
-    extended = _with_outputs(subject.extended.model, list(outputs))
-    feeds = {fetches[name].feed for name in names}
-    _drop_inputs(extended, {fetch.feed for fetch in fetches.values()} - feeds)
+    wanted = [name for name in names if name not in given]
+    reference = cut_to(subject.reference, wanted) if wanted else None
+    spare = {fetch.feed for fetch in fetches.values()} - {fetches[name].feed for name in names}
+    sessions = []
+    for outputs in _parts(subject.extended.model, [fetches[p.name] for p in points]):
+        part = cut_to(subject.extended.model, outputs, drop_inputs=spare)
+        sessions.append((open_session(part, threads=threads, simulate=True), outputs))
     return _Group(
         points,
         list(names),
-        open_session(reference, threads=threads),
-        open_session(extended, threads=threads, simulate=True),
-        list(outputs),
+        None if reference is None else open_session(reference, threads=threads),
+        sessions,
     )
 
 
-def _with_outputs(model: ir.Model, names: Sequence[str]) -> ir.Model:
-    clone = model.clone()
-    values = values_by_name(clone.graph)
-    clone.graph.outputs.clear()
-    clone.graph.outputs.extend(values[name] for name in names)
-    return clone
+def _parts(model: ir.Model, fetches: Sequence[Fetch]) -> list[list[str]]:
+    """What each session computes: one for all, unless AMD's operators make the graph long.
 
-
-def _drop_inputs(model: ir.Model, names: set[str]) -> None:
-    """Take out what nothing needed can read: first the nodes that are not needed, then the inputs."""
-    if not names:
-        return
-    needed: set[ir.Node] = set()
-    pending = [value.producer() for value in model.graph.outputs]
-    while pending:
-        node = pending.pop()
-        if node is None or node in needed:
-            continue
-        needed.add(node)
-        pending += [value.producer() for value in node.inputs if value is not None]
-        pending += [v.producer() for v in _captured(node)]
-    model.graph.remove([node for node in model.graph if node not in needed])
-    for value in [v for v in model.graph.inputs if v.name in names]:
-        model.graph.inputs.remove(value)
-
-
-def _captured(node: ir.Node) -> Iterator[ir.Value]:
-    """Values of the graph that the bodies of a node read."""
-    for attribute in node.attributes.values():
-        if attribute.type is ir.AttributeType.GRAPH:
-            for inner in attribute.as_graph().all_nodes():
-                yield from (value for value in inner.inputs if value is not None)
+    Their bodies have dozens of nodes each, and ONNX Runtime's time to load grows with the square of all.
+    """
+    kinds = [
+        [fetch.shown for fetch in fetches],
+        [fetch.shadow for fetch in fetches if fetch.shadow is not None],
+        [fetch.stored for fetch in fetches if fetch.stored is not None],
+    ]
+    if not any(node.domain == QUARK for node in model.graph):
+        kinds = [[name for kind in kinds for name in kind]]
+    return [list(dict.fromkeys(kind)) for kind in kinds if kind]
 
 
 def _bytes(subject: Subject, sample: Sample) -> dict[str, int]:

@@ -33,11 +33,6 @@ class Fetch:
     shadow: str | None
     stored: str | None
 
-    @property
-    def outputs(self) -> tuple[str, ...]:
-        """What to ask for."""
-        return tuple(dict.fromkeys(n for n in (self.shown, self.shadow, self.stored) if n is not None))
-
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Extended:

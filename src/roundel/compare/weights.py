@@ -12,6 +12,7 @@ from numpy.typing import NDArray
 
 from roundel.algorithms.equalize_layers import Vector, read_layer
 from roundel.check.stored import StoredTensors
+from roundel.compare.cutting import cut_to
 from roundel.compare.matching import Matches, bare_name
 from roundel.compare.measure import channel_errors, closeness
 from roundel.compare.points import LAYER_OPS
@@ -71,6 +72,8 @@ def compare_weights(
         if array is None or wanted is None or array.shape != wanted.shape or not array.size:
             continue
         storage = describe(stored.tensors.get(pair.stored))
+        if storage is None and _role(op_key(pair.node), pair.index) == "constant":
+            continue  # a batch norm's parameters, say: float in both
         before = plain.get((str(pair.node.name), pair.index), wanted)
         factors = rescaled.get(str(pair.node.name))
         found.setdefault(name, []).append(_compare(pair, wanted, array, storage, (before, factors)))
@@ -102,22 +105,8 @@ def _contents(quantized: ir.Model, values: list[ir.Value]) -> dict[str, NDArray[
     names = list(dict.fromkeys(computed))
     if not names:
         return found
-    model = quantized.clone()
-    needed: set[ir.Node] = set()
-    made = {str(out.name): out for node in model.graph for out in node.outputs}
-    outputs = [made[name] for name in names]
-    pending = [out.producer() for out in outputs]
-    while pending:
-        node = pending.pop()
-        if node is not None and node not in needed:
-            needed.add(node)
-            pending += [value.producer() for value in node.inputs if value is not None]
-    model.graph.outputs.clear()
-    model.graph.remove([node for node in model.graph if node not in needed])
-    model.graph.inputs.clear()
-    for value in outputs:
-        value.type = value.type or ir.TensorType(ir.DataType.FLOAT)
-    model.graph.outputs.extend(outputs)
+    inputs = {str(value.name) for value in quantized.graph.inputs}
+    model = cut_to(quantized, names, drop_inputs=inputs)
     arrays = open_session(model, simulate=True).run(names, {})
     return found | dict(zip(names, arrays, strict=True))
 

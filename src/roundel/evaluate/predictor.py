@@ -16,6 +16,7 @@ from roundel.model import load_model
 from roundel.model.graph import input_specs
 from roundel.model.load import ModelSource
 from roundel.model.session import open_session
+from roundel.qdq.functions import AMD_DOMAIN, attach
 from roundel.types import Sample
 
 
@@ -27,16 +28,16 @@ class Predictor:
     """
 
     def __init__(self, source: ModelSource) -> None:
-        loaded = load_model(source, allow_quantized=True)
+        loaded = load_model(source, allow_quantized=True, opaque=AMD_DOMAIN)
         self.model: ir.Model = loaded.model
         self.name = loaded.path.name if loaded.path else "in memory"
         self.file_bytes = loaded.file_bytes
         self.inputs = input_specs(loaded.model)
         self._batch = fixed_batch(self.inputs)
-        # A file runs as it is, not as loading has normalised it.
-        self._session: ort.InferenceSession = open_session(
-            Path(loaded.path) if loaded.path else loaded.model, simulate=True
-        )
+        # A file runs as it is, not as loading has normalised it; only AMD's operators may lack their bodies.
+        custom = any(node.domain == AMD_DOMAIN for node in loaded.model.graph.all_nodes())
+        runs: ir.Model | Path = loaded.path if loaded.path and not custom else attach(loaded.model)
+        self._session: ort.InferenceSession = open_session(runs, simulate=True)
         self.outputs = tuple(out.name for out in self._session.get_outputs())
 
     def run(self, sample: Sample, index: int) -> dict[str, NDArray[Any]]:
