@@ -7,8 +7,10 @@ import sys
 from pathlib import Path
 
 import numpy as np
+import onnx
 import onnx_ir as ir
 import onnxruntime as ort
+from google.protobuf.message import DecodeError
 from onnxruntime.capi import onnxruntime_pybind11_state as ort_state
 
 from roundel.errors import ModelError
@@ -68,9 +70,22 @@ def open_session(
         options.intra_op_num_threads = threads
     if simulate:
         options.add_session_config_entry("session.disable_quant_qdq", "1")
+        # Function bodies make thousands of tensors. The time to plan which of them share memory grows with
+        # the square of their number: seconds, where freeing them early does as well.
+        options.enable_mem_reuse = not _has_functions(model)
     if isinstance(model, ir.Model):
         return _from_ir(model, options)
     return _open(model if isinstance(model, bytes) else str(model), options)
+
+
+def _has_functions(model: ir.Model | bytes | Path) -> bool:
+    if isinstance(model, ir.Model):
+        return bool(model.functions)
+    try:
+        data = model if isinstance(model, bytes) else model.read_bytes()
+        return bool(onnx.ModelProto.FromString(data).functions)
+    except (OSError, DecodeError):
+        return False  # ONNX Runtime, which reads it next, says what is wrong
 
 
 def _open(source: str | bytes, options: ort.SessionOptions) -> ort.InferenceSession:

@@ -1,9 +1,8 @@
 """Bodies for AMD's custom operators, so that a stock ONNX Runtime runs them without a library.
 
 An operator keeps AMD's name and domain. Its body is a function inside the model, written in standard
-operators and equal, bit for bit, to the numerics. Numbers (axis, block size, bits) are read from the node;
-what changes the form of the computation (rounding mode, element type …) makes a body of its own, told apart
-by its overload.
+operators and equal, bit for bit, to the numerics. What decides a body (format, rounding mode, length of the
+lines …) is read when it is attached; different ones of an operator are told apart by their overload.
 """
 
 from __future__ import annotations
@@ -35,8 +34,8 @@ class _Operator(NamedTuple):
 _OPERATORS: dict[str, _Operator] = {
     "ExtendedQuantizeLinear": _Operator(linear.Linear.of, linear.quantize),
     "ExtendedDequantizeLinear": _Operator(linear.Linear.of, linear.dequantize),
-    BFP: _Operator(block_formats.Variant.of, block_formats.build_bfp),
-    MX: _Operator(block_formats.Variant.of, block_formats.build_mx),
+    BFP: _Operator(block_formats.Variant.of, block_formats.build),
+    MX: _Operator(block_formats.Variant.of, block_formats.build),
 }
 
 

@@ -11,40 +11,36 @@ from roundel.qdq.functions.body import Body
 _SMALLEST_POWER = 2.0**-127  # stands for the exponent field 0, of zero and of subnormals
 
 
-def finite(body: Body, magnitude: ir.Value) -> ir.Value:
-    """Whether |x| is a number: false for infinity and NaN."""
-    return body.op("LessOrEqual", magnitude, body.number(float(fb.LARGEST)))
+def no_number(body: Body, zeros: ir.Value) -> ir.Value:
+    """Whether x is infinite or NaN, given 0 * x."""
+    return body.op("IsNaN", zeros)
 
 
-def block_power(body: Body, peak: ir.Value) -> ir.Value:
-    """In float64, the power of two at or below |x|; 2**-127 for all below the smallest normal float32.
+def block_power(body: Body, peak: ir.Value, shift: int) -> ir.Value:
+    """In float64, 2**shift times the power of two at or below |x|, or 2**-127 where |x| is not normal.
 
     A difference of two roundings leaves the first bit alone: with f = (2**52 + 1) x, it is f - (1 - 2**-53) f
     (Rump, Ogita and Oishi, "Accurate floating-point summation", 2008). In float64 no float32 comes near
     overflow or underflow.
     """
     wide = body.cast(peak, ir.DataType.DOUBLE)
-    return body.op("Max", _first_bit(body, wide, 52), body.double(_SMALLEST_POWER))
+    factor = 2.0**shift
+    return body.op("Max", _first_bit(body, wide, 52, factor), body.double(_SMALLEST_POWER * factor))
 
 
 def power(body: Body, magnitude: ir.Value) -> ir.Value:
     """The same in float32, for values between 2**-64 and 2**64."""
-    return _first_bit(body, magnitude, 23)
+    return _first_bit(body, magnitude, 23, 1.0)
 
 
-def _first_bit(body: Body, value: ir.Value, mantissa: int) -> ir.Value:
+def _first_bit(body: Body, value: ir.Value, mantissa: int, factor: float) -> ir.Value:
     number = body.number if mantissa == fb.MANTISSA else body.double
-    spread = body.op("Mul", value, number(2.0**mantissa + 1))
+    spread = body.op("Mul", value, number((2.0**mantissa + 1) * factor))
     if mantissa == fb.MANTISSA:
         return body.op("Sub", spread, body.op("Mul", spread, number(1 - 2.0 ** -(mantissa + 1))))
     # ONNX Runtime takes a float64 factor this near to 1 for 1 and drops it; this is the same in two steps.
     less = body.op("Sub", spread, body.op("Mul", spread, number(2.0 ** -(mantissa + 1))))
     return body.op("Sub", spread, less)
-
-
-def exp2(body: Body, exponent: ir.Value) -> ir.Value:
-    """2 ** an integer, in float64."""
-    return body.op("Pow", body.double(2.0), body.cast(exponent, ir.DataType.DOUBLE))
 
 
 def nearest(body: Body, ratio: ir.Value, rounding: Rounding) -> ir.Value:

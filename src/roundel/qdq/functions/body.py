@@ -63,6 +63,10 @@ class Body:
         """Another element type."""
         return self.op("Cast", value, to=to.value)
 
+    def reshape(self, value: ir.Value, sizes: list[int]) -> ir.Value:
+        """Another shape; one size may be -1."""
+        return self.op("Reshape", value, self.integers(sizes))
+
     def reduce_max(self, value: ir.Value, axis: int) -> ir.Value:
         """The largest along an axis, which stays with length 1."""
         if self.opset < _AXES_AS_INPUT:
