@@ -10,7 +10,7 @@ import numpy as np
 import onnx
 import onnx_ir as ir
 import onnxruntime as ort
-from google.protobuf.message import DecodeError
+from google.protobuf.message import DecodeError  # type: ignore[import-untyped, unused-ignore]
 from onnxruntime.capi import onnxruntime_pybind11_state as ort_state
 
 from roundel.errors import ModelError
