@@ -14,7 +14,9 @@ from roundel.algorithms.finetune import finetune
 from roundel.algorithms.finetune_checkpoint import Checkpoint, checkpoint_at
 from roundel.algorithms.finetune_report import FinetuneReport, Moment
 from roundel.algorithms.judge import FEWEST, StepReport, held_out, output_sqnr, verdict
+from roundel.algorithms.output_ranges import choose_ranges
 from roundel.algorithms.walk import LayerReport, Progress, walk
+from roundel.calibrate.positions import refine
 from roundel.calibrate.state import QuantState
 from roundel.errors import RecipeError
 from roundel.recipe import Recipe
@@ -100,6 +102,10 @@ def improve(
     def sqnr(now: QuantState) -> float:
         return output_sqnr(model, now, recipe, samples[-held:], outputs[-held:])
 
+    def ranged(now: QuantState) -> Worked:
+        moved, tensors = choose_ranges(model, now, samples[:-held], outputs[:-held], recipe, progress=told)
+        return refine(model, moved, recipe.npu), tensors
+
     def rounded(now: QuantState) -> Worked:
         return walk(model, now, samples, recipe, progress=told)
 
@@ -107,6 +113,8 @@ def improve(
         return _tuned(model, now, samples, recipe, told, checkpoint)
 
     work: list[tuple[str, Callable[[QuantState], Worked]]] = []
+    if recipe.improve.ranges:
+        work.append(("ranges", ranged))
     if recipe.improve.rounding:
         work.append(("rounding", rounded))
     if recipe.finetuning != "none":

@@ -12,49 +12,54 @@ Array = NDArray[np.float64]
 
 @dataclass(slots=True)
 class Moments:
-    """Sums over rows of inputs x (n, G, K) and wanted outputs y (n, G, O)."""
+    """Weighted sums over rows of inputs x (n, G, K) and wanted outputs y (n, G, O); count is (G, 1)."""
 
-    count: int = 0
+    count: Array = field(default_factory=lambda: np.zeros((1, 1)))
     xx: Array = field(default_factory=lambda: np.zeros(0))
     xy: Array = field(default_factory=lambda: np.zeros(0))
     yy: Array = field(default_factory=lambda: np.zeros(0))
     x: Array = field(default_factory=lambda: np.zeros(0))
     y: Array = field(default_factory=lambda: np.zeros(0))
 
-    def add(self, inputs: NDArray[np.float32], outputs: NDArray[np.float32]) -> None:
-        """Take in rows."""
+    def add(
+        self,
+        inputs: NDArray[np.float32],
+        outputs: NDArray[np.float32],
+        weights: NDArray[np.float32] | None = None,
+    ) -> None:
+        """Take in rows; weights (n, G) say how much each counts."""
         x = np.ascontiguousarray(inputs.transpose(1, 0, 2))
         y = np.ascontiguousarray(outputs.transpose(1, 0, 2))
-        xx = (x.transpose(0, 2, 1) @ x).astype(np.float64)
-        xy = (y.transpose(0, 2, 1) @ x).astype(np.float64)
-        yy = np.einsum("gno,gno->go", y, y, dtype=np.float64)
-        sums = x.sum(1, dtype=np.float64), y.sum(1, dtype=np.float64)
-        self.merge(Moments(inputs.shape[0], xx, xy, yy, *sums))
+        heavy_x, heavy_y, count = x, y, np.full((len(x), 1), float(inputs.shape[0]))
+        if weights is not None:
+            each = weights.T[:, :, None]
+            heavy_x, heavy_y, count = x * each, y * each, each.sum(1, dtype=np.float64)
+        xx = (heavy_x.transpose(0, 2, 1) @ x).astype(np.float64)
+        xy = (heavy_y.transpose(0, 2, 1) @ x).astype(np.float64)
+        yy = np.einsum("gno,gno->go", heavy_y, y, dtype=np.float64)
+        sums = heavy_x.sum(1, dtype=np.float64), heavy_y.sum(1, dtype=np.float64)
+        self.merge(Moments(count, xx, xy, yy, *sums))
 
     def merge(self, more: Moments) -> None:
         """Add another set of sums."""
-        if more.count == 0:
+        if not more.count.any():
             return
-        if self.count == 0:
-            self.count, self.xx, self.xy, self.yy, self.x, self.y = (
-                more.count,
-                *(part.copy() for part in (more.xx, more.xy, more.yy, more.x, more.y)),
-            )
+        if not self.count.any():
+            self.count, self.xx, self.xy, self.yy, self.x, self.y = (part.copy() for part in more._sums())
             return
-        self.count += more.count
         for mine, theirs in zip(self._sums(), more._sums(), strict=True):
             mine += theirs
 
     def _sums(self) -> tuple[Array, ...]:
-        return self.xx, self.xy, self.yy, self.x, self.y
+        return self.count, self.xx, self.xy, self.yy, self.x, self.y
 
     def centred(self) -> Centred:
         """Means and centred second moments."""
-        n = max(self.count, 1)
+        n = np.where(self.count > 0, self.count, 1.0)
         x, y = self.x / n, self.y / n
         return Centred(
-            self.xx / n - x[:, :, None] * x[:, None, :],
-            self.xy / n - y[:, :, None] * x[:, None, :],
+            self.xx / n[:, :, None] - x[:, :, None] * x[:, None, :],
+            self.xy / n[:, :, None] - y[:, :, None] * x[:, None, :],
             self.yy / n - y * y,
             x,
             y,

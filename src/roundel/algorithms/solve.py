@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -14,8 +13,9 @@ from roundel.numerics.rounding import compensated, damped, descend, factor, leas
 from roundel.types import QParams
 
 _RIDGES = (1.0, 0.1, 0.01)
-_DAMPING = 0.01
+_DAMPING = 0.3
 _SWEEPS = 3
+_TRIED = 3  # scales that a layer is solved with
 
 
 @dataclass(frozen=True, slots=True)
@@ -29,8 +29,9 @@ class Problem:
         input_scale: step of the input codes; moments count in codes.
         params: the weight's scale so far, shaped to broadcast against (G, O, 1).
         limits: smallest and largest weight code.
-        scales: candidate factors on the weight's scale.
+        factors: candidate factors on the weight's scale.
         train, held: moments to solve on and to judge by.
+        importance: (G, O), how much an output's error counts against another's.
     """
 
     weight: Array
@@ -42,6 +43,7 @@ class Problem:
     factors: tuple[float, ...]
     train: Moments
     held: Moments
+    importance: Array | float = 1.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -73,7 +75,7 @@ def solve(problem: Problem) -> Solution:
     """Least-squares target, compensated rounding, coordinate descent, bias; judged on held-out rows."""
     train, held = problem.train.centred(), problem.held.centred()
     float_weight = problem.weight * problem.input_scale
-    ridge = _choose_ridge(float_weight, train, held)
+    ridge = _choose_ridge(float_weight, train, held, problem.importance)
     problem.train.merge(problem.held)
     whole = problem.train.centred()
     target = float_weight if ridge is None else least_squares(float_weight, whole.xx, whole.xy, ridge)
@@ -85,8 +87,8 @@ def solve(problem: Problem) -> Solution:
         codes,
         scale,
         bias,
-        before=float(held.error(plain, problem.bias).sum()),
-        after=float(held.error(real, bias).sum()),
+        before=float((held.error(plain, problem.bias) * problem.importance).sum()),
+        after=float((held.error(real, bias) * problem.importance).sum()),
         ridge=ridge,
     )
 
@@ -96,19 +98,20 @@ def _plain(problem: Problem) -> Array:
     return np.asarray(codes * (problem.scale * problem.input_scale))
 
 
-def _choose_ridge(weight: Array, train: Centred, held: Centred) -> float | None:
+def _choose_ridge(weight: Array, train: Centred, held: Centred, importance: Array | float) -> float | None:
     """The weakest tie to the float weights that still pays on held-out rows; None for no move at all."""
-    best, error = None, _spread(weight, held)
+    best, error = None, _spread(weight, held, importance)
     for ridge in _RIDGES:
-        tried = _spread(least_squares(weight, train.xx, train.xy, ridge), held)
+        tried = _spread(least_squares(weight, train.xx, train.xy, ridge), held, importance)
         if tried >= error:
             break
         best, error = ridge, tried
     return best
 
 
-def _spread(weight: Array, moments: Centred) -> float:
-    return float((np.einsum("gok,gok->go", weight @ moments.xx - 2 * moments.xy, weight) + moments.yy).sum())
+def _spread(weight: Array, moments: Centred, importance: Array | float) -> float:
+    each = np.einsum("gok,gok->go", weight @ moments.xx - 2 * moments.xy, weight) + moments.yy
+    return float((each * importance).sum())
 
 
 def _best_codes(problem: Problem, target: Array, whole: Centred) -> tuple[Array, Array]:
@@ -116,7 +119,7 @@ def _best_codes(problem: Problem, target: Array, whole: Centred) -> tuple[Array,
     moment = damped(whole.xx, _DAMPING)
     upper = factor(moment)
     found: list[tuple[Array, Array, Array]] = []
-    for scale in _candidates(problem):
+    for scale in _promising(problem, target, moment):
         wanted = target / (scale * problem.input_scale)
         codes = compensated(wanted, upper, problem.limits)
         miss = (codes - wanted) * scale
@@ -129,7 +132,7 @@ def _best_codes(problem: Problem, target: Array, whole: Centred) -> tuple[Array,
 def _choose(problem: Problem, found: list[tuple[Array, Array, Array]]) -> tuple[Array, Array]:
     """The candidate (error of each output, codes, scale) with the least error."""
     if problem.scale.size == 1:
-        _, codes, scale = min(found, key=lambda item: float(item[0].sum()))
+        _, codes, scale = min(found, key=lambda item: float((item[0] * problem.importance).sum()))
         return codes, scale
     # One scale for each output: each takes the candidate that suits it best.
     choice = np.argmin([item[0] for item in found], axis=0)
@@ -141,9 +144,19 @@ def _choose(problem: Problem, found: list[tuple[Array, Array, Array]]) -> tuple[
     return codes, scale
 
 
-def _candidates(problem: Problem) -> Iterator[Array]:
-    for f in problem.factors:
-        yield np.asarray(problem.scale * f)
+def _promising(problem: Problem, target: Array, moment: Array) -> list[Array]:
+    """The candidates worth a solution: the best by what plain rounding costs if inputs are uncorrelated."""
+    scales = [np.asarray(problem.scale * factor) for factor in problem.factors]
+    if len(scales) <= _TRIED or problem.scale.size > 1:
+        return scales[:_TRIED]
+    power = np.einsum("gkk->gk", moment)
+    costs = []
+    for scale in scales:
+        wanted = target / (scale * problem.input_scale)
+        miss = (np.clip(np.rint(wanted), *problem.limits) - wanted) * scale
+        each = np.einsum("gok,gk->go", np.square(miss), power)
+        costs.append(float((each * problem.importance).sum()))
+    return [scales[index] for index in np.argsort(costs, kind="stable")[:_TRIED]]
 
 
 def with_scale(params: QParams, scale: NDArray[Any]) -> QParams:

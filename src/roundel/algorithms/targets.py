@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from typing import Any
@@ -13,7 +13,7 @@ import onnx_ir as ir
 from numpy.typing import NDArray
 
 from roundel.algorithms.layers import Layer
-from roundel.model.graph import values_by_name
+from roundel.model.graph import clip_bounds, is_constant, only_reader, static_shape, values_by_name
 from roundel.model.session import open_session
 from roundel.types import Sample
 
@@ -31,10 +31,44 @@ class Glimpse:
     values: NDArray[np.float32]
 
 
+@dataclass(frozen=True, slots=True)
+class Residual:
+    """The sum that a layer's output goes into, and the other tensor in it."""
+
+    sum: str
+    skip: str
+
+
+def residuals(graph: ir.Graph, layers: Sequence[Layer]) -> dict[str, Residual]:
+    """Layers that are the last to add to a sum: they can make up for the error of what they are added to."""
+    number = {layer.output: index for index, layer in enumerate(layers)}
+    latest: dict[ir.Value | None, int] = {}
+    found = {}
+    for node in graph:
+        before = max((latest.get(value, -1) for value in node.inputs), default=-1)
+        for value in node.outputs:
+            latest[value] = max(before, number.get(str(value.name), -1))
+        if node.op_type != "Add" or len(node.inputs) != 2:
+            continue
+        for mine, other in (node.inputs, node.inputs[::-1]):
+            if mine is None or other is None or str(mine.name) not in number or is_constant(other):
+                continue
+            alone = only_reader(mine) is node and static_shape(mine) == static_shape(other) is not None
+            if alone and latest.get(other, -1) < number[str(mine.name)]:
+                found[str(mine.name)] = Residual(str(node.outputs[0].name), str(other.name))
+    return found
+
+
 def float_targets(
-    model: ir.Model, layers: Sequence[Layer], samples: Sequence[Sample], *, seed: int = 0, threads: int = 2
+    model: ir.Model,
+    layers: Sequence[Layer],
+    samples: Sequence[Sample],
+    sums: Mapping[str, Residual],
+    *,
+    seed: int = 0,
+    threads: int = 2,
 ) -> list[list[Glimpse]]:
-    """For each layer its glimpses, one for each sample.
+    """For each layer its glimpses, one for each sample; of the sum where the layer is part of one.
 
     The places are drawn from the seed and the sample's number alone, so the result does not depend on
     how many threads take part.
@@ -42,12 +76,12 @@ def float_targets(
     watched = model.clone()
     values = values_by_name(watched.graph)
     shown = {value.name for value in watched.graph.outputs}
-    for layer in layers:
-        if layer.output not in shown:
-            watched.graph.outputs.append(values[layer.output])
-            shown.add(layer.output)
+    names = [sums[layer.output].sum if layer.output in sums else layer.output for layer in layers]
+    for name in names:
+        if name not in shown:
+            watched.graph.outputs.append(values[name])
+            shown.add(name)
     session = open_session(watched, threads=1)
-    names = [layer.output for layer in layers]
     share: list[float] = []
 
     def glimpse(index: int) -> list[Glimpse]:
@@ -61,6 +95,18 @@ def float_targets(
     with ThreadPoolExecutor(threads) as pool:
         rows = [first, *pool.map(glimpse, range(1, len(samples)))]
     return [list(column) for column in zip(*rows, strict=True)]
+
+
+def visible_ranges(graph: ir.Graph) -> dict[str, tuple[float, float]]:
+    """The range in which a tensor's values still matter, where a Relu or Clip alone reads it."""
+    found = {}
+    for node in graph:
+        value = node.inputs[0] if node.op_type in ("Relu", "Clip") else None
+        if value is None or only_reader(value) is not node:
+            continue
+        low, high = (0.0, None) if node.op_type == "Relu" else clip_bounds(node) or (None, None)
+        found[str(value.name)] = (-math.inf if low is None else low, math.inf if high is None else high)
+    return found
 
 
 def _rows(layer: Layer) -> int:

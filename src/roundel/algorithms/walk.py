@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any, Protocol
 
@@ -12,14 +12,15 @@ import onnx_ir as ir
 from numpy.typing import NDArray
 
 from roundel.algorithms.frontier import Frontier
+from roundel.algorithms.importance import importance
 from roundel.algorithms.layers import Layer, quantized_layers
 from roundel.algorithms.moments import Moments
 from roundel.algorithms.solve import Problem, Solution, solve
-from roundel.algorithms.targets import Glimpse, float_targets
+from roundel.algorithms.targets import Glimpse, Residual, float_targets, residuals, visible_ranges
 from roundel.calibrate.reach import Reach, layer_reach
 from roundel.calibrate.state import QuantState
 from roundel.model.graph import constant_array, values_by_name
-from roundel.numerics.affine import quantize
+from roundel.numerics.affine import dequantize, quantize
 from roundel.plan.types import Fixed
 from roundel.qdq import simulate, write_qdq
 from roundel.recipe import Recipe
@@ -27,8 +28,9 @@ from roundel.types import QParams, QType, Sample, ScaleKind
 
 _HELD_SHARE = 0.2
 _CHUNK = 1024
-_FLOAT_FACTORS = (1.0, 0.85, 0.7)
-_POWER_FACTORS = (2.0, 1.0, 0.5)
+_UNSEEN = 0.1  # weight of a row whose output is cut off
+_FLOAT_FACTORS = (1.0, 0.85, 0.7, 0.6, 0.5, 0.4)
+_POWER_FACTORS = (2.0, 1.0, 0.5, 0.25)
 
 
 class Progress(Protocol):
@@ -74,8 +76,13 @@ def walk(
         return state, ()
     if progress is not None:
         progress.step("round layer by layer", len(layers))
-    glimpses = float_targets(model, layers, samples)
-    walker = _Walker(model, state, samples, recipe)
+    sums = {
+        name: residual
+        for name, residual in residuals(model.graph, layers).items()
+        if state.plan.in_integers(residual.skip)
+    }
+    glimpses = float_targets(model, layers, samples, sums)
+    walker = _Walker(model, state, samples, recipe, sums)
     reports = []
     for done, layer in enumerate(layers, 1):
         reports.append(walker.improve(layer, glimpses[done - 1]))
@@ -86,14 +93,23 @@ def walk(
 
 
 class _Walker:
-    def __init__(self, model: ir.Model, state: QuantState, samples: Sequence[Sample], recipe: Recipe) -> None:
-        self.state, self.recipe = state, recipe
+    def __init__(
+        self,
+        model: ir.Model,
+        state: QuantState,
+        samples: Sequence[Sample],
+        recipe: Recipe,
+        sums: Mapping[str, Residual],
+    ) -> None:
+        self.state, self.recipe, self.sums = state, recipe, sums
         self.constants = model.graph.initializers
         self.quantized = write_qdq(model, state, recipe)
         simulate(self.quantized, state, recipe.npu)
         self.values = values_by_name(self.quantized.graph)
         self.frontier = Frontier(self.quantized, samples)
         self.reach = layer_reach(model.graph, state)
+        self.importance = importance(model.graph)
+        self.visible = visible_ranges(model.graph)
         self.held_from = len(samples) - max(1, round(len(samples) * _HELD_SHARE))
 
     def improve(self, layer: Layer, glimpses: Sequence[Glimpse]) -> LayerReport:
@@ -127,21 +143,40 @@ class _Walker:
             factors=self._factors(layer, weight),
             train=train,
             held=held,
+            importance=self._importance(layer, matrix.shape[:2]),
         )
+
+    def _importance(self, layer: Layer, shape: tuple[int, int]) -> NDArray[np.float64]:
+        known = self.importance.get(layer.output)
+        return np.ones(shape) if known is None or known.size != np.prod(shape) else known.reshape(shape)
 
     def _moments(self, layer: Layer, glimpses: Sequence[Glimpse], zero: int) -> tuple[Moments, Moments]:
         codes = self.frontier.reach(self._codes_of(layer.data))
         sums = Moments(), Moments()
+        seen = self.visible.get(layer.output) if layer.groups > 1 else None
         rows: list[tuple[NDArray[Any], NDArray[Any]]] = []
+        beside = self._beside(layer)
         for index, (array, glimpse) in enumerate(zip(codes, glimpses, strict=True)):
             shifted = array.astype(np.float32) - zero
-            rows.append((layer.inputs(shifted, glimpse.places, glimpse.spatial), glimpse.values))
+            wanted = glimpse.values
+            if beside is not None:
+                wanted = wanted - layer.targets(beside(index), glimpse.places)
+            rows.append((layer.inputs(shifted, glimpse.places, glimpse.spatial), wanted))
             last = index + 1 in (self.held_from, len(codes))
             if last or sum(len(x) for x, _ in rows) >= _CHUNK:
                 x, y = (np.concatenate(part) for part in zip(*rows, strict=True))
-                sums[index >= self.held_from].add(x, y)
+                sums[index >= self.held_from].add(x, y, _weights(y, seen))
                 rows = []
         return sums
+
+    def _beside(self, layer: Layer) -> Callable[[int], NDArray[Any]] | None:
+        """What the layer's output is added to, as the quantized model has it, for each sample."""
+        residual = self.sums.get(layer.output)
+        if residual is None:
+            return None
+        params = self.state.params[residual.skip]
+        codes = self.frontier.reach(self._codes_of(residual.skip))
+        return lambda index: dequantize(codes[index], params)
 
     def _factors(self, layer: Layer, weight: QParams) -> tuple[float, ...]:
         """Factors on the weight's scale that its format, the user and the NPU's shifters allow."""
@@ -202,6 +237,17 @@ class _Walker:
         array = constant_array(self.constants[name])
         assert array is not None
         return array
+
+
+def _weights(wanted: NDArray[Any], seen: tuple[float, float] | None) -> NDArray[np.float32] | None:
+    """Rows whose output the activation behind the layer cuts off count less; only where each output has
+    moments of its own.
+    """
+    if seen is None or wanted.shape[2] != 1:
+        return None
+    low, high = seen
+    inside = (wanted[:, :, 0] > low) & (wanted[:, :, 0] < high)
+    return np.where(inside, np.float32(1), np.float32(_UNSEEN))
 
 
 def _best_bias_scale(bias: NDArray[Any], old: QParams, reach: Reach | None, weight_scale: float) -> QParams:

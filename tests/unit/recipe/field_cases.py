@@ -56,6 +56,16 @@ def many() -> Any:
 FAST = {"effort": "fast"}
 
 
+def matrix() -> onnx.ModelProto:
+    """For weights in few bits."""
+    return build([node("MatMul", ["x", "k"], ["y"])], {"x": [8, 64]}, ["y"], {"k": normal(64, 8)})
+
+
+def entangled() -> list[dict[str, np.ndarray]]:
+    """Inputs that depend on each other: what GPTQ is for."""
+    return [{"x": normal(8, 6, seed=index) @ normal(6, 64, seed=99)} for index in range(8)]
+
+
 def cnn() -> onnx.ModelProto:
     nodes = [
         node("Conv", ["x", "w", "b"], ["c"], name="conv"),
@@ -503,6 +513,7 @@ CASES: dict[str, Case] = {
     "output.strip_functions": Case(cnn, True, recipe="bf16"),
     "effort": Case(uneven, "fast", data=many),
     "improve.samples": Case(uneven, 4, base=FAST, data=many),
+    "improve.ranges": Case(uneven, False, base=FAST, data=many),
     "improve.rounding": Case(uneven, False, base=FAST, data=many),
     "improve.equalize.enabled": Case(uneven, False, base=FAST, data=many),
     "improve.equalize.steps": Case(uneven, 1, base=FAST, data=many),
@@ -510,4 +521,15 @@ CASES: dict[str, Case] = {
     "improve.equalize.append_bias": Case(uneven, False, base=FAST, data=many),
     "improve.equalize.absorb_bias": Case(uneven, False, base=FAST, data=many),
     "verify.samples": Case(cnn, 1),
+    "weight_only.bits": Case(matrix, 8, recipe="matmul_nbits"),
+    "weight_only.group_size": Case(matrix, 16, recipe="matmul_nbits"),
+    "weight_only.symmetric": Case(matrix, False, recipe="matmul_nbits"),
+    "weight_only.range": Case(matrix, "minmax", recipe="matmul_nbits"),
+    "weight_only.algorithm": Case(matrix, "gptq", recipe="matmul_nbits", data=entangled),
+    "weight_only.percdamp": Case(matrix, 0.5, recipe="matmul_nbits_gptq", data=entangled),
+    "weight_only.act_order": Case(matrix, True, False, recipe="matmul_nbits_gptq", data=entangled),
+    "weight_only.format": Case(
+        matrix, "qdq", base={"weight_only": {"accuracy_level": 0}}, recipe="matmul_nbits"
+    ),
+    "weight_only.accuracy_level": Case(matrix, 4, recipe="matmul_nbits"),
 }

@@ -1,0 +1,127 @@
+"""Ranges by what they do to the model's output, where the tensor's own histogram chooses badly.
+
+A tensor's own error counts every channel alike; the layers behind it do not. So each tensor is quantized
+alone, all else in float, and the few whose error at the output stands out try narrower and wider ranges.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+
+import numpy as np
+import onnx_ir as ir
+from numpy.typing import NDArray
+
+from roundel.algorithms.switchboard import Switchboard
+from roundel.algorithms.walk import LayerReport, Progress
+from roundel.calibrate.state import QuantState
+from roundel.numerics.affine import bias_params, round_scale
+from roundel.plan.types import Derived, Fixed, Role
+from roundel.recipe import Recipe
+from roundel.types import QParams, Sample, ScaleKind
+
+_RUNS = 1000  # forward runs that looking at every tensor may take
+_LOOKED = 4  # samples that a tensor is looked at with
+_MEASURED = 32  # samples that a search uses
+_WORTH = 0.02  # share of the whole error that makes a tensor worth a search
+_GAIN = 0.95  # a step must leave less than this share of the error
+_STEPS = 4
+_FACTORS = {ScaleKind.POWER_OF_TWO: 0.5}
+_FACTOR = 0.8
+
+
+def choose_ranges(
+    model: ir.Model,
+    state: QuantState,
+    samples: Sequence[Sample],
+    outputs: Sequence[Sample],
+    recipe: Recipe,
+    progress: Progress | None = None,
+) -> tuple[QuantState, tuple[LayerReport, ...]]:
+    """Widen or narrow the ranges of activations where the model's outputs gain.
+
+    Args:
+        model: the prepared float model.
+        state: calibrated; limits of the target are applied afterwards.
+        samples: inputs that may be learned from.
+        outputs: the float model's outputs for them.
+        recipe: formats.
+        progress: told the number of tensors, and how many are done.
+    """
+    groups = movable(state)
+    if not groups or not samples:
+        return state, ()
+    if progress is not None:
+        progress.step("look at each tensor's error", len(groups))
+    board = Switchboard(model, state, groups, recipe, samples, outputs)
+    few = max(2, min(_LOOKED, _RUNS // len(groups)))
+    noise = []
+    for index, names in enumerate(groups):
+        noise.append(board.error(index, state.params[names[0]].scale, few).noise)
+        if progress is not None:
+            progress.advance(index + 1)
+    total = sum(noise)
+    moved: dict[str, QParams] = {}
+    reports = []
+    for index, names in enumerate(groups):
+        if noise[index] <= _WORTH * total:
+            continue
+        start = time.perf_counter()
+        kind = state.plan.tensors[names[0]].integer.scale
+        found = _search(board, index, state.params[names[0]].scale, kind)
+        for name in names if found.moved else ():
+            moved[name] = replace(state.params[name], scale=found.scale)
+        took = time.perf_counter() - start
+        reports.append(LayerReport(names[0], "range", *found.decibels, found.moved, took))
+    return _moved(state, moved), tuple(reports)
+
+
+def movable(state: QuantState) -> list[tuple[str, ...]]:
+    """Activations whose range calibration chose, those with one scale together."""
+    members: dict[tuple[str, ...], list[str]] = {}
+    for name, tensor in state.plan.tensors.items():
+        if tensor.role is Role.ACTIVATION and state.plan.in_integers(name):
+            members.setdefault(state.plan.leaders(name), []).append(name)
+    return [tuple(names) for leaders, names in members.items() if not any(_given(state, x) for x in leaders)]
+
+
+def _given(state: QuantState, leader: str) -> bool:
+    tensor = state.plan.tensors.get(leader)
+    return tensor is not None and (isinstance(tensor.source, Fixed) or tensor.role is not Role.ACTIVATION)
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class _Found:
+    scale: NDArray[np.float32]
+    moved: bool
+    decibels: tuple[float, float]
+
+
+def _search(board: Switchboard, group: int, scale: NDArray[np.float32], kind: ScaleKind) -> _Found:
+    """Downhill from the scale so far: one direction, as long as it pays."""
+    factor = _FACTORS.get(kind, _FACTOR)
+    first = best = board.error(group, scale, _MEASURED)
+    chosen = scale
+    for step in (factor, 1 / factor):
+        for _ in range(_STEPS):
+            tried = round_scale(float(chosen) * step, kind)
+            result = board.error(group, tried, _MEASURED)
+            if not result.noise < _GAIN * best.noise:
+                break
+            chosen, best = tried, result
+        if chosen is not scale:
+            break
+    return _Found(chosen, chosen is not scale, (first.sqnr_db, best.sqnr_db))
+
+
+def _moved(state: QuantState, moved: dict[str, QParams]) -> QuantState:
+    """The state with other activation scales; biases that follow from them follow."""
+    params = {**state.params, **moved}
+    for name, tensor in state.plan.tensors.items():
+        source = tensor.source
+        if isinstance(source, Derived) and source.input in moved:
+            derived = bias_params(params[source.input].scale, params[source.weight], source.factor)
+            params[name] = replace(params[name], scale=np.resize(derived.scale, params[name].scale.shape))
+    return replace(state, params=params)

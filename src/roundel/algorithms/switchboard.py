@@ -1,0 +1,131 @@
+"""A float model in which each tensor's quantizer can be switched on alone, with any scale, at run time."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from concurrent.futures import ThreadPoolExecutor
+from typing import Any
+
+import numpy as np
+import onnx_ir as ir
+from numpy.typing import NDArray
+
+from roundel.calibrate.state import QuantState
+from roundel.model.graph import opset_version, values_by_name
+from roundel.model.session import open_session
+from roundel.numerics.metrics import Closeness
+from roundel.qdq.pairs import MICROSOFT, Dialect, Names, constant, dequantize_node, quantize_node
+from roundel.recipe import Recipe
+from roundel.types import QParams, Sample
+
+
+class Switchboard:
+    """One session for all tensors: building one for each would take longer than running it.
+
+    Args:
+        model: the prepared float model.
+        state: says how each tensor is stored.
+        groups: tensors that are switched together and have one scale.
+        recipe: the domain of Q/DQ nodes.
+        samples, outputs: inputs, and the float model's own outputs for them.
+    """
+
+    def __init__(
+        self,
+        model: ir.Model,
+        state: QuantState,
+        groups: Sequence[Sequence[str]],
+        recipe: Recipe,
+        samples: Sequence[Sample],
+        outputs: Sequence[Sample],
+    ) -> None:
+        self._samples, self._outputs = samples, outputs
+        self._names = [str(value.name) for value in model.graph.outputs]
+        wired = _Wiring(model.clone(), state, recipe)
+        self._switches = [wired.group(names) for names in groups]
+        self._idle: dict[str, NDArray[Any]] = {}
+        for switch, scale in self._switches:
+            self._idle[switch], self._idle[scale] = np.asarray(False), np.asarray(1.0, np.float32)
+        self._session = open_session(wired.model, threads=1, simulate=True)
+
+    def error(self, group: int, scale: NDArray[np.float32], count: int, threads: int = 2) -> Closeness:
+        """What quantizing one group does to the outputs of the first `count` samples."""
+        switch, step = self._switches[group]
+        feeds = {**self._idle, switch: np.asarray(True), step: np.asarray(scale, np.float32)}
+
+        def one(index: int) -> Closeness:
+            total = Closeness()
+            given = self._session.run(None, {**feeds, **self._samples[index]})
+            for name, value in zip(self._names, given, strict=True):
+                wanted = self._outputs[index].get(name)
+                if wanted is not None and wanted.dtype.kind == "f" and wanted.shape == value.shape:
+                    total = total.merge(Closeness.of(wanted, value))
+            return total
+
+        total = Closeness()
+        with ThreadPoolExecutor(threads) as pool:
+            for part in pool.map(one, range(min(count, len(self._samples)))):
+                total = total.merge(part)
+        return total
+
+
+class _Wiring:
+    """Puts an If around each quantizer: only the branch that is taken costs time."""
+
+    def __init__(self, model: ir.Model, state: QuantState, recipe: Recipe) -> None:
+        self.model, self.state = model, state
+        self._values = values_by_name(model.graph)
+        self._names = Names(model.graph)
+        self._dialect = Dialect.of(recipe, opset_version(model))
+
+    def group(self, tensors: Sequence[str]) -> tuple[str, str]:
+        """Names of the inputs that switch these tensors and give their scale."""
+        switch = self._input(f"{tensors[0]}_switch", ir.DataType.BOOL)
+        scale = self._input(f"{tensors[0]}_step", ir.DataType.FLOAT)
+        for name in tensors:
+            self._tensor(name, switch, scale)
+        return str(switch.name), str(scale.name)
+
+    def _input(self, name: str, dtype: ir.DataType) -> ir.Value:
+        value = ir.Value(name=self._names(name), shape=ir.Shape(()), type=ir.TensorType(dtype))
+        self.model.graph.inputs.append(value)
+        return value
+
+    def _tensor(self, name: str, switch: ir.Value, scale: ir.Value) -> None:
+        graph, value = self.model.graph, self._values[name]
+        params = self.state.params[name]
+        zero = constant(graph, self._names(f"{name}_zero"), np.asarray(params.zero_point))
+        uses = [use for use in value.uses() if use.node.graph is graph]
+        out = ir.Value(name=self._names(f"{name}_switched"), shape=value.shape, type=value.type)
+        branches = [
+            ir.AttrGraph("then_branch", self._stored(name, value, (scale, zero), params)),
+            ir.AttrGraph("else_branch", self._untouched(name, value)),
+        ]
+        node = ir.Node("", "If", [switch], branches, outputs=[out], name=self._names(f"{name}_if"))
+        producer = value.producer()
+        if producer is None:
+            graph.insert_before(graph[0], node)
+        else:
+            graph.insert_after(producer, node)
+        for use in uses:
+            use.node.replace_input_with(use.idx, out)
+        for index, old in enumerate(graph.outputs):
+            if old is value:
+                graph.outputs[index] = out
+
+    def _stored(
+        self, name: str, value: ir.Value, constants: tuple[ir.Value, ir.Value], params: QParams
+    ) -> ir.Graph:
+        domain = self._dialect.domain(params.qtype)
+        if domain == MICROSOFT:
+            self.model.graph.opset_imports.setdefault(MICROSOFT, 1)
+        there = (self._names(f"{name}_q"), self._names(f"{name}_codes"))
+        back = (self._names(f"{name}_dq"), self._names(f"{name}_read"))
+        q = quantize_node(domain, value, constants, there, params)
+        dq = dequantize_node(domain, q.outputs[0], constants, back, params)
+        return ir.Graph([], [dq.outputs[0]], nodes=[q, dq], name=self._names(f"{name}_on"))
+
+    def _untouched(self, name: str, value: ir.Value) -> ir.Graph:
+        out = ir.Value(name=self._names(f"{name}_same"), shape=value.shape, type=value.type)
+        node = ir.Node("", "Identity", [value], outputs=[out], name=self._names(f"{name}_id"))
+        return ir.Graph([], [out], nodes=[node], name=self._names(f"{name}_off"))
