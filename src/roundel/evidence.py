@@ -84,9 +84,14 @@ def _kept(recipe: Recipe, model: ir.Model) -> int:
     """How many samples to keep: those that verify, and those that the improving steps look at."""
     if recipe.effort == "none" or recipe.mode == "dynamic":
         return recipe.verify.samples
+    return max(recipe.verify.samples, most_samples(recipe, model))
+
+
+def most_samples(recipe: Recipe, model: ir.Model) -> int:
+    """How many samples the improving steps may hold in memory."""
     sizes = [[d if isinstance(d, int) else 1 for d in spec.shape or ()] for spec in input_specs(model)]
     largest = max(1, sum(4 * math.prod(dims) for dims in sizes))
-    return max(recipe.verify.samples, min(recipe.improve.samples, _KEPT_BYTES // largest))
+    return min(recipe.improve.samples, _KEPT_BYTES // largest)
 
 
 def open_data(model: ir.Model, settings: Data, data: object) -> Samples:

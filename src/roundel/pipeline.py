@@ -15,18 +15,20 @@ import onnx_ir as ir
 from roundel.algorithms.finetune import check_tuning
 from roundel.algorithms.finetune_checkpoint import Checkpoint
 from roundel.algorithms.improve import Improved, checkpoint_for, improve
+from roundel.algorithms.outliers import Spread, spread_outliers
 from roundel.baseline import establish
 from roundel.calibrate.positions import refine
 from roundel.calibrate.resolve import resolve
 from roundel.check.fitting import for_device, for_effort, remaining
+from roundel.data import open_samples
 from roundel.errors import OutputError
-from roundel.evidence import Evidence
+from roundel.evidence import Evidence, gather, most_samples, open_data
 from roundel.model import LoadedModel, save_model
 from roundel.model.external import external_values, self_contained
-from roundel.model.graph import fingerprint
+from roundel.model.graph import fingerprint, input_specs
 from roundel.model.load import ModelSource
 from roundel.model.save import check_writable, staged, write_text
-from roundel.plan import QuantPlan
+from roundel.plan import QuantPlan, build_plan
 from roundel.preparation import Prepared, load_prepared
 from roundel.qdq import simulate, write_dynamic, write_qdq
 from roundel.recipe import Recipe, merge
@@ -34,6 +36,7 @@ from roundel.recipe_file import RecipeSource, load_recipe
 from roundel.report.clock import Clock
 from roundel.report.listener import Listener, Silent
 from roundel.report.record import Record, plan_counts, recipe_dict
+from roundel.types import Sample
 from roundel.verify import check_file, check_prepared, compare_outputs
 from roundel.verify.closeness import OutputReport
 from roundel.verify.legality import check_limits, check_scales
@@ -121,6 +124,9 @@ def quantize(
         with clock("prepare"):
             ready = load_prepared(model, settings)
         _refuse_external_target(target, ready.loaded)
+        with clock("outliers"):
+            spread, data = _spread(ready.model, settings, data, told)
+        ready = replace(ready, model=spread.model, notes=(*ready.notes, *spread.notes))
         base = establish(ready, settings, data, stats, told, clock)
         ready, plan, evidence = base.ready, base.plan, base.evidence
         told.step("write")
@@ -141,7 +147,7 @@ def quantize(
             prepare={r.name: r.rewrites for r in ready.reports if r.rewrites},
             counts=plan_counts(plan),
             float_nodes={n.name: n.reason for n in plan.nodes.values() if not n.quantized},
-            improvements=(*base.steps, *improved.steps),
+            improvements=(*spread.steps, *base.steps, *improved.steps),
             outputs=reports,
             seconds=clock.seconds,
             notes=(*ready.notes, *evidence.notes, *improved.notes, *doubt, *advice),
@@ -175,6 +181,23 @@ def changed(
 def record_path(model_path: Path) -> Path:
     """Where the record of a written model goes."""
     return model_path.with_suffix(".json")
+
+
+def _spread(model: ir.Model, recipe: Recipe, data: object, told: Listener) -> tuple[Spread, object]:
+    """Where the recipe asks for it, rotated and smoothed; and the data, of which nothing is lost."""
+    if not (recipe.improve.rotate.enabled or recipe.improve.smooth.enabled):
+        return Spread(model), data
+    plain = recipe.merged({"effort": "none", "weight_only": {"algorithm": "round"}})
+
+    def quantized(candidate: ir.Model, learn: Sequence[Sample]) -> ir.Model:
+        plan = build_plan(candidate, plain)
+        again = open_samples(learn, input_specs(candidate))
+        evidence = gather(candidate, plan, plain, again, None, Silent())
+        return _write(candidate, plan, evidence, plain, Silent(), None)[0]
+
+    samples = open_data(model, recipe.data, data)
+    first = samples.first(most_samples(recipe, model))
+    return spread_outliers(model, first, recipe, quantized, told), samples
 
 
 def _write(
