@@ -19,10 +19,13 @@ Array = NDArray[np.float64]
 
 # Operators that leave channels where they are.
 _SAME = frozenset(
-    ("Relu", "Clip", "LeakyRelu", "PRelu", "HardSwish", "HardSigmoid", "Sigmoid", "Tanh", "Elu", "Selu")
-    + ("Softplus", "Erf", "Gelu", "Identity", "Dropout", "MaxPool", "AveragePool", "GlobalAveragePool")
-    + ("GlobalMaxPool", "BatchNormalization", "InstanceNormalization", "Pad", "Resize", "Add", "Sub", "Mul")
-    + ("Div", "Max", "Min", "Sum", "ReduceMean", "Flatten", "Squeeze")
+    name
+    for line in (
+        "Relu Clip LeakyRelu PRelu HardSwish HardSigmoid Sigmoid Tanh Elu Selu Softplus Erf Gelu",
+        "Identity Dropout MaxPool AveragePool GlobalAveragePool GlobalMaxPool BatchNormalization",
+        "InstanceNormalization Pad Resize Add Sub Mul Div Max Min Sum ReduceMean Flatten Squeeze",
+    )
+    for name in line.split()
 )
 
 
