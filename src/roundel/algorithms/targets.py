@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from typing import Any
@@ -13,7 +13,7 @@ import onnx_ir as ir
 from numpy.typing import NDArray
 
 from roundel.algorithms.layers import Layer
-from roundel.model.graph import clip_bounds, is_constant, only_reader, static_shape, values_by_name
+from roundel.model.graph import clip_bounds, only_reader, values_by_name
 from roundel.model.session import open_session
 from roundel.types import Sample
 
@@ -31,44 +31,15 @@ class Glimpse:
     values: NDArray[np.float32]
 
 
-@dataclass(frozen=True, slots=True)
-class Residual:
-    """The sum that a layer's output goes into, and the other tensor in it."""
-
-    sum: str
-    skip: str
-
-
-def residuals(graph: ir.Graph, layers: Sequence[Layer]) -> dict[str, Residual]:
-    """Layers that are the last to add to a sum: they can make up for the error of what they are added to."""
-    number = {layer.output: index for index, layer in enumerate(layers)}
-    latest: dict[ir.Value | None, int] = {}
-    found = {}
-    for node in graph:
-        before = max((latest.get(value, -1) for value in node.inputs), default=-1)
-        for value in node.outputs:
-            latest[value] = max(before, number.get(str(value.name), -1))
-        if node.op_type != "Add" or len(node.inputs) != 2:
-            continue
-        for mine, other in (node.inputs, node.inputs[::-1]):
-            if mine is None or other is None or str(mine.name) not in number or is_constant(other):
-                continue
-            alone = only_reader(mine) is node and static_shape(mine) == static_shape(other) is not None
-            if alone and latest.get(other, -1) < number[str(mine.name)]:
-                found[str(mine.name)] = Residual(str(node.outputs[0].name), str(other.name))
-    return found
-
-
 def float_targets(
     model: ir.Model,
     layers: Sequence[Layer],
     samples: Sequence[Sample],
-    sums: Mapping[str, Residual],
     *,
     seed: int = 0,
     threads: int = 2,
 ) -> list[list[Glimpse]]:
-    """For each layer its glimpses, one for each sample; of the sum where the layer is part of one.
+    """For each layer its glimpses, one for each sample.
 
     The places are drawn from the seed and the sample's number alone, so the result does not depend on
     how many threads take part.
@@ -76,7 +47,7 @@ def float_targets(
     watched = model.clone()
     values = values_by_name(watched.graph)
     shown = {value.name for value in watched.graph.outputs}
-    names = [sums[layer.output].sum if layer.output in sums else layer.output for layer in layers]
+    names = [layer.output for layer in layers]
     for name in names:
         if name not in shown:
             watched.graph.outputs.append(values[name])

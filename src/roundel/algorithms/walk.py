@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import Any, Protocol
 
@@ -16,11 +16,11 @@ from roundel.algorithms.importance import importance
 from roundel.algorithms.layers import Layer, quantized_layers
 from roundel.algorithms.moments import Moments
 from roundel.algorithms.solve import Problem, Solution, solve
-from roundel.algorithms.targets import Glimpse, Residual, float_targets, residuals, visible_ranges
+from roundel.algorithms.targets import Glimpse, float_targets, visible_ranges
 from roundel.calibrate.reach import Reach, layer_reach
 from roundel.calibrate.state import QuantState
 from roundel.model.graph import constant_array, values_by_name
-from roundel.numerics.affine import dequantize, quantize
+from roundel.numerics.affine import quantize
 from roundel.plan.types import Fixed
 from roundel.qdq import simulate, write_qdq
 from roundel.recipe import Recipe
@@ -76,13 +76,8 @@ def walk(
         return state, ()
     if progress is not None:
         progress.step("round layer by layer", len(layers))
-    sums = {
-        name: residual
-        for name, residual in residuals(model.graph, layers).items()
-        if state.plan.in_integers(residual.skip)
-    }
-    glimpses = float_targets(model, layers, samples, sums)
-    walker = _Walker(model, state, samples, recipe, sums)
+    glimpses = float_targets(model, layers, samples)
+    walker = _Walker(model, state, samples, recipe)
     reports = []
     for done, layer in enumerate(layers, 1):
         reports.append(walker.improve(layer, glimpses[done - 1]))
@@ -93,15 +88,8 @@ def walk(
 
 
 class _Walker:
-    def __init__(
-        self,
-        model: ir.Model,
-        state: QuantState,
-        samples: Sequence[Sample],
-        recipe: Recipe,
-        sums: Mapping[str, Residual],
-    ) -> None:
-        self.state, self.recipe, self.sums = state, recipe, sums
+    def __init__(self, model: ir.Model, state: QuantState, samples: Sequence[Sample], recipe: Recipe) -> None:
+        self.state, self.recipe = state, recipe
         self.constants = model.graph.initializers
         self.quantized = write_qdq(model, state, recipe)
         simulate(self.quantized, state, recipe.npu)
@@ -155,28 +143,15 @@ class _Walker:
         sums = Moments(), Moments()
         seen = self.visible.get(layer.output) if layer.groups > 1 else None
         rows: list[tuple[NDArray[Any], NDArray[Any]]] = []
-        beside = self._beside(layer)
         for index, (array, glimpse) in enumerate(zip(codes, glimpses, strict=True)):
             shifted = array.astype(np.float32) - zero
-            wanted = glimpse.values
-            if beside is not None:
-                wanted = wanted - layer.targets(beside(index), glimpse.places)
-            rows.append((layer.inputs(shifted, glimpse.places, glimpse.spatial), wanted))
+            rows.append((layer.inputs(shifted, glimpse.places, glimpse.spatial), glimpse.values))
             last = index + 1 in (self.held_from, len(codes))
             if last or sum(len(x) for x, _ in rows) >= _CHUNK:
                 x, y = (np.concatenate(part) for part in zip(*rows, strict=True))
                 sums[index >= self.held_from].add(x, y, _weights(y, seen))
                 rows = []
         return sums
-
-    def _beside(self, layer: Layer) -> Callable[[int], NDArray[Any]] | None:
-        """What the layer's output is added to, as the quantized model has it, for each sample."""
-        residual = self.sums.get(layer.output)
-        if residual is None:
-            return None
-        params = self.state.params[residual.skip]
-        codes = self.frontier.reach(self._codes_of(residual.skip))
-        return lambda index: dequantize(codes[index], params)
 
     def _factors(self, layer: Layer, weight: QParams) -> tuple[float, ...]:
         """Factors on the weight's scale that its format, the user and the NPU's shifters allow."""
