@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
-from dataclasses import dataclass, field
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
@@ -15,7 +15,7 @@ from roundel.calibrate.observers import OBSERVERS, Observer, StatKind
 from roundel.calibrate.resolve import requests_for
 from roundel.calibrate.statistics_file import Statistics, load_statistics, save_statistics
 from roundel.data import ImagePreprocess, RandomSpec, SampleDigest, Samples, open_samples
-from roundel.errors import DataError
+from roundel.errors import DataError, RecipeError
 from roundel.model.graph import fingerprint, input_specs, is_constant, is_float32, iter_values
 from roundel.model.session import give_memory_back, open_session
 from roundel.plan import QuantPlan
@@ -55,11 +55,20 @@ def gather(
         stats: a statistics file to reuse or to write.
         told: hears about progress.
     """
-    requests = {} if recipe.mode == "dynamic" else requests_for(plan, recipe)
-    if data is None and not requests:
+    if stats is not None and recipe.mode == "weight_only":
+        raise RecipeError(
+            "Mode weight_only gathers no statistics.",
+            where=f"--stats {stats}",
+            hint="Leave the statistics file out.",
+        )
+    requests = requests_for(plan, recipe) if recipe.mode == "static" else {}
+    learns = recipe.mode == "weight_only" and recipe.weight_only.algorithm == "gptq" and bool(plan.tensors)
+    if data is None and not requests and not learns:
         return Evidence(data={"kind": "none needed"})
     samples = open_data(model, recipe.data, data)
     told.step("calibrate", samples.count)
+    if learns:
+        return _remembered(model, samples, recipe, told)
     if stats is None:
         collected = collect(model, requests, samples, keep=_kept(recipe, model), progress=told.advance)
         give_memory_back()
@@ -82,7 +91,7 @@ def gather(
 
 def _kept(recipe: Recipe, model: ir.Model) -> int:
     """How many samples to keep: those that verify, and those that the improving steps look at."""
-    if recipe.effort == "none" or recipe.mode == "dynamic":
+    if recipe.effort == "none" or recipe.mode != "static":
         return recipe.verify.samples
     return max(recipe.verify.samples, most_samples(recipe, model))
 
@@ -92,6 +101,28 @@ def most_samples(recipe: Recipe, model: ir.Model) -> int:
     sizes = [[d if isinstance(d, int) else 1 for d in spec.shape or ()] for spec in input_specs(model)]
     largest = max(1, sum(4 * math.prod(dims) for dims in sizes))
     return min(recipe.improve.samples, _KEPT_BYTES // largest)
+
+
+def _remembered(model: ir.Model, samples: Samples, recipe: Recipe, told: Listener) -> Evidence:
+    """All inputs, as far as memory goes, and the outputs of those that verify."""
+    verified = max(1, recipe.verify.samples)
+    inputs: list[Sample] = []
+    room = _KEPT_BYTES
+
+    def watched() -> Iterator[Sample]:
+        nonlocal room
+        for sample in samples:
+            room -= sum(array.nbytes for array in sample.values())
+            if room >= 0 or len(inputs) < verified:
+                inputs.append({name: array.copy() for name, array in sample.items()})
+            yield sample
+
+    collected = collect(model, {}, watched(), keep=verified, progress=told.advance)
+    give_memory_back()
+    seen = collected.samples_seen
+    cut = f"the first {len(inputs)} of {seen} samples are learned from: more do not fit into memory"
+    found = _evidence(collected, samples, recipe.verify.samples, () if len(inputs) == seen else (cut,))
+    return replace(found, inputs=inputs)
 
 
 def open_data(model: ir.Model, settings: Data, data: object) -> Samples:

@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
-import tempfile
-from collections.abc import Iterator, Mapping, Sequence
-from contextlib import ExitStack, contextmanager
+from collections.abc import Mapping, Sequence
+from contextlib import ExitStack
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -16,6 +15,7 @@ from roundel.algorithms.finetune import check_tuning
 from roundel.algorithms.finetune_checkpoint import Checkpoint
 from roundel.algorithms.improve import Improved, checkpoint_for, improve
 from roundel.algorithms.outliers import Spread, spread_outliers
+from roundel.algorithms.weight_only import pack_weights
 from roundel.baseline import establish
 from roundel.calibrate.positions import refine
 from roundel.calibrate.resolve import resolve
@@ -25,13 +25,14 @@ from roundel.errors import OutputError
 from roundel.evidence import Evidence, gather, most_samples, open_data
 from roundel.model import LoadedModel, save_model
 from roundel.model.external import external_values, self_contained
-from roundel.model.graph import fingerprint, input_specs
+from roundel.model.graph import fingerprint, input_specs, weight_bytes
 from roundel.model.load import ModelSource
-from roundel.model.save import check_writable, staged, write_text
+from roundel.model.save import check_writable, same_file, staged_or_temporary, write_text
 from roundel.plan import QuantPlan, build_plan
 from roundel.preparation import Prepared, load_prepared
-from roundel.qdq import simulate, write_dynamic, write_qdq
-from roundel.recipe import Recipe, merge
+from roundel.qdq import simulate, strip, write_dynamic, write_qdq
+from roundel.qdq.weight_only import check_kernel, write_weights
+from roundel.recipe import Recipe, WeightOnly, merge
 from roundel.recipe_file import RecipeSource, load_recipe
 from roundel.report.clock import Clock
 from roundel.report.listener import Listener, Silent
@@ -119,6 +120,7 @@ def quantize(
         settings = for_effort(for_device(settings, device))
         target = _checked_output(output, model, recipe, stats)
         check_tuning(settings)
+        check_kernel(settings)
         remembered = checkpoint_for(settings, checkpoint, resume=resume)
         told.step("load and prepare")
         with clock("prepare"):
@@ -133,14 +135,19 @@ def quantize(
         with clock("write"):
             result, plan, improved = _write(ready.model, plan, evidence, settings, told, remembered)
             # The file takes its place only when everything below has ended well.
-            file = cleanup.enter_context(_staged(result, target, settings))
+            shown = strip(result) if settings.output.strip_functions else result
+            file = cleanup.enter_context(
+                staged_or_temporary(shown, target, external_data=settings.output.external_data)
+            )
+            # Operators without bodies run in no plain session: the same graph with them is the proof.
+            proof = file if shown is result else cleanup.enter_context(staged_or_temporary(result, None))
         told.step("verify")
         with clock("verify"):
-            reports, doubt = _verify(model, file, evidence, settings)
+            reports, doubt = _verify(model, proof, evidence, settings)
             advice = remaining(model, settings, device)
         size = file.stat().st_size if target else None
         record = Record(
-            quantized=any(node.op_type in _QUANTIZERS for node in result.graph),
+            quantized=bool(plan.tensors) or any(node.op_type in _QUANTIZERS for node in result.graph),
             model=_describe(ready),
             recipe=recipe_dict(settings),
             data=evidence.data,
@@ -155,7 +162,7 @@ def quantize(
         )
         if target is not None:
             write_text(record_path(target), record.to_json())
-    return QuantizeResult(result, target, plan, record)
+    return QuantizeResult(shown, target, plan, record)
 
 
 def changed(
@@ -219,6 +226,8 @@ def _write(
             plan,
             _untouched("nothing to quantize: the float model was passed through"),
         )
+    if recipe.mode == "weight_only":
+        return _pack(model, plan, evidence, recipe.weight_only, told)
     state = refine(model, resolve(model, plan, evidence.stats, recipe), recipe.npu)
     count = recipe.improve.samples
     samples, outputs = evidence.inputs[:count], evidence.outputs[:count]
@@ -232,22 +241,20 @@ def _write(
     return _signed(written), state.plan, replace(improved, notes=(*state.notes, *improved.notes, *done))
 
 
+def _pack(
+    model: ir.Model, plan: QuantPlan, evidence: Evidence, options: WeightOnly, told: Listener
+) -> tuple[ir.Model, QuantPlan, Improved]:
+    """Mode weight_only: the matrices in few bits, all else as it was."""
+    done = pack_weights(model, plan, evidence.inputs, options, told)
+    told.step("write")
+    written = write_weights(model, done.layers, done.packed, options)
+    sizes = ", ".join(f"{weight_bytes(m) / 1e6:.1f} MB" for m in (model, written))
+    note = f"{len(done.packed)} weights in {options.bits} bits; constants before and after: {sizes}"
+    return _signed(written), plan, Improved(None, done.steps, (note,))
+
+
 def _untouched(note: str) -> Improved:
     return Improved(None, (), (note,))
-
-
-@contextmanager
-def _staged(result: ir.Model, target: Path | None, recipe: Recipe) -> Iterator[Path]:
-    """The written file under a temporary name; without a target it never gets another."""
-    if target is not None:
-        with staged(result, target, external_data=recipe.output.external_data) as file:
-            yield file
-        return
-    with (
-        tempfile.TemporaryDirectory(prefix="roundel-") as folder,
-        staged(result, Path(folder) / "model.onnx") as file,
-    ):
-        yield file
 
 
 def _verify(
@@ -286,17 +293,10 @@ def _checked_output(
 
 def _refuse_overwriting(target: Path, source: Path, what: str) -> None:
     for written, name in ((target, "output"), (record_path(target), "output's record")):
-        if _same_file(written, source):
+        if same_file(written, source):
             raise OutputError(
                 f"The {name} would overwrite the {what}.", where=written, hint="Choose another output path."
             )
-
-
-def _same_file(one: Path, other: Path) -> bool:
-    try:
-        return one.resolve() == other.resolve() or one.samefile(other)
-    except OSError:  # one of them does not exist
-        return False
 
 
 def _refuse_external_target(target: Path | None, loaded: LoadedModel) -> None:

@@ -27,7 +27,7 @@ def load_prepared(source: ModelSource, recipe: Recipe) -> Prepared:
     """Load a float model and run the passes that the recipe asks for."""
     loaded = load_model(source)
     notes = list(loaded.notes)
-    if recipe.output.opset is not None:
-        notes += raise_opset(loaded.model, recipe.output.opset)
+    if recipe.wanted_opset is not None:
+        notes += raise_opset(loaded.model, recipe.wanted_opset)
     reports = prepare(loaded.model, recipe.prepare)
     return Prepared(loaded, loaded.model, reports, tuple(notes))

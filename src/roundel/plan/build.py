@@ -15,6 +15,7 @@ from roundel.plan.marking import Marker
 from roundel.plan.nodes import choose_nodes, operator_rules
 from roundel.plan.stored import stored_input
 from roundel.plan.types import NodePlan, QuantPlan, TensorPlan
+from roundel.plan.weight_only import plan_weights
 from roundel.recipe import Recipe
 
 
@@ -23,6 +24,8 @@ def build_plan(model: ir.Model, recipe: Recipe) -> QuantPlan:
 
     A pure function: the model is read, never changed.
     """
+    if recipe.mode == "weight_only":
+        return plan_weights(model, recipe)
     graph = model.graph
     rules = operator_rules(graph, recipe)
     nodes = choose_nodes(model, recipe, rules)
@@ -35,10 +38,10 @@ def build_plan(model: ir.Model, recipe: Recipe) -> QuantPlan:
     align_groups(graph, draft, nodes, recipe.placement)
     apply_overrides(graph, draft, recipe, rules)
     keep_unsaturated(graph, draft)
+    set_block_axes(graph, draft, nodes, recipe.blocks)
     nodes = _touched(graph, draft, nodes)
     tensors = _in_graph_order(graph, draft)
     return QuantPlan(tensors, _kept_float(graph, draft, nodes), nodes, tuple(draft.folded))
-    set_block_axes(graph, draft, nodes, recipe.blocks)
 
 
 def _touched(graph: ir.Graph, draft: Draft, nodes: Mapping[str, NodePlan]) -> dict[str, NodePlan]:
