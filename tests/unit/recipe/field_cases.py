@@ -4,12 +4,14 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass, field
+from functools import partial
 from typing import Any
 
 import numpy as np
 import onnx
 
 from helpers import build, feeds, node, normal, rng
+from transformer_models import tokens, transformer
 
 X = {"x": [1, 3, 8, 8]}
 W3, W4 = normal(4, 3, 3, 3), normal(4, 4, 1, 1, seed=1)
@@ -67,6 +69,12 @@ def many() -> Any:
 
 
 FAST = {"effort": "fast"}
+SMOOTH = {"improve": {"smooth": {"enabled": True}}}
+ROTATE = {"improve": {"rotate": {"enabled": True}}}
+pre_norm = partial(transformer, blocks=1)
+headless = partial(transformer, blocks=1, head=False)
+spiky = partial(transformer, blocks=1, spiky=True)
+spiky_post_norm = partial(transformer, blocks=1, spiky=True, post=True)
 
 
 def matrix() -> onnx.ModelProto:
@@ -421,6 +429,8 @@ CASES: dict[str, Case] = {
     "placement.skip_output_op_types": Case(cnn, ["Conv"]),
     "floats.form": Case(cnn, "cast", recipe="bf16"),
     "floats.clip": Case(cnn, True, recipe="bf16"),
+    "mixed.type": Case(cnn, "int16"),
+    "mixed.op_types": Case(cnn, ["Relu"], base={"mixed": {"type": "int16"}}),
     "blocks.rounding": Case(cnn, "half_up", recipe="bfp16"),
     "blocks.block_size": Case(cnn, 4, recipe="mxint8"),
     "blocks.axis": Case(cnn, 0, recipe="bfp16"),
@@ -535,6 +545,14 @@ CASES: dict[str, Case] = {
     "improve.equalize.threshold": Case(uneven, 1e3, base=FAST, data=many),
     "improve.equalize.append_bias": Case(uneven, False, base=FAST, data=many),
     "improve.equalize.absorb_bias": Case(uneven, False, base=FAST, data=many),
+    "improve.smooth.enabled": Case(spiky, True, recipe="int8_transformer_default", data=tokens),
+    "improve.smooth.alpha": Case(spiky, "auto", base=SMOOTH, recipe="int8_transformer_default", data=tokens),
+    "improve.smooth.insert": Case(
+        spiky_post_norm, True, base=SMOOTH, recipe="int8_transformer_default", data=tokens
+    ),
+    "improve.rotate.enabled": Case(pre_norm, True, data=tokens),
+    "improve.rotate.seed": Case(pre_norm, 1, base=ROTATE, data=tokens),
+    "improve.rotate.insert": Case(headless, True, base=ROTATE, data=tokens),
     "verify.samples": Case(cnn, 1),
     "weight_only.bits": Case(matrix, 8, recipe="matmul_nbits"),
     "weight_only.group_size": Case(matrix, 16, recipe="matmul_nbits"),
