@@ -435,6 +435,15 @@ class Placement(Section):
     """Operators whose outputs stay float."""
 
 
+class Mixed(Section):
+    """A second element type for what the heavy operators read: inputs, weights and biases."""
+
+    type: ElementType | None = None
+    """Element type; none: nothing is mixed."""
+    op_types: tuple[str, ...] = ("Conv", "ConvTranspose", "Gemm", "MatMul")
+    """Operators that read it; their outputs keep the recipe's own type."""
+
+
 class Blocks(Section):
     """How the block formats (bfp16, mx4 to mx9, mxfp*, mxint8) cut and round a tensor."""
 
@@ -565,6 +574,7 @@ class Recipe(Section):
     data: Data = Data()
     prepare: Prepare = Prepare()
     placement: Placement = Placement()
+    mixed: Mixed = Mixed()
     blocks: Blocks = Blocks()
     floats: Floats = Floats()
     weight_only: WeightOnly = WeightOnly()

@@ -22,6 +22,7 @@ def contradictions(recipe: Recipe) -> Iterator[str]:
     """One sentence for each setting that the recipe's types leave without effect or without sense."""
     yield from _integer_words(recipe)
     yield from _float_words(recipe)
+    yield from _mixed(recipe)
     yield from _block_words(recipe)
     yield from _biases(recipe)
     yield from _calibration(recipe)
@@ -30,7 +31,19 @@ def contradictions(recipe: Recipe) -> Iterator[str]:
 
 
 def _override_types(recipe: Recipe) -> set[str]:
-    return {str(override.type) for override in recipe.overrides if override.type is not None}
+    """Types that some tensors have beside the recipe's own."""
+    given = (recipe.mixed.type, *(override.type for override in recipe.overrides))
+    return {str(word) for word in given if word is not None}
+
+
+def _mixed(recipe: Recipe) -> Iterator[str]:
+    mixed = recipe.mixed
+    if mixed.type is None and mixed != type(mixed)():
+        yield "mixed.op_types means mixed.type, which is not given"
+    if mixed.type is not None and recipe.mode != "static":
+        yield f"mixed.type means mode static, and the mode is {recipe.mode}"
+    if mixed.type is not None and mixed.type not in _INTEGERS and recipe.bias.type in ("int32", "int16"):
+        yield f"bias.type {recipe.bias.type} needs integers, and mixed.type is {mixed.type}: use weights"
 
 
 def _integer_words(recipe: Recipe) -> Iterator[str]:

@@ -12,6 +12,7 @@ from roundel.plan.adjust import align_groups, apply_overrides, fuse_activations,
 from roundel.plan.block_axes import set_block_axes
 from roundel.plan.draft import Draft
 from roundel.plan.marking import Marker
+from roundel.plan.mixed import mix_types
 from roundel.plan.nodes import choose_nodes, operator_rules
 from roundel.plan.stored import stored_input
 from roundel.plan.types import NodePlan, QuantPlan, TensorPlan
@@ -36,6 +37,7 @@ def build_plan(model: ir.Model, recipe: Recipe) -> QuantPlan:
             marker.mark(node, rules.get(node.op_type) or rules[nodes[str(node.name)].op])
     fuse_activations(graph, draft, nodes, recipe)
     align_groups(graph, draft, nodes, recipe.placement)
+    mix_types(graph, draft, nodes, recipe)
     apply_overrides(graph, draft, recipe, rules)
     keep_unsaturated(graph, draft)
     set_block_axes(graph, draft, nodes, recipe.blocks)
