@@ -6,6 +6,7 @@ Run `python scripts/make_recipe_docs.py`; with `--check` it only says whether th
 from __future__ import annotations
 
 import ast
+import re
 import sys
 from pathlib import Path
 
@@ -50,12 +51,22 @@ def page() -> str:
         if isinstance(node, ast.Assign) and isinstance(node.targets[0], ast.Name)
     }
     parts = [INTRO, _section("Top level", classes["Recipe"], aliases)]
-    for field in _fields(classes["Recipe"]):
-        for name in classes:
-            if name in field[1].replace("[", " ").replace(",", " ").split():
-                parts.append(_section(f"`{field[0]}`", classes[name], aliases))
+    parts += _inner(classes["Recipe"], "", classes, aliases)
     parts.append(_section("Subgraph (in `selection.exclude_subgraphs`)", classes["Subgraph"], aliases))
     return "\n".join(parts)
+
+
+def _inner(
+    node: ast.ClassDef, prefix: str, classes: dict[str, ast.ClassDef], aliases: dict[str, str]
+) -> list[str]:
+    """The sections that a section's fields hold, each followed by its own."""
+    parts = []
+    for field, kind, _, _ in _fields(node):
+        for name in re.findall(r"\w+", kind):
+            if name in classes and name != "Subgraph":
+                parts.append(_section(f"`{prefix}{field}`", classes[name], aliases))
+                parts += _inner(classes[name], f"{prefix}{field}.", classes, aliases)
+    return parts
 
 
 def _fields(node: ast.ClassDef) -> list[tuple[str, str, str, str]]:
@@ -87,17 +98,20 @@ def _readable(kind: str, aliases: dict[str, str]) -> str:
     for alias, meaning in aliases.items():
         if alias in kind and alias not in ("VERSION",):
             kind = kind.replace(alias, meaning)
-    kind = kind.replace("Annotated[float, Field(gt=50, le=100)]", "50..100")
-    kind = kind.replace("Annotated[float, Field(gt=0, le=1)]", "0..1").replace(
-        "Annotated[int, Field(ge=1)]", "int >= 1"
-    )
-    kind = (
-        kind.replace("Annotated[int, Field(ge=0)]", "int >= 0")
-        .replace("Literal[", "")
-        .replace("tuple[", "list of ")
-    )
+    kind = re.sub(r"Annotated\[(int|float), Field\((.*?)\)\]", _bounds, kind)
+    kind = kind.replace("Literal[", "").replace("tuple[", "list of ")
     kind = kind.replace("]", "").replace(", ...", "").replace("'", "")
     return kind.replace("|", "or")
+
+
+def _bounds(found: re.Match[str]) -> str:
+    """'int >= 1', '50 < float <= 100'."""
+    words = dict(part.split("=") for part in found[2].split(", "))
+    low = f"{words['ge']} <= " if "ge" in words else f"{words['gt']} < " if "gt" in words else ""
+    high = f" <= {words['le']}" if "le" in words else f" < {words['lt']}" if "lt" in words else ""
+    if low and not high:
+        return f"{found[1]} {'>=' if 'ge' in words else '>'} {low.split()[0]}"
+    return f"{low}{found[1]}{high}"
 
 
 def main() -> None:
