@@ -141,19 +141,25 @@ def _calibration(recipe: Recipe) -> Iterator[str]:
 
 def _steps(recipe: Recipe) -> Iterator[str]:
     """The improving steps that work on integer codes."""
-    if recipe.effort == "none" or isinstance(recipe.weights.scheme, Scheme):
+    moving, stored = recipe.activations, recipe.weights
+    whole = isinstance(moving.scheme, Scheme), isinstance(stored.scheme, Scheme)
+    if recipe.effort == "none" or all(whole):
         return
-    what = f"works on integer weights, and weights.type is {recipe.weights.type}: set it to false"
     if recipe.improve.rounding:
-        yield f"improve.rounding {what}"
+        types = f"{moving.type} activations and {stored.type} weights"
+        yield f"improve.rounding works on integers, not on {types}: set it to false"
+    if recipe.improve.ranges and not whole[0]:
+        yield f"improve.ranges works on integers, not on {moving.type} activations: set it to false"
+    if whole[1]:
+        return
     if recipe.improve.equalize.enabled:
-        yield f"improve.equalize.enabled {what}"
+        yield f"improve.equalize.enabled is of no use to {stored.type} weights: set it to false"
     if recipe.improve.finetune.algorithm == "adaround":
-        yield f"AdaRound rounds integer codes, and weights.type is {recipe.weights.type}; use adaquant"
+        yield f"AdaRound rounds integer codes, and weights.type is {stored.type}; use adaquant"
     if recipe.finetuning == "none":
-        yield f"effort {recipe.effort} has nothing to do for {recipe.weights.type} weights; use none or high"
-    if isinstance(recipe.weights.scheme, BlockScheme):
-        yield f"effort {recipe.effort} cannot improve {recipe.weights.type} weights; use none"
+        yield f"effort {recipe.effort} has nothing to do for {stored.type} weights; use none or high"
+    if recipe.improve.finetune.output_qdq and isinstance(moving.scheme, BlockScheme):
+        yield "improve.finetune.output_qdq needs one scale, and blocks have many"
 
 
 def _weight_only(recipe: Recipe) -> Iterator[str]:
@@ -166,8 +172,8 @@ def _weight_only(recipe: Recipe) -> Iterator[str]:
         yield "effort belongs to mode static; weight_only.algorithm says what is done to the weights"
     if recipe.overrides:
         yield "overrides change Q/DQ pairs, which mode weight_only does not write; use selection.exclude"
-    if options.algorithm != "gptq" and (options.act_order or options.percdamp != type(options)().percdamp):
-        yield f"act_order and percdamp belong to gptq, and weight_only.algorithm is {options.algorithm}"
+    for name in _changed(options, ("act_order", "percdamp")) if options.algorithm != "gptq" else ():
+        yield f"weight_only.{name} belongs to gptq, and weight_only.algorithm is {options.algorithm}"
     if options.format == "qdq" and options.accuracy_level:
         yield "weight_only.accuracy_level is a setting of MatMulNBits, and weight_only.format is qdq"
     if options.format == "qdq" and recipe.output.opset == 17:

@@ -123,7 +123,7 @@ class _Run:
         self._devices = _Devices(optim_device(settings.optim_device), infer_device(settings.infer_device))
         self._model, self._samples, self._recipe, self._listener = model, samples, recipe, listener
         self._algorithm, self._settings = recipe.finetuning, settings
-        self.constants = Constants(model.graph, state, recipe.npu)
+        self.constants = Constants(model.graph, state, recipe)
         self._rounded = frozenset(state.codes)
         self._delivered = Delivered(model, state, recipe)
         # With `parallel` the branches keep the model before tuning, whatever is delivered.

@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import builtins
+from collections.abc import Callable
 from dataclasses import dataclass, replace
-from typing import Any
+from typing import Any, ClassVar
 
 import numpy as np
 import onnx_ir as ir
@@ -16,12 +17,30 @@ from roundel.calibrate.state import QuantState
 from roundel.model.graph import constant_array
 from roundel.numerics.affine import code_limits, dequantize, quantize
 from roundel.numerics.short_floats import FloatFormat
+from roundel.qdq.blocks import block_format
+from roundel.qdq.functions.attributes import BlockFormat
 from roundel.qdq.write import weight_codes
-from roundel.recipe import Npu
-from roundel.types import FloatScheme, QParams, QType
+from roundel.recipe import Recipe
+from roundel.types import BlockScheme, FloatScheme, QParams, QType
 
 Array = NDArray[np.float64]
-Format = QParams | FloatFormat
+
+
+@dataclass(frozen=True, slots=True)
+class BlockGrid:
+    """A block format along an axis: what QParams is to integers."""
+
+    form: BlockFormat
+    axis: int
+    scale: ClassVar[float] = 1.0
+
+    def hold(self, array: NDArray[Any]) -> NDArray[np.float32]:
+        """Each value as it is read back."""
+        return self.form.apply(np.asarray(array, np.float32), self.axis)
+
+
+Held = FloatFormat | BlockGrid
+Format = QParams | Held
 Changed = dict[str, tuple[NDArray[Any], QParams | None]]  # codes with their format, or real numbers
 _POWERS = sorted(range(-6, 7), key=abs)  # of equally good scales the one nearest to the old
 
@@ -38,7 +57,8 @@ class Weights:
         input_scale: of the input codes; 1 where rows are real numbers.
         bias: (groups, outputs per group) as the quantized model has it; zeros where there is none.
         bias_params: the bias's format; None where it cannot change.
-        format: of weights without codes: `codes` are then what is stored, and real.
+        hold: of weights without codes, what is stored for real numbers, both in units of the scale; `codes`
+            are then real, too.
     """
 
     real: Array
@@ -49,7 +69,7 @@ class Weights:
     input_scale: float
     bias: Array
     bias_params: Format | None
-    format: FloatFormat | None = None
+    hold: Callable[[NDArray[Any]], NDArray[Any]] | None = None
 
     @property
     def shape(self) -> tuple[int, int, int]:
@@ -73,11 +93,11 @@ class Constants:
     Args:
         graph: of the prepared float model.
         state: calibrated, and maybe rounded.
-        npu: limits that a bias's scale must keep.
+        recipe: limits that a bias's scale must keep, and how blocks are cut.
     """
 
-    def __init__(self, graph: ir.Graph, state: QuantState, npu: Npu) -> None:
-        self.state, self._npu = state, npu
+    def __init__(self, graph: ir.Graph, state: QuantState, recipe: Recipe) -> None:
+        self.state, self._npu, self._blocks = state, recipe.npu, recipe.blocks
         self._initializers = graph.initializers
         self._reach = layer_reach(graph, state)
 
@@ -92,10 +112,13 @@ class Constants:
         return array
 
     def format_of(self, name: str) -> Format | None:
-        """How a tensor is stored; None where it stays float32 or is stored in blocks."""
+        """How a tensor is stored; None where it stays float32."""
         params, tensor = self.state.params.get(name), self.state.plan.tensors.get(name)
-        if params is not None or tensor is None or not isinstance(tensor.scheme, FloatScheme):
+        if params is not None or tensor is None:
             return params
+        if isinstance(tensor.scheme, BlockScheme):
+            return BlockGrid(block_format(tensor.scheme.block, self._blocks), tensor.scheme.axis)
+        assert isinstance(tensor.scheme, FloatScheme)
         return FloatFormat(tensor.scheme.ftype, float(self.state.float_scales.get(name, 1.0)))
 
     def stored(self, name: str) -> tuple[NDArray[Any], QParams | None]:
@@ -109,7 +132,7 @@ class Constants:
     def weights(self, unit: Unit) -> Weights:
         """The numbers of a layer."""
         stored = self.format_of(unit.layer.weight)
-        if isinstance(stored, FloatFormat):
+        if isinstance(stored, Held):
             return self._real_weights(unit, stored)
         layer, params = unit.layer, self.state.params[unit.layer.weight]
         content = self._real(layer.weight)
@@ -128,20 +151,25 @@ class Constants:
             bias_params=bias_params,
         )
 
-    def _real_weights(self, unit: Unit, stored: FloatFormat) -> Weights:
-        layer = unit.layer
-        real = layer.matrix(self._real(layer.weight).astype(np.float64))
+    def _real_weights(self, unit: Unit, stored: Held) -> Weights:
+        layer, content = unit.layer, self._real(unit.layer.weight)
+
+        def hold(matrix: NDArray[Any]) -> NDArray[Any]:
+            whole = layer.tensor(matrix * stored.scale, content.shape)
+            return layer.matrix(stored.hold(whole) / np.float32(stored.scale))
+
+        real = layer.matrix(content.astype(np.float64))
         bias, bias_params = self._bias(layer, (real.shape[0], real.shape[1]))
         return Weights(
             real=real,
-            codes=stored.hold(real).astype(np.float64) / stored.scale,
+            codes=hold(real / stored.scale).astype(np.float64),
             scale=np.full((1, 1, 1), stored.scale),
             low=np.full((1, 1, 1), -np.inf),
             high=np.full((1, 1, 1), np.inf),
             input_scale=self._input_scale(unit),
             bias=bias,
             bias_params=bias_params,
-            format=stored,
+            hold=hold,
         )
 
     def _input_scale(self, unit: Unit) -> builtins.float:
@@ -152,8 +180,9 @@ class Constants:
         """The bias as its format can hold it, with the scale that suits it best."""
         if weights.bias_params is None or np.array_equal(bias, weights.bias):
             return weights.bias, weights.bias_params
-        if isinstance(weights.bias_params, FloatFormat):
-            return weights.bias_params.hold(bias).astype(np.float64), weights.bias_params
+        if isinstance(weights.bias_params, Held):
+            held = weights.bias_params.hold(bias.reshape(-1))
+            return held.astype(np.float64).reshape(bias.shape), weights.bias_params
         params = self._bias_scale(layer, weights.bias_params, bias)
         codes = quantize(bias.reshape(-1), params, narrow=True)
         return dequantize(codes, params).astype(np.float64).reshape(bias.shape), params
@@ -162,14 +191,14 @@ class Constants:
         """Take new constants over; returns the codes and formats that changed."""
         shape, stored = self.float(layer.weight).shape, self.format_of(layer.weight)
         changed: Changed = {}
-        if isinstance(stored, FloatFormat):
+        if isinstance(stored, Held):
             real = layer.tensor(tuned.codes * stored.scale, shape).astype(np.float32)
             changed[layer.weight] = (np.ascontiguousarray(real), None)
         elif stored is not None:
             zero = _spread(layer, stored.zero_point, stored, shape)
             whole = layer.tensor(tuned.codes + zero, shape).astype(stored.qtype.dtype)
             changed[layer.weight] = (np.ascontiguousarray(whole), stored)
-        if layer.bias is not None and isinstance(tuned.bias_params, FloatFormat):
+        if layer.bias is not None and isinstance(tuned.bias_params, Held):
             bias = tuned.bias.reshape(self.float(layer.bias).shape)
             changed[layer.bias] = (bias.astype(np.float32), None)
         elif layer.bias is not None and isinstance(tuned.bias_params, QParams):
@@ -192,7 +221,7 @@ class Constants:
         if layer.bias is None:
             return np.zeros(shape), None
         content, params = self._real(layer.bias).reshape(-1), self.format_of(layer.bias)
-        if isinstance(params, FloatFormat):
+        if isinstance(params, Held):
             content = params.hold(content)
         elif params is not None and layer.bias in self.state.plan.tensors:
             content = dequantize(self.codes(layer.bias).reshape(-1), params)

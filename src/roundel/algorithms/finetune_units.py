@@ -22,7 +22,7 @@ from roundel.model.graph import (
 )
 from roundel.plan.types import QuantPlan, Role, TensorPlan
 from roundel.recipe import Finetune
-from roundel.types import FloatScheme, QType, Scheme
+from roundel.types import QType, Scheme
 
 NORMS = ("InstanceNormalization", "LayerNormalization")
 _FUSED = ("Relu", "PRelu", "LeakyRelu", "Gelu", "Tanh", "Clip", "Sigmoid", "HardSigmoid", "Softmax")
@@ -187,7 +187,7 @@ def find_units(
 def _lenient(graph: ir.Graph, plan: QuantPlan, algorithm: str) -> QuantPlan:
     """The plan as `quantized_layers` wants it: tuning at fixed scales copes with any zero point and bias.
 
-    It takes any input, and AdaQuant also weights in short floats, which have no codes to choose between.
+    It takes any input, and AdaQuant also weights without codes.
     """
     tensors = {
         name: replace(tensor, scheme=Scheme(QType.INT8))
@@ -205,10 +205,8 @@ def _lenient(graph: ir.Graph, plan: QuantPlan, algorithm: str) -> QuantPlan:
 
 
 def learnable(tensor: TensorPlan, algorithm: str) -> bool:
-    """Whether an algorithm can learn a constant of this type."""
-    return isinstance(tensor.scheme, Scheme) or (
-        algorithm == "adaquant" and isinstance(tensor.scheme, FloatScheme)
-    )
+    """Whether an algorithm can learn a constant of this type: AdaRound chooses between two codes."""
+    return algorithm == "adaquant" or isinstance(tensor.scheme, Scheme)
 
 
 def _norms(graph: ir.Graph, state: QuantState) -> list[NormLayer]:

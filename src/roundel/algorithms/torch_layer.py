@@ -2,24 +2,21 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import numpy as np
 import torch
 
-from roundel.algorithms.finetune_constants import Format, Weights
+from roundel.algorithms.finetune_constants import Format, Held, Weights
 from roundel.algorithms.finetune_rows import Rows
 from roundel.algorithms.finetune_units import Activation, channel_slopes
-from roundel.numerics.short_floats import FloatFormat, largest
-from roundel.types import FloatType
 
 Tensor = Any  # torch is optional, and mypy does not follow it
 _CHUNK = 8_000_000  # elements of the inputs computed with at once
 _LOOK_ROWS = 4096
 _LOOK_ELEMENTS = 32_000_000
 _REFITS = 3
-_DTYPES = {FloatType.BFLOAT16: torch.bfloat16, FloatType.FLOAT16: torch.float16}
 
 
 class TorchLayer:
@@ -88,8 +85,8 @@ def activate(z: Tensor, activation: Activation, slopes: Tensor | None = None) ->
 
 def fake_quantize(x: Tensor, params: Format) -> Tensor:
     """Quantize and dequantize; the gradient passes where nothing saturates."""
-    if isinstance(params, FloatFormat):
-        return straight_short(x / params.scale, params.ftype) * params.scale
+    if isinstance(params, Held):
+        return straight_held(x, params.hold)
     scale, zero = float(params.scale), int(params.zero_point)
     codes = torch.clamp(straight_round(x / scale), params.qtype.qmin - zero, params.qtype.qmax - zero)
     return codes * scale
@@ -100,11 +97,10 @@ def straight_round(x: Tensor) -> Tensor:
     return x + (torch.round(x) - x).detach()
 
 
-def straight_short(x: Tensor, ftype: FloatType) -> Tensor:
-    """Round to a short float, with the gradient of not rounding."""
-    top = largest(ftype)
-    short = torch.clamp(x.detach(), -top, top).to(_DTYPES[ftype]).to(torch.float32)
-    return x + (short - x).detach()
+def straight_held(x: Tensor, hold: Callable[[Any], Any]) -> Tensor:
+    """What a type without codes holds, with the gradient of the values themselves."""
+    real = x.detach()
+    return x + (torch.from_numpy(hold(real.cpu().numpy())).to(x.device) - real)
 
 
 def tensor(array: Any, device: str) -> Tensor:

@@ -8,9 +8,8 @@ from typing import Any, Protocol
 import numpy as np
 import torch
 
-from roundel.algorithms.finetune_constants import Array, Format, Weights
-from roundel.algorithms.torch_layer import Tensor, straight_round, straight_short, tensor
-from roundel.numerics.short_floats import FloatFormat
+from roundel.algorithms.finetune_constants import Array, Format, Held, Weights
+from roundel.algorithms.torch_layer import Tensor, straight_held, straight_round, tensor
 from roundel.recipe import Finetune
 
 _STRETCH, _SHIFT = 1.2, -0.1  # the rectified sigmoid reaches 0 and 1 at finite arguments
@@ -87,9 +86,9 @@ class AdaQuant:
     def __init__(self, weights: Weights, settings: Finetune, device: str) -> None:
         self._scale = tensor(weights.scale, device)
         self._low, self._high = tensor(weights.low, device), tensor(weights.high, device)
-        self._ftype = None if weights.format is None else weights.format.ftype
+        self._hold = weights.hold
         near = np.abs(weights.real / weights.scale - weights.codes) <= 0.5
-        start = weights.real if self._ftype else np.where(near, weights.real, weights.codes * weights.scale)
+        start = weights.real if self._hold else np.where(near, weights.real, weights.codes * weights.scale)
         self._weight = tensor(start, device).requires_grad_(True)
         learns = settings.update_bias and weights.bias_params is not None
         self._format = weights.bias_params if learns else None
@@ -100,9 +99,9 @@ class AdaQuant:
         return [self._weight] if self._format is None else [self._weight, self._bias]
 
     def soft_codes(self) -> Tensor:
-        """Whole codes, or numbers of the short float, with the gradient of real ones."""
-        if self._ftype is not None:
-            return straight_short(self._weight / self._scale, self._ftype)
+        """Whole codes, or what the type holds, with the gradient of real ones."""
+        if self._hold is not None:
+            return straight_held(self._weight / self._scale, self._hold)
         return torch.clamp(straight_round(self._weight / self._scale), self._low, self._high)
 
     def hard_codes(self) -> Tensor:
@@ -161,8 +160,8 @@ def beta(step: int, settings: Finetune) -> float | None:
 
 
 def _stored(bias: Tensor, params: Format) -> Tensor:
-    if isinstance(params, FloatFormat):
-        return straight_short(bias / params.scale, params.ftype) * params.scale
+    if isinstance(params, Held):
+        return straight_held(bias.reshape(-1), params.hold).reshape(bias.shape)
     scale = tensor(np.broadcast_to(params.scale.reshape(-1), (bias.numel(),)), str(bias.device))
     codes = straight_round(bias / scale.reshape(bias.shape))
     return torch.clamp(codes, params.qtype.qmin + 1, params.qtype.qmax) * scale.reshape(bias.shape)

@@ -35,6 +35,10 @@ def fresh() -> Sequence[Sample]:
         ("bf16", {"floats": {"form": "cast"}, "output": {"half_weights": True}}),
         ("bf16", {"activations": {"scaled": True}, "weights": {"scaled": True}}),
         ("fp16", {}),
+        ("bfp16", {}),
+        ("mx9", {}),
+        ("mxint8", {}),
+        ("bf16_bfp16", {}),
     ],
 )
 def test_the_error_falls(preset: str, changes: dict[str, Any], fresh: Sequence[Sample]) -> None:
@@ -62,7 +66,7 @@ def test_what_is_learned_is_what_the_type_holds(preset: str, held: Any) -> None:
 def test_bfloat16_inputs_of_integer_weights(fresh: Sequence[Sample]) -> None:
     """Rounding can be learned whatever the input is."""
     changes = {"activations": {"type": "bfloat16"}, "bias": {"type": "float"}}
-    base = {"improve": {"rounding": False, "equalize": {"enabled": False}}}
+    base = {"improve": {"rounding": False, "ranges": False, "equalize": {"enabled": False}}}
     recipe = {"weights": {"type": "int8"}, **base}
     case = calibrated(conv_net(), pictures(24), "bf16", {**recipe, **changes})
     for algorithm in ("adaround", "adaquant"):

@@ -59,7 +59,7 @@ def _rows(case: Case, unit: Unit) -> tuple[Any, Weights]:
     store = Store(1)
     branches = Branches(case.model, delivered, case.samples, Place(store, None, False))
     seen = branches.look(unit.layer.data, unit.output, case.state.params[unit.layer.data])
-    weights = Constants(case.model.graph, case.state, case.recipe.npu).weights(unit)
+    weights = Constants(case.model.graph, case.state, case.recipe).weights(unit)
     return gather(unit, seen, weights.shape, store, 0), weights
 
 
@@ -231,7 +231,7 @@ def test_a_block_computes_what_the_quantized_model_computes(preset: str) -> None
     delivered = Delivered(case.model, case.state, case.recipe)
     branches = Branches(case.model, delivered, case.samples, Place(Store(1), None, False))
     seen = branches.look(block.entry, block.output, case.state.params[block.entry])
-    constants = Constants(case.model.graph, case.state, case.recipe.npu)
+    constants = Constants(case.model.graph, case.state, case.recipe)
     weights = tuple(constants.weights(unit) for unit in block.units)
     settings = Finetune(output_qdq=True)
     tuner = _Tuner(BlockTask(block, weights, seen, constants, "adaround", settings, "cpu"))
