@@ -1,7 +1,7 @@
-"""Whether equalization stays: both models are calibrated alike and judged on other samples.
+"""Whether equalization stays: the model is calibrated with and without it, and its outputs are compared.
 
 Equalization takes its factors from weights alone and comes before calibration, so that no later step can tell
-what it was worth. A small trial can: a few dozen samples show a difference that matters.
+what it was worth. A small trial can, and any sample may judge: none has chosen a factor.
 """
 
 from __future__ import annotations
@@ -9,6 +9,7 @@ from __future__ import annotations
 import time
 from collections.abc import Sequence
 
+import numpy as np
 import onnx_ir as ir
 
 from roundel.algorithms.judge import StepReport, output_sqnr, verdict
@@ -20,31 +21,37 @@ from roundel.plan import build_plan
 from roundel.recipe import Recipe
 from roundel.types import Sample
 
-_RANGING = 16  # samples that calibrate
-_JUDGING = 24  # other samples that judge
-_EVERY = 3  # each third one
+_LEAST, _MOST = 16, 64  # samples
+_ELEMENTS = 3_600_000  # of their inputs: 24 images of 224 x 224; smaller ones are cheap, so there are more
 
 
 def try_equalization(
     plain: ir.Model, evened: ir.Model, samples: Sequence[Sample], outputs: Sequence[Sample], recipe: Recipe
 ) -> StepReport:
-    """Compare the two models, each calibrated on the same part of the samples.
+    """Compare the two models, each calibrated on the same samples.
 
     Args:
         plain: the prepared float model.
         evened: the same, equalized.
-        samples: inputs, four or more.
+        samples: inputs.
         outputs: the float model's outputs for them.
         recipe: how to calibrate.
     """
     start = time.perf_counter()
-    judging = slice(_EVERY - 1, _EVERY * _JUDGING, _EVERY)
-    ranging = [sample for index, sample in enumerate(samples) if index % _EVERY != _EVERY - 1][:_RANGING]
-    errors = [
-        output_sqnr(model, _calibrated(model, ranging, recipe), recipe, samples[judging], outputs[judging])
+    chosen = _spread(samples)
+    some, wanted = [samples[i] for i in chosen], [outputs[i] for i in chosen]
+    without, with_it = (
+        output_sqnr(model, _calibrated(model, some, recipe), recipe, some, wanted)
         for model in (plain, evened)
-    ]
-    return verdict("equalization", (errors[0], errors[1]), time.perf_counter() - start)
+    )
+    return verdict("equalization", (without, with_it), time.perf_counter() - start)
+
+
+def _spread(samples: Sequence[Sample]) -> list[int]:
+    """The numbers of the samples to use, evenly spread."""
+    size = max(1, sum(array.size for array in samples[0].values()))
+    count = min(len(samples), _MOST, max(_LEAST, _ELEMENTS // size))
+    return [int(index) for index in np.linspace(0, len(samples) - 1, count).round()]
 
 
 def _calibrated(model: ir.Model, samples: Sequence[Sample], recipe: Recipe) -> QuantState:

@@ -70,6 +70,6 @@ def _solve(weights: Weights, train: Moments, held: Moments) -> Array:
         limits=(int(weights.low.item()), int(weights.high.item())),
         factors=(1.0,),
         train=train,
-        held=held if held.count else train,
+        held=held if held.count.any() else train,
     )
     return solve(problem).codes

@@ -23,7 +23,7 @@ from rich.table import Table
 from roundel.algorithms.judge import StepReport
 from roundel.errors import RoundelError
 from roundel.plan.types import QuantPlan
-from roundel.report.layer_table import layer_table
+from roundel.report.layer_table import layer_table, parts_of
 from roundel.report.record import Record
 
 _MEMORY_SECONDS = 300.0  # of the speed that the time left comes from: layers differ
@@ -142,7 +142,7 @@ def _step_line(step: StepReport) -> str:
         return f"{change}, {step.seconds:.1f} s"
     change = f"{decibel(step.before_db)} -> {decibel(step.after_db)} on held-out samples"
     kept = sum(layer.kept for layer in step.layers)
-    some = f", {kept} of {len(step.layers)} layers" if step.layers else ""
+    some = f", {kept} of {len(step.layers)} {parts_of(step)}" if step.layers else ""
     return f"{change}{some}, {step.seconds:.1f} s"
 
 

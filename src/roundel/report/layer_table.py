@@ -13,6 +13,7 @@ from roundel.algorithms.judge import StepReport
 from roundel.algorithms.walk import LayerReport
 
 Report = LayerReport | FinetuneReport
+_STEPS = 2
 _NAME = 26  # characters of a layer's name: with two steps the table is just below 80 columns
 
 
@@ -20,10 +21,10 @@ def layer_table(steps: Sequence[StepReport], *, most: int | None) -> Table | Non
     """One line for each layer, with its SQNR in dB at each step's beginning and end, on held-out samples.
 
     Args:
-        steps: of the record; those that work layer by layer have a column, in brackets where not kept.
+        steps: of the record; the last two that work layer by layer have a column, in brackets where not kept.
         most: the number of layers to show: the worst ones, and those that gained most; None shows all.
     """
-    shown = [step for step in steps if step.layers]
+    shown = [step for step in steps if step.layers and parts_of(step) == "layers"][-_STEPS:]
     if not shown:
         return None
     found = [{report.layer: report for report in step.layers} for step in shown]
@@ -44,6 +45,11 @@ def layer_table(steps: Sequence[StepReport], *, most: int | None) -> Table | Non
             cells = [cell for report in reports for cell in _cells(report)]
             table.add_row(escape(_short(name)), escape(op), *cells)
     return table
+
+
+def parts_of(step: StepReport) -> str:
+    """What its reports are about: choosing ranges looks at tensors, everything else at layers."""
+    return "tensors" if all(report.op == "range" for report in step.layers) else "layers"
 
 
 def _title(count: int, shown: int) -> str:

@@ -74,6 +74,9 @@ def test_one_step_and_a_step_that_was_not_kept() -> None:
 
 
 def test_steps_that_do_not_work_layer_by_layer_have_no_table() -> None:
+    ranges = verdict("ranges", (1.0, 2.0), 0.5, (LayerReport("t", "range", 1.0, 2.0, True, 0.1),))
+    assert layer_table([ranges], most=8) is None
+    assert shown(ranges, rounding(), tuning(), most=8) == shown(rounding(), tuning(), most=8)
     assert layer_table([verdict("equalization", (1.0, 2.0), 0.5)], most=8) is None
     assert layer_table([], most=8) is None
 
