@@ -491,7 +491,7 @@ class WeightOnly(Section):
     """Round to nearest, which needs no data, or let later weights make up for the errors of earlier ones."""
     percdamp: Annotated[float, Field(gt=0, le=1)] = 0.01
     """Gptq: share of the inputs' mean power that is added to each input's, against overfitting."""
-    act_order: bool = False
+    act_order: bool = True
     """Gptq: begin with the inputs of the most power instead of the first."""
     format: Literal["matmul_nbits", "qdq"] = "matmul_nbits"
     """One com.microsoft operator, or DequantizeLinear with blocks (opset 21) before MatMul and Gemm."""

@@ -12,7 +12,7 @@ import onnx_ir as ir
 from numpy.typing import NDArray
 
 from roundel.algorithms.carried import Carried
-from roundel.algorithms.input_moments import Array, InputMoments
+from roundel.algorithms.input_moments import Array, HeldMoments, InputMoments
 from roundel.algorithms.judge import held_out
 from roundel.algorithms.spilling import SpillingFrontier
 from roundel.algorithms.walk import LayerReport, Progress
@@ -103,18 +103,18 @@ class _Walker:
         train, held = self._moments(stage)
         pull, ridge = self._target(stage, train, held)
         spreading = self._spread(train)
-        errors = {}
+        judged = {}
         for layer in stage:
             weight = self._float(layer)
             tried = self._gptq(weight, pull, spreading)
-            errors[layer.key] = [
-                held.error(stored.restored(), weight) for stored in (self.packed[layer.key], tried)
-            ]
-        better = [layer for layer in stage if errors[layer.key][1] < errors[layer.key][0]]
+            errors = [held.error(stored.restored(), weight) for stored in (self.packed[layer.key], tried)]
+            judged[layer.key] = (held.signal(weight), errors[0], errors[1])
+        better = [layer for layer in stage if judged[layer.key][2] < judged[layer.key][1]]
+        train.take(held.moments)
+        del held  # wide layers have large moments
         if better:
-            whole = train.merged(held)
-            pull = None if ridge is None else whole.pull(ridge)
-            spreading = self._spread(whole)
+            pull = None if ridge is None else train.pull(ridge)
+            spreading = self._spread(train)
             for layer in better:
                 self.packed[layer.key] = self._gptq(self._float(layer), pull, spreading)
         for layer in stage:
@@ -122,28 +122,31 @@ class _Walker:
         self.seen.release()
         self.plain.release()
         took = (time.perf_counter() - start) / len(stage)
-        return [self._report(layer, held, errors[layer.key], layer in better, took) for layer in stage]
+        return [_report(layer, judged[layer.key], layer in better, took) for layer in stage]
 
-    def _moments(self, stage: Stage) -> tuple[InputMoments, InputMoments]:
+    def _moments(self, stage: Stage) -> tuple[InputMoments, HeldMoments]:
         width = self.packed[stage[0].key].codes.shape[1]
-        readers = self.readers[stage[0].key]
-        parts = []
         border = len(self.samples) - held_out(len(self.samples))
-        for chosen in (range(border), range(border, len(self.samples))):
-            if len(readers) > 1:
-                pairs = self._float_inputs(readers, chosen)
-            else:
-                seen, plain = (side.reach(stage[0].data) for side in (self.seen, self.plain))
-                pairs = ((seen[index], plain[index]) for index in chosen)
-            found = InputMoments.of(pairs, width)
-            if not np.isfinite(found.seen).all() or not np.isfinite(found.plain).all():
+        train = InputMoments.of(self._inputs(stage, range(border)), width)
+        held = HeldMoments.of(self._inputs(stage, range(border, len(self.samples))), width)
+        for found in (train, held.moments):
+            # A sum of squares that is finite has only finite terms.
+            if not np.isfinite(np.trace(found.seen)) or not np.isfinite(found.cross).all():
                 raise DataError(
                     "A layer's input is not finite on the calibration data.",
                     where=f"{stage[0].op} '{stage[0].node}', input '{stage[0].data}'",
                     hint="Check the samples, or keep the layer in float with --exclude.",
                 )
-            parts.append(found)
-        return parts[0], parts[1]
+        return train, held
+
+    def _inputs(self, stage: Stage, chosen: range) -> Iterator[tuple[NDArray[Any], NDArray[Any]]]:
+        """What the packed prefix lets through, and what the float model has there, sample by sample."""
+        readers = self.readers[stage[0].key]
+        if len(readers) > 1:
+            yield from self._float_inputs(readers, chosen)
+            return
+        seen, plain = (side.reach(stage[0].data) for side in (self.seen, self.plain))
+        yield from ((seen[index], plain[index]) for index in chosen)
 
     def _float_inputs(
         self, readers: Sequence[WeightLayer], chosen: range
@@ -162,7 +165,7 @@ class _Walker:
             yield from ((found[layer.data], found[layer.data]) for layer in readers)
 
     def _target(
-        self, stage: Stage, train: InputMoments, held: InputMoments
+        self, stage: Stage, train: InputMoments, held: HeldMoments
     ) -> tuple[Array | None, float | None]:
         """What to multiply the weights by first, against the errors that have come in before this layer.
 
@@ -199,9 +202,8 @@ class _Walker:
         assert array is not None
         return layer.matrix(array)
 
-    def _report(
-        self, layer: WeightLayer, held: InputMoments, errors: Sequence[float], kept: bool, took: float
-    ) -> LayerReport:
-        power = held.signal(self._float(layer))
-        before, after = (float(10 * np.log10(max(power, 1e-30) / max(e, 1e-30))) for e in errors)
-        return LayerReport(layer.node, layer.op, before, after if kept else before, kept, took)
+
+def _report(layer: WeightLayer, judged: tuple[float, float, float], kept: bool, took: float) -> LayerReport:
+    power, *errors = judged
+    before, after = (float(10 * np.log10(max(power, 1e-30) / max(e, 1e-30))) for e in errors)
+    return LayerReport(layer.node, layer.op, before, after if kept else before, kept, took)

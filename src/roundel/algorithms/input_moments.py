@@ -13,75 +13,89 @@ from roundel.numerics.rounding import damped
 
 Array = NDArray[np.float64]
 Rows = NDArray[Any]
+Pairs = Iterable[tuple[Rows, Rows]]
 
 _CHUNK = 2048  # rows added up in float32 before they join the float64 sums
+_SLAB = 4096  # outputs at a time
 
 
 @dataclass(frozen=True, slots=True, eq=False)
 class InputMoments:
-    """Means over rows x of the float model's inputs and s of those that the quantized model sees.
+    """Sums over rows x of the float model's inputs and s of those that the quantized model sees.
 
     All that the weights of a layer need, however many outputs it has and however many rows there were.
 
     Attributes:
-        seen: (inputs, inputs), mean of s sᵀ.
-        cross: mean of x sᵀ.
-        plain: mean of x xᵀ.
-        count: number of rows.
+        seen: (inputs, inputs), sum of s sᵀ.
+        cross: sum of x sᵀ.
     """
 
     seen: Array
     cross: Array
-    plain: Array
-    count: int
 
     @staticmethod
-    def of(pairs: Iterable[tuple[Rows, Rows]], width: int) -> InputMoments:
+    def of(pairs: Pairs, width: int) -> InputMoments:
         """Add up (s, x) of sample after sample; both may have any leading dimensions."""
-        sums = [np.zeros((width, width)) for _ in range(3)]
-        count = 0
+        found = InputMoments(np.zeros((width, width)), np.zeros((width, width)))
         for seen, plain in _chunks(pairs, width):
-            with np.errstate(over="ignore", invalid="ignore"):  # whoever asks checks for it
-                products = (seen.T @ seen, plain.T @ seen, plain.T @ plain)
-            for total, product in zip(sums, products, strict=True):
-                total += product
-            count += len(seen)
-        means = [total / max(count, 1) for total in sums]
-        return InputMoments(means[0], means[1], means[2], count)
+            found.seen[...] += _product(seen, seen)
+            found.cross[...] += _product(plain, seen)
+        return found
 
-    def merged(self, other: InputMoments) -> InputMoments:
-        """Over the rows of both."""
-        count = max(self.count + other.count, 1)
-        share = self.count / count
-        parts = ((self.seen, other.seen), (self.cross, other.cross), (self.plain, other.plain))
-        seen, cross, plain = (mine * share + theirs * (1 - share) for mine, theirs in parts)
-        return InputMoments(seen, cross, plain, count)
+    def take(self, more: InputMoments) -> None:
+        """Add the rows of others."""
+        self.seen[...] += more.seen
+        self.cross[...] += more.cross
 
     def pull(self, ridge: float) -> Array:
         """A matrix M so that W M are the weights that best give W x from s, held to W by a ridge."""
         held = damped(self.seen[None], ridge)[0]
-        return np.asarray(np.linalg.solve(held, (self.cross + held - self.seen).T).T)
+        wanted = self.cross.copy()
+        wanted[np.diag_indices_from(wanted)] += np.diagonal(held) - np.diagonal(self.seen)
+        return np.asarray(np.linalg.solve(held, wanted.T).T)
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class HeldMoments:
+    """Moments that judge: with those of the float model alone, `plain` (sum of x xᵀ), errors follow."""
+
+    moments: InputMoments
+    plain: Array
+
+    @staticmethod
+    def of(pairs: Pairs, width: int) -> HeldMoments:
+        """As in `InputMoments`."""
+        found = HeldMoments(
+            InputMoments(np.zeros((width, width)), np.zeros((width, width))), np.zeros((width, width))
+        )
+        for seen, plain in _chunks(pairs, width):
+            found.moments.take(InputMoments(_product(seen, seen), _product(plain, seen)))
+            found.plain[...] += _product(plain, plain)
+        return found
 
     def error(self, weight: NDArray[Any], wanted: NDArray[Any]) -> float:
-        """Mean squared error of `weight` s against `wanted` x, added up over the outputs."""
-        total = 0.0
-        for got, want in _slabs(weight, wanted):
-            total += float(((got @ self.seen - 2 * want @ self.cross) * got).sum())
-            total += float(((want @ self.plain) * want).sum())
+        """Squared error of `weight` s against `wanted` x, added up over rows and outputs."""
+        total = self.signal(wanted)
+        for start in range(0, len(weight), _SLAB):
+            got, want = (w[start : start + _SLAB].astype(np.float64) for w in (weight, wanted))
+            total += float(((got @ self.moments.seen - 2 * want @ self.moments.cross) * got).sum())
         return max(total, 0.0)
 
     def signal(self, wanted: NDArray[Any]) -> float:
-        """Mean square of `wanted` x, added up over the outputs."""
-        return sum(float(((want @ self.plain) * want).sum()) for want, _ in _slabs(wanted, wanted))
+        """Square of `wanted` x, added up over rows and outputs."""
+        total = 0.0
+        for start in range(0, len(wanted), _SLAB):
+            want = wanted[start : start + _SLAB].astype(np.float64)
+            total += float(((want @ self.plain) * want).sum())
+        return total
 
 
-def _slabs(one: NDArray[Any], other: NDArray[Any], rows: int = 4096) -> Iterator[tuple[Array, Array]]:
-    for start in range(0, len(one), rows):
-        part = slice(start, start + rows)
-        yield one[part].astype(np.float64), other[part].astype(np.float64)
+def _product(one: Rows, other: Rows) -> NDArray[Any]:
+    with np.errstate(over="ignore", invalid="ignore"):  # whoever asks for the sums checks them
+        return np.asarray(one.T @ other)
 
 
-def _chunks(pairs: Iterable[tuple[Rows, Rows]], width: int) -> Iterator[tuple[Rows, Rows]]:
+def _chunks(pairs: Pairs, width: int) -> Iterator[tuple[Rows, Rows]]:
     """The rows of several samples together: large products are fast ones."""
     waiting: list[tuple[Rows, Rows]] = []
     for seen, plain in pairs:

@@ -260,8 +260,8 @@ def test_a_format_that_the_runtime_does_not_have(monkeypatch: pytest.MonkeyPatch
     [
         ({"weight_only": {"format": "qdq", "bits": 2, "accuracy_level": 0}}, "2 bits need matmul_nbits"),
         ({"weight_only": {"format": "qdq", "accuracy_level": 1}}, "a setting of MatMulNBits"),
-        ({"weight_only": {"act_order": True}}, "belong to gptq"),
-        ({"weight_only": {"percdamp": 0.5}}, "belong to gptq"),
+        ({"weight_only": {"act_order": False}}, "belongs to gptq"),
+        ({"weight_only": {"percdamp": 0.5}}, "belongs to gptq"),
         ({"mode": "static"}, "means mode weight_only"),
         ({"effort": "fast"}, "weight_only.algorithm"),
         ({"overrides": [{"tensors": ["w"], "type": "int8"}]}, "selection.exclude"),

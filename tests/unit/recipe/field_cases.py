@@ -560,7 +560,7 @@ CASES: dict[str, Case] = {
     "weight_only.range": Case(matrix, "minmax", recipe="matmul_nbits"),
     "weight_only.algorithm": Case(matrix, "gptq", recipe="matmul_nbits", data=entangled),
     "weight_only.percdamp": Case(matrix, 0.5, recipe="matmul_nbits_gptq", data=entangled),
-    "weight_only.act_order": Case(matrix, True, False, recipe="matmul_nbits_gptq", data=entangled),
+    "weight_only.act_order": Case(matrix, False, recipe="matmul_nbits_gptq", data=entangled),
     "weight_only.format": Case(
         matrix, "qdq", base={"weight_only": {"accuracy_level": 0}}, recipe="matmul_nbits"
     ),
