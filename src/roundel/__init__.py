@@ -26,7 +26,7 @@ if TYPE_CHECKING:
         SelectionError,
         VerifyError,
     )
-    from roundel.evaluate import evaluate_folders, evaluate_models, infer
+    from roundel.evaluate import evaluate_folders, evaluate_models, infer, lint_data
     from roundel.pipeline import QuantizeResult, quantize
     from roundel.plan import QuantPlan
     from roundel.recipe import Recipe
@@ -54,6 +54,7 @@ _HOMES = {
     "evaluate_folders": "roundel.evaluate",
     "evaluate_models": "roundel.evaluate",
     "infer": "roundel.evaluate",
+    "lint_data": "roundel.evaluate",
     "load_recipe": "roundel.recipe_file",
     "preset_names": "roundel.recipe_file",
     "quantize": "roundel.pipeline",
@@ -79,6 +80,7 @@ __all__ = [
     "evaluate_folders",
     "evaluate_models",
     "infer",
+    "lint_data",
     "load_recipe",
     "preset_names",
     "quantize",

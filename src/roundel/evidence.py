@@ -15,6 +15,7 @@ from roundel.calibrate.observers import OBSERVERS, Observer, StatKind
 from roundel.calibrate.resolve import requests_for
 from roundel.calibrate.statistics_file import Statistics, load_statistics, save_statistics
 from roundel.data import ImagePreprocess, RandomSpec, SampleDigest, Samples, open_samples
+from roundel.data.lint_ranges import range_findings
 from roundel.errors import DataError, RecipeError
 from roundel.model.graph import fingerprint, input_specs, is_constant, is_float32, iter_values
 from roundel.model.session import give_memory_back, open_session
@@ -152,6 +153,10 @@ def _evidence(collected: Collected, samples: Samples, verified: int, notes: tupl
     }
     if samples.description.get("random"):
         notes = (*notes, "calibrated on random data: ranges and accuracy mean nothing for real inputs")
+    else:
+        ends = {name: (seen.lows, seen.highs) for name, seen in collected.stats.items()}
+        odd = (*samples.findings, *range_findings(ends))
+        notes = (*notes, *(f"calibration data: {finding}" for finding in odd))
     return Evidence(collected.stats, collected.inputs, collected.outputs, facts, notes)
 
 

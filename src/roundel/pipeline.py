@@ -22,6 +22,7 @@ from roundel.calibrate.resolve import resolve
 from roundel.check.fitting import for_device, for_effort, remaining
 from roundel.data import open_samples
 from roundel.errors import OutputError
+from roundel.evaluate.lint import quantize_findings
 from roundel.evidence import Evidence, gather, most_samples, open_data
 from roundel.model import LoadedModel, save_model
 from roundel.model.external import external_values, self_contained
@@ -124,7 +125,7 @@ def quantize(
         remembered = checkpoint_for(settings, checkpoint, resume=resume)
         told.step("load and prepare")
         with clock("prepare"):
-            ready = load_prepared(model, settings)
+            ready = entrance = load_prepared(model, settings)
         _refuse_external_target(target, ready.loaded)
         with clock("outliers"):
             spread, data = _spread(ready.model, settings, data, told)
@@ -145,6 +146,9 @@ def quantize(
         with clock("verify"):
             reports, doubt = _verify(model, proof, evidence, settings)
             advice = remaining(model, settings, device)
+            odd = quantize_findings(
+                entrance.model, entrance.norms, (evidence.inputs, evidence.outputs), evidence.data
+            )
         size = file.stat().st_size if target else None
         record = Record(
             quantized=bool(plan.tensors) or any(node.op_type in _QUANTIZERS for node in result.graph),
@@ -157,7 +161,7 @@ def quantize(
             improvements=(*spread.steps, *base.steps, *improved.steps),
             outputs=reports,
             seconds=clock.seconds,
-            notes=(*ready.notes, *evidence.notes, *improved.notes, *doubt, *advice),
+            notes=(*ready.notes, *evidence.notes, *map(str, odd), *improved.notes, *doubt, *advice),
             file={"name": target.name if target else None, "bytes": size},
         )
         if target is not None:

@@ -6,6 +6,7 @@ from dataclasses import dataclass
 
 import onnx_ir as ir
 
+from roundel.data.lint_values import FirstNorm, first_norms
 from roundel.model import LoadedModel, load_model
 from roundel.model.load import ModelSource
 from roundel.model.opset import raise_opset
@@ -21,6 +22,7 @@ class Prepared:
     model: ir.Model
     reports: tuple[PassReport, ...]
     notes: tuple[str, ...]
+    norms: tuple[FirstNorm, ...] = ()  # of the model as it was: they tell what the data was like in training
 
 
 def load_prepared(source: ModelSource, recipe: Recipe) -> Prepared:
@@ -29,5 +31,6 @@ def load_prepared(source: ModelSource, recipe: Recipe) -> Prepared:
     notes = list(loaded.notes)
     if recipe.wanted_opset is not None:
         notes += raise_opset(loaded.model, recipe.wanted_opset)
+    norms = first_norms(loaded.model.graph)
     reports = prepare(loaded.model, recipe.prepare)
-    return Prepared(loaded, loaded.model, reports, tuple(notes))
+    return Prepared(loaded, loaded.model, reports, tuple(notes), norms)

@@ -20,6 +20,7 @@ from roundel.compare.shadow import extend
 from roundel.compare.storage import describe
 from roundel.compare.types import Comparison, OutputComparison, Storage, TensorComparison, WeightComparison
 from roundel.compare.weights import compare_weights
+from roundel.data.lint_difference import record_findings
 from roundel.errors import ModelError
 from roundel.evidence import open_data
 from roundel.model import load_model
@@ -60,7 +61,8 @@ def compare(
     finally:
         told.close()
     seconds = {"load": loaded - started, **outcome.seconds, "total": finished - started}
-    return pair.comparison(outcome, samples.description, seconds)
+    notes = [str(finding) for finding in record_findings(pair.file, samples)]
+    return pair.comparison(outcome, samples.description, seconds, notes)
 
 
 class _Pair:
@@ -69,7 +71,7 @@ class _Pair:
     def __init__(self, float_model: ModelSource, quantized_model: ModelSource) -> None:
         self.names = _name(float_model), _name(quantized_model)
         loaded = load_model(quantized_model, allow_quantized=True, opaque=QUARK)
-        self.quantized_bytes = loaded.file_bytes
+        self.quantized_bytes, self.file = loaded.file_bytes, loaded.path
         stripped = loaded.model.clone()
         stored = strip_stored(stripped)
         self.reference: Reference = find_reference(float_model, stripped, stored, loaded.path)
@@ -91,7 +93,7 @@ class _Pair:
         )
 
     def comparison(
-        self, outcome: Outcome, data: Mapping[str, Any], seconds: Mapping[str, float]
+        self, outcome: Outcome, data: Mapping[str, Any], seconds: Mapping[str, float], notes: list[str]
     ) -> Comparison:
         """Everything put together."""
         tensors = [
@@ -102,7 +104,7 @@ class _Pair:
         unmatched = dict.fromkeys(self.matches.unmatched, "no tensor of the float model corresponds to it")
         unmatched |= outcome.mismatched
         broken = [name for name, sums in outcome.sums.items() if sums.broken]
-        notes = [f"{name} holds NaN or infinity in the quantized model" for name in broken]
+        notes = [*notes, *(f"{name} holds NaN or infinity in the quantized model" for name in broken)]
         return Comparison(
             float_model=self.names[0],
             quantized_model=self.names[1],

@@ -13,6 +13,7 @@ import numpy as np
 from roundel.data.arrays import Array, to_array
 from roundel.data.batching import Regrouper, fixed_batch
 from roundel.data.conform import check_finite, fit_dtype, fit_shape
+from roundel.data.lint import Finding, Profile, SampleWatch
 from roundel.data.naming import by_name
 from roundel.errors import DataError, RoundelError
 from roundel.types import InputSpec, Sample
@@ -83,6 +84,7 @@ class Samples:
         self._started = False
         self._ahead: Iterator[Sample] | None = None
         self._seen: int | None = None
+        self._watch = SampleWatch()
         self._notes: dict[str, None] = {}
 
     @property
@@ -120,8 +122,19 @@ class Samples:
             told["preprocessing"] = self._plan.describe()
         told.update(count=self.count, limit=self._limit)
         told.setdefault("random", False)
+        told["inputs"] = {name: profile.to_dict() for name, profile in self.profiles.items()}
         told["notes"] = list(self._notes)
         return told
+
+    @property
+    def profiles(self) -> dict[str, Profile]:
+        """The values of each float input, in the last pass."""
+        return self._watch.profiles
+
+    @property
+    def findings(self) -> list[Finding]:
+        """What is odd about the samples of the last pass; nothing, for random ones."""
+        return [] if self._source.facts.get("random") else self._watch.findings()
 
     def first(self, count: int) -> list[Sample]:
         """Copies of the first samples; the next pass yields them again, also where the data is read once."""
@@ -151,11 +164,13 @@ class Samples:
 
     def _pass(self) -> Iterator[Sample]:
         groups = Regrouper(self._inputs)
-        produced = 0
+        produced, watch = 0, SampleWatch()
+        self._watch = watch
         with closing(self._items()) as items:
             for where, item in items:
                 for sample in groups.push(self._fit(item.value, where), where):
                     produced += 1
+                    watch.look(sample)
                     if produced == self._limit:
                         self._seen = produced
                     yield sample
@@ -175,10 +190,13 @@ class Samples:
         fewer than the model's batch.
         """
         self._start()
-        count = 0
+        count, watch = 0, SampleWatch()
+        self._watch = watch
         with closing(self._items()) as items:
             for where, item in items:
-                yield item.origin or str(count), self._fit(item.value, where)
+                sample = self._fit(item.value, where)
+                watch.look(sample)
+                yield item.origin or str(count), sample
                 count += 1
                 if count == self._limit:
                     break

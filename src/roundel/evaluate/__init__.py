@@ -2,10 +2,12 @@
 
 from roundel.evaluate.folders import FileScore, FolderScores, Summary, evaluate_folders
 from roundel.evaluate.infer import Inference, infer
+from roundel.evaluate.lint import DataReport, lint_data
 from roundel.evaluate.models import ModelScore, evaluate_models
 from roundel.evaluate.similarity import Similarity
 
 __all__ = [
+    "DataReport",
     "FileScore",
     "FolderScores",
     "Inference",
@@ -15,4 +17,5 @@ __all__ = [
     "evaluate_folders",
     "evaluate_models",
     "infer",
+    "lint_data",
 ]

@@ -6,13 +6,15 @@ import csv
 import io
 import time
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import asdict, dataclass, field, fields
+from dataclasses import asdict, dataclass, field, fields, replace
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
+from roundel.data import Samples
+from roundel.data.lint_difference import record_findings
 from roundel.errors import DataError, ModelError
 from roundel.evaluate.labels import Labels
 from roundel.evaluate.metric import Metric, load_metric, scores
@@ -22,7 +24,9 @@ from roundel.model.load import ModelSource
 from roundel.numerics.metrics import Closeness
 from roundel.recipe import Data
 from roundel.report.listener import Listener, Silent
-from roundel.types import Sample
+from roundel.types import InputSpec, Sample
+
+Inputs = tuple[InputSpec, ...]
 
 _TOP = 5
 
@@ -43,6 +47,7 @@ class ModelScore:
         cosine: likewise.
         metric: what the user's metric says, by name.
         seconds: inside the model.
+        notes: what a careful reader wants to know, such as data unlike that of the calibration.
     """
 
     model: str
@@ -55,6 +60,7 @@ class ModelScore:
     cosine: float | None
     metric: Mapping[str, float]
     seconds: float
+    notes: tuple[str, ...] = ()
 
     def to_dict(self) -> dict[str, Any]:
         """Plain values; an infinite number becomes a string."""
@@ -132,36 +138,36 @@ def evaluate_models(
     told = listener or Silent()
     tallies = [_Tally(Predictor(model)) for model in models]
     name, function = _metric(metric)
-    folder = Path(data) if isinstance(data, str | Path) else None
-    truth, kept_labels = Labels(labels, folder), []
+    truth = Labels(labels, Path(data) if isinstance(data, str | Path) else None)
+    opened = _opened(tallies, data, options or Data())
+    kept: list[list[int] | None] = []
+    told.step("evaluate", next(iter(opened.values())).count)
     try:
-        told.step("evaluate", None)
-        for index, (origin, samples) in enumerate(_together(tallies, data, options or Data())):
-            first: NDArray[Any] | None = None
-            answers: list[int] | None = None
-            for tally, sample in zip(tallies, samples, strict=True):
-                started = time.perf_counter()
-                results = tally.predictor.run(sample, index)
-                tally.seconds += time.perf_counter() - started
-                main = results[tally.predictor.outputs[0]]
-                if first is None:
-                    answers = truth.of(origin, _labelled_rows(main, tally, truth, metric))
-                    kept_labels.append(answers)
+        for index, (origin, samples) in enumerate(_together(tallies, opened)):
+            results = [_run(tally, sample, index) for tally, sample in zip(tallies, samples, strict=True)]
+            first = results[0][tallies[0].predictor.outputs[0]]
+            answers = truth.of(origin, _labelled_rows(first, tallies[0], truth, metric))
+            kept.append(answers)
+            for tally, result in zip(tallies, results, strict=True):
+                main = result[tally.predictor.outputs[0]]
                 tally.add(main, answers, None if tally is tallies[0] else first)
-                first = main if first is None else first
                 if function is not None:
-                    tally.kept.append(main if len(results) == 1 else results)
+                    tally.kept.append(main if len(result) == 1 else result)
             told.advance(index + 1)
     finally:
         told.close()
-    wanted = kept_labels if truth.known else None
-    return tuple(_score(tally, tallies[0], (name, function), wanted) for tally in tallies)
+    wanted = kept if truth.known else None
+    scored = [_score(tally, tallies[0], (name, function), wanted) for tally in tallies]
+    return tuple(
+        replace(score, notes=tuple(str(finding) for finding in record_findings(tally.predictor.path, seen)))
+        for score, tally, seen in zip(scored, tallies, _seen_by(tallies, opened), strict=True)
+    )
 
 
 def scores_csv(scores: Sequence[ModelScore]) -> str:
     """One line for each model, after a heading; the metrics have columns of their own."""
     metrics = list(dict.fromkeys(name for score in scores for name in score.metric))
-    plain = [f.name for f in fields(ModelScore) if f.name != "metric"]
+    plain = [f.name for f in fields(ModelScore) if f.name not in ("metric", "notes")]
     text = io.StringIO()
     writer = csv.writer(text, lineterminator="\n")
     writer.writerow([*plain, *metrics])
@@ -177,8 +183,15 @@ def _metric(metric: str | Metric | None) -> tuple[str, Metric | None]:
     return getattr(metric, "__name__", "metric"), metric
 
 
-def _together(tallies: Sequence[_Tally], data: object, options: Data) -> Iterator[tuple[str, list[Sample]]]:
-    """Each item of the data for every model; models with the same inputs share one."""
+def _run(tally: _Tally, sample: Sample, index: int) -> dict[str, NDArray[Any]]:
+    started = time.perf_counter()
+    results = tally.predictor.run(sample, index)
+    tally.seconds += time.perf_counter() - started
+    return results
+
+
+def _opened(tallies: Sequence[_Tally], data: object, options: Data) -> dict[Inputs, Samples]:
+    """The data as each model takes it; models with the same inputs share it."""
     kinds = {tally.predictor.inputs: tally.predictor.model for tally in tallies}
     opened = {inputs: open_data(model, options, data) for inputs, model in kinds.items()}
     if len(opened) > 1 and not all(samples.repeatable for samples in opened.values()):
@@ -186,9 +199,20 @@ def _together(tallies: Sequence[_Tally], data: object, options: Data) -> Iterato
             "The models have different inputs, and this data can be read only once.",
             hint="Pass a list or a folder.",
         )
+    return opened
+
+
+def _together(
+    tallies: Sequence[_Tally], opened: Mapping[Inputs, Samples]
+) -> Iterator[tuple[str, list[Sample]]]:
+    """Each item of the data, with its origin, for every model."""
     for items in zip(*(samples.named() for samples in opened.values()), strict=True):
         by_inputs = {inputs: sample for inputs, (_, sample) in zip(opened, items, strict=True)}
         yield items[0][0], [by_inputs[tally.predictor.inputs] for tally in tallies]
+
+
+def _seen_by(tallies: Sequence[_Tally], opened: Mapping[Inputs, Samples]) -> list[Samples]:
+    return [opened[tally.predictor.inputs] for tally in tallies]
 
 
 def class_scores(array: NDArray[Any]) -> NDArray[Any] | None:

@@ -30,6 +30,7 @@ class Predictor:
     def __init__(self, source: ModelSource) -> None:
         loaded = load_model(source, allow_quantized=True, opaque=AMD_DOMAIN)
         self.model: ir.Model = loaded.model
+        self.path = loaded.path
         self.name = loaded.path.name if loaded.path else "in memory"
         self.file_bytes = loaded.file_bytes
         self.inputs = input_specs(loaded.model)

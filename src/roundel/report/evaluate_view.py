@@ -64,6 +64,8 @@ def show_models(console: Console, models: Sequence[Tree]) -> None:
         name = escape(shortened(model["model"], _NAME_WIDTH))
         table.add_row(name, *(cells[index] for cells in shown.values()))
     console.print(table)
+    for note in dict.fromkeys(f"{model['model']}: {note}" for model in models for note in model["notes"]):
+        console.print(f"[yellow]note:[/] {escape(note)}", highlight=False)
 
 
 def _number(value: Any) -> str:
@@ -75,3 +77,27 @@ def _number(value: Any) -> str:
 
 def _share(value: float | None) -> str:
     return "-" if value is None else f"{value:.2%}"
+
+
+def show_findings(console: Console, tree: Tree) -> None:
+    """Print what `DataReport.to_dict` holds."""
+    console.print(f"{tree['samples']} samples", highlight=False)
+    table = Table(box=None, padding=(0, 1))
+    for heading in ("input", "mean", "std", "from", "to"):
+        table.add_column(heading, justify="left" if heading == "input" else "right", no_wrap=True)
+    for name, profile in tree["inputs"].items():
+        mean, std = (" ".join(f"{value:.3g}" for value in profile[key]) for key in ("mean", "std"))
+        table.add_row(
+            escape(shortened(name, _NAME_WIDTH)), mean, std, f"{profile['low']:.3g}", f"{profile['high']:.3g}"
+        )
+    console.print(table)
+    for finding in tree["findings"]:
+        colour = "yellow" if finding["level"] == "warning" else "cyan"
+        console.print(
+            f"[{colour}]{finding['level']}[/] [bold]{finding['rule']}[/]: {escape(finding['message'])}",
+            highlight=False,
+        )
+        if finding["hint"]:
+            console.print(f"  {escape(finding['hint'])}", highlight=False)
+    if not tree["findings"]:
+        console.print("[green]nothing odd was found[/]")

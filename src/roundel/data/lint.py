@@ -1,0 +1,231 @@
+"""What calibration data shows about itself: samples that say nothing, say the same, or are noise.
+
+One `SampleWatch` sees every sample as it passes on its way to the model. It costs a fraction of the forward
+pass and keeps a few numbers for each sample.
+"""
+
+from __future__ import annotations
+
+import hashlib
+from collections import Counter
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, Literal
+
+import numpy as np
+from numpy.typing import NDArray
+
+from roundel.data.conform import is_float
+from roundel.types import Sample
+
+Level = Literal["warning", "note"]
+
+_FEWEST_FOR_NOISE = 4
+_NOISE_CORRELATION = 0.1  # neighbours in pictures correlate at 0.8 and more, in noise at about 0
+_LEAST_SIDE = 8
+_LOOKED_AT = 64  # side of the middle part in which neighbours are compared
+_HASHED = 1 << 16  # elements; of larger arrays every n-th is hashed
+_DUPLICATES = 0.05
+_COLOURS = (1, 3, 4)
+_SHOWN = 5
+
+
+@dataclass(frozen=True, slots=True)
+class Finding:
+    """One thing that is odd about the data.
+
+    Attributes:
+        rule: a short name for it.
+        level: warning (the calibration is likely to suffer) or note.
+        message: what was seen, in one sentence.
+        hint: what to do about it.
+    """
+
+    rule: str
+    level: Level
+    message: str
+    hint: str
+
+    def __str__(self) -> str:
+        return f"{self.message} {self.hint}".strip()
+
+
+@dataclass(frozen=True, slots=True)
+class Profile:
+    """The values of one input over all samples.
+
+    Attributes:
+        samples: how many.
+        mean: of each channel (of the whole, for inputs without colour channels).
+        std: likewise.
+        low: smallest value.
+        high: largest value.
+    """
+
+    samples: int
+    mean: tuple[float, ...]
+    std: tuple[float, ...]
+    low: float
+    high: float
+
+    def to_dict(self) -> dict[str, Any]:
+        """Plain values."""
+        return {
+            "samples": self.samples,
+            "mean": [round(value, 6) for value in self.mean],
+            "std": [round(value, 6) for value in self.std],
+            "low": self.low,
+            "high": self.high,
+        }
+
+    @staticmethod
+    def from_dict(tree: Mapping[str, Any]) -> Profile:
+        """The profile that `to_dict` was called on."""
+        ends = float(tree["low"]), float(tree["high"])
+        return Profile(int(tree["samples"]), tuple(tree["mean"]), tuple(tree["std"]), *ends)
+
+
+class SampleWatch:
+    """Looks at samples while they pass by."""
+
+    def __init__(self) -> None:
+        self._count = 0
+        self._constant: dict[str, list[int]] = {}
+        self._digests: list[bytes] = []
+        self._neighbours: dict[str, list[float]] = {}
+        self._sums: dict[str, _Sums] = {}
+
+    def watch(self, samples: Iterable[Sample]) -> Iterator[Sample]:
+        """The same samples, each looked at before it is handed on."""
+        for sample in samples:
+            self.look(sample)
+            yield sample
+
+    def look(self, sample: Sample) -> None:
+        """Take in one sample."""
+        digest = hashlib.blake2b(digest_size=16)
+        for name, array in sorted(sample.items()):
+            step = max(1, array.size // _HASHED)
+            if array.dtype.kind in "fiub":
+                digest.update(np.ascontiguousarray(array.reshape(-1)[::step]).data)
+            if is_float(array.dtype) and array.size > 1:
+                self._look_at(name, array)
+        self._digests.append(digest.digest())
+        self._count += 1
+
+    def _look_at(self, name: str, array: NDArray[Any]) -> None:
+        low, high = float(array.min()), float(array.max())
+        if low == high:
+            self._constant.setdefault(name, []).append(self._count)
+        self._sums.setdefault(name, _Sums()).add(array, low, high)
+        correlation = _neighbour_correlation(array)
+        if correlation is not None:
+            self._neighbours.setdefault(name, []).append(correlation)
+
+    @property
+    def profiles(self) -> dict[str, Profile]:
+        """The values of each float input."""
+        return {name: sums.profile() for name, sums in self._sums.items()}
+
+    def findings(self) -> list[Finding]:
+        """What is odd about the samples themselves."""
+        return [*self._constants(), *self._duplicates(), *self._noise()]
+
+    def _constants(self) -> Iterator[Finding]:
+        for name, where in self._constant.items():
+            yield Finding(
+                "constant-samples",
+                "warning",
+                f"{len(where)} of {self._count} samples of input '{name}' hold one value only"
+                f" (samples {_listed(where)}).",
+                "Remove them: they widen no range, and fine-tuning learns nothing from them.",
+            )
+
+    def _duplicates(self) -> Iterator[Finding]:
+        copies = sum(count - 1 for count in Counter(self._digests).values())
+        if self._count > 1 and copies > _DUPLICATES * self._count:
+            yield Finding(
+                "duplicate-samples",
+                "warning",
+                f"{copies} of {self._count} samples are copies of others.",
+                "Use different samples: copies cost time and add nothing.",
+            )
+
+    def _noise(self) -> Iterator[Finding]:
+        for name, values in self._neighbours.items():
+            if len(values) >= _FEWEST_FOR_NOISE and float(np.median(values)) < _NOISE_CORRELATION:
+                yield Finding(
+                    "random-samples",
+                    "warning",
+                    f"Input '{name}' looks like random noise: neighbouring values are not alike"
+                    f" (correlation {float(np.median(values)):.2f}; pictures have 0.8 and more).",
+                    "Calibrate on real data: ranges from noise mean nothing for real inputs.",
+                )
+
+
+class _Sums:
+    """Sums over the samples of one input, by channel."""
+
+    def __init__(self) -> None:
+        self.count = 0
+        self.samples = 0
+        self.total: NDArray[np.float64] = np.zeros(0)
+        self.squares: NDArray[np.float64] = np.zeros(0)
+        self.low, self.high = np.inf, -np.inf
+
+    def add(self, array: NDArray[Any], low: float, high: float) -> None:
+        values = by_channel(array)
+        total = values.sum(axis=1, dtype=np.float64)
+        squares = np.einsum("cn,cn->c", values, values, dtype=np.float64, casting="same_kind")
+        self.low, self.high = min(self.low, low), max(self.high, high)
+        if not self.samples:
+            self.total, self.squares = np.zeros_like(total), np.zeros_like(total)
+        if total.size == self.total.size:  # a sample with other channels counts for the extremes only
+            self.total, self.squares = self.total + total, self.squares + squares
+            self.count += values.shape[1]
+            self.samples += 1
+
+    def profile(self) -> Profile:
+        mean = self.total / self.count
+        std = np.sqrt(np.maximum(self.squares / self.count - mean**2, 0.0))
+        return Profile(self.samples, tuple(mean.tolist()), tuple(std.tolist()), self.low, self.high)
+
+
+def colour_axis(shape: Sequence[int]) -> int | None:
+    """Where a picture has its colours, None for an array that is no picture."""
+    if len(shape) != 4:
+        return None
+    for axis, sides in ((1, shape[2:]), (3, shape[1:3])):
+        if shape[axis] in _COLOURS and min(sides) >= _LEAST_SIDE:
+            return axis
+    return None
+
+
+def by_channel(array: NDArray[Any]) -> NDArray[Any]:
+    """(channels, values): the colours of a picture, or one row of everything."""
+    axis = colour_axis(array.shape)
+    if axis is None:
+        return array.reshape(1, -1)
+    return np.moveaxis(array, axis, 0).reshape(array.shape[axis], -1)
+
+
+def _neighbour_correlation(array: NDArray[Any]) -> float | None:
+    """Correlation of values side by side, in the middle of the first picture; None where there is none."""
+    axis = colour_axis(array.shape)
+    if axis is None:
+        return None
+    plane = np.moveaxis(array, axis, 1)[0, 0]
+    top, left = (max(0, (side - _LOOKED_AT) // 2) for side in plane.shape)
+    part = plane[top : top + _LOOKED_AT, left : left + _LOOKED_AT].astype(np.float64)
+    part = part - part.mean()
+    power = float(np.square(part).mean())
+    if power == 0:
+        return None
+    across = float((part[:, 1:] * part[:, :-1]).mean()) / power
+    down = float((part[1:] * part[:-1]).mean()) / power
+    return max(across, down)
+
+
+def _listed(numbers: Sequence[int]) -> str:
+    more = len(numbers) - _SHOWN
+    return ", ".join(map(str, numbers[:_SHOWN])) + (f" and {more} more" if more > 0 else "")

@@ -1,0 +1,193 @@
+"""Whether the values are those that the model was made for."""
+
+from __future__ import annotations
+
+import enum
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import onnx_ir as ir
+from numpy.typing import NDArray
+
+from roundel.data.lint import Finding, Profile
+from roundel.model.graph import constant_array, only_reader, op_key
+
+_PIXEL_SCALE = 1 / 50  # a model that makes its input this much smaller takes pixels 0..255
+_FEWEST = 8
+_WIDER = 1.8
+_CARRIERS = frozenset({"Cast", "Transpose", "Identity", "Reshape"})
+
+
+class Form(enum.Enum):
+    """How pixels were scaled, as far as their values show it."""
+
+    UNIT = "0..1"
+    SIGNED = "-1..1"
+    RAW = "0..255"
+    STANDARD = "mean 0, standard deviation about 1"
+    OTHER = "something else"
+
+
+def form_of(profile: Profile) -> Form:
+    """What the values look like."""
+    low, high = profile.low, profile.high
+    if low >= -0.01 and high <= 1.01:
+        return Form.UNIT
+    if -1.05 <= low < -0.5 and high <= 1.05:
+        return Form.SIGNED
+    if low >= -0.01 and 20 < high <= 255.5:
+        return Form.RAW
+    if -4 < low < -0.5 and 0.5 < high < 4:
+        return Form.STANDARD
+    return Form.OTHER
+
+
+@dataclass(frozen=True, slots=True)
+class OwnScaling:
+    """What a model does to its input before anything else: value * factor + offset, roughly."""
+
+    factor: float
+    offset: float
+
+
+def own_scaling(graph: ir.Graph, name: str) -> OwnScaling | None:
+    """The constant factors and offsets at a model's entrance, None where there are none."""
+    value = next((v for v in graph.inputs if v.name == name), None)
+    factor, offset, found = 1.0, 0.0, False
+    while value is not None and (node := only_reader(value)) is not None:
+        if op_key(node) not in _CARRIERS:
+            step = _affine(node, value)
+            if step is None:
+                break
+            factor, offset, found = factor * step[0], offset * step[0] + step[1], True
+        value = node.outputs[0]
+    return OwnScaling(factor, offset) if found else None
+
+
+def _affine(node: ir.Node, value: ir.Value) -> tuple[float, float] | None:
+    if op_key(node) not in ("Add", "Sub", "Mul", "Div") or len(node.inputs) != 2:
+        return None
+    first = node.inputs[0] is value
+    constant = constant_array(node.inputs[1 if first else 0])
+    if constant is None or constant.dtype.kind != "f" or not constant.size or constant.size > 4:
+        return None
+    number = float(np.mean(constant))
+    if op_key(node) == "Add":
+        return 1.0, number
+    if op_key(node) == "Mul":
+        return number, 0.0
+    if not first:
+        return (-1.0, number) if op_key(node) == "Sub" else None
+    return (1.0, -number) if op_key(node) == "Sub" else (1 / number, 0.0) if number else None
+
+
+def scaling_findings(graph: ir.Graph, profiles: Mapping[str, Profile]) -> list[Finding]:
+    """Data that was scaled although the model scales its input itself, or was not although it should be."""
+    findings = []
+    for name, profile in profiles.items():
+        scaling = own_scaling(graph, name)
+        if scaling is None:
+            continue
+        takes_pixels = abs(scaling.factor) <= _PIXEL_SCALE
+        seen = f"values from {profile.low:.3g} to {profile.high:.3g}"
+        if takes_pixels and max(abs(profile.low), abs(profile.high)) <= 4:
+            findings.append(
+                Finding(
+                    "scaled-twice",
+                    "warning",
+                    f"The model divides input '{name}' by {1 / abs(scaling.factor):.0f} itself, and the data"
+                    f" has {seen}.",
+                    "Feed pixels 0..255 (--scale raw), without mean and std.",
+                )
+            )
+        elif not takes_pixels and abs(scaling.factor) > 1 and form_of(profile) is Form.RAW:
+            findings.append(
+                Finding(
+                    "not-scaled",
+                    "warning",
+                    f"The model normalises input '{name}' as if it lay in 0..1, and the data has {seen}.",
+                    "Divide the pixels by 255 (--scale unit).",
+                )
+            )
+        elif (
+            not takes_pixels and abs(scaling.factor) > 1 and form_of(profile) in (Form.SIGNED, Form.STANDARD)
+        ):
+            findings.append(
+                Finding(
+                    "scaled-twice",
+                    "warning",
+                    f"The model normalises input '{name}' itself, and the data has {seen}: it seems to be"
+                    " normalised already.",
+                    "Leave out mean and std.",
+                )
+            )
+    return findings
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class FirstNorm:
+    """The batch norm behind the first layer: it remembers what that layer gave in training.
+
+    On data as in training, its output has this mean and standard deviation in each channel.
+
+    Attributes:
+        input: the graph input before it.
+        tensor: its output, which a layer that it is folded into takes over.
+        mean: of each channel.
+        std: likewise.
+    """
+
+    input: str
+    tensor: str
+    mean: NDArray[np.float64]
+    std: NDArray[np.float64]
+
+
+def first_norms(graph: ir.Graph) -> tuple[FirstNorm, ...]:
+    """The first batch norm behind each input, with one Conv before it."""
+    found = [_first_norm(value) for value in graph.inputs]
+    return tuple(norm for norm in found if norm is not None)
+
+
+def _first_norm(start: ir.Value) -> FirstNorm | None:
+    value, layers = start, 0
+    while (node := only_reader(value)) is not None:
+        if op_key(node) == "BatchNormalization" and layers == 1:
+            gamma, beta = constant_array(node.inputs[1]), constant_array(node.inputs[2])
+            if gamma is None or beta is None:
+                return None
+            mean, std = beta.astype(np.float64), np.abs(gamma.astype(np.float64))
+            return FirstNorm(str(start.name), str(node.outputs[0].name), mean, std)
+        if op_key(node) == "Conv" and layers == 0:
+            layers = 1
+        elif op_key(node) not in _CARRIERS and _affine(node, value) is None:
+            return None
+        value = node.outputs[0]
+    return None
+
+
+def norm_finding(norm: FirstNorm, arrays: Sequence[NDArray[Any]]) -> Finding | None:
+    """Whether the first layer gives on this data about what it gave in training.
+
+    Args:
+        norm: what its batch norm gave in training.
+        arrays: what it gives for some samples, channels second.
+    """
+    if len(arrays) < _FEWEST or any(a.ndim < 3 or a.shape[1] != norm.mean.size for a in arrays):
+        return None
+    values = np.concatenate([np.moveaxis(a, 1, 0).reshape(a.shape[1], -1) for a in arrays], axis=1)
+    mean, std = values.mean(axis=1, dtype=np.float64), values.std(axis=1, dtype=np.float64)
+    live = norm.std > 0.05 * norm.std.max()  # channels that died in training say nothing
+    spread = float(np.median(std[live] / norm.std[live]))
+    shift = float(np.median(np.abs(mean[live] - norm.mean[live]) / norm.std[live]))
+    if 1 / _WIDER <= spread <= _WIDER and shift <= 1:
+        return None
+    return Finding(
+        "not-as-in-training",
+        "warning",
+        f"Behind the first layer, input '{norm.input}' spreads {spread:.2g} times as wide as in training and"
+        f" lies {shift:.1f} standard deviations off: it is not normalised as it was then.",
+        "Set mean, std and scale (or resize and crop) as in training.",
+    )
