@@ -1,13 +1,16 @@
 """Block formats by Roundel and by AMD Quark's compiled operators, in one process (the ``quark`` environment).
 
 ``--golden FILE`` writes what Quark's library makes of some tensors; the repository's tests compare with it.
-Without it, both are timed in turns on the same tensors, and their results compared bit for bit.
+``--model FILE`` quantizes a model with Roundel and runs it both ways: with function bodies and no library,
+and bare with Quark's. Without either, both are timed in turns on the same tensors, and their results compared
+bit for bit.
 """
 
 from __future__ import annotations
 
 import argparse
 import json
+import math
 import statistics
 import sys
 import time
@@ -186,6 +189,46 @@ def numerics(op: str, attributes: dict[str, Any], axis: int) -> Callable[[Array]
     return lambda x: form.apply(x, axis)
 
 
+def compare_forms(preset: str, path: Path, images: Array, library: str) -> dict[str, Any]:
+    """A model quantized by Roundel: do both forms give the same outputs, and how far are they from float?"""
+    import onnx_ir as ir
+    import onnxruntime as ort
+
+    import roundel
+    from roundel.qdq.functions import strip
+
+    result = roundel.quantize(path, recipe=preset, data=[image[None] for image in images[:1]])
+    protos = {"function": result.model, "bare": ir.to_proto(strip(result.ir))}
+    exact = ort.InferenceSession(str(path))
+    name = exact.get_inputs()[0].name
+    wanted = np.concatenate([exact.run(None, {name: image[None]})[0] for image in images])
+    outputs: dict[str, Array] = {}
+    loads: dict[str, float] = {}
+    levels = {"none": "ORT_DISABLE_ALL", "basic": "ORT_ENABLE_BASIC", "all": "ORT_ENABLE_ALL"}
+    for form, proto in protos.items():
+        for level, word in levels.items():
+            options = ort.SessionOptions()
+            options.graph_optimization_level = getattr(ort.GraphOptimizationLevel, word)
+            if form == "bare":
+                options.register_custom_ops_library(library)
+            start = time.perf_counter()
+            session = ort.InferenceSession(proto.SerializeToString(), options)
+            loads[f"{form} {level}"] = time.perf_counter() - start
+            runs = [session.run(None, {name: image[None]})[0] for image in images]
+            outputs[f"{form} {level}"] = np.concatenate(runs)
+    noise = float(((outputs["function all"].astype(np.float64) - wanted) ** 2).sum())
+    return {
+        "format": preset,
+        "images": len(images),
+        "equal": {
+            level: bool(np.array_equal(*(outputs[f"{f} {level}"].view(np.uint32) for f in protos)))
+            for level in levels
+        },
+        "load_s": loads,
+        "sqnr_db": 10 * math.log10(float((wanted.astype(np.float64) ** 2).sum()) / noise),
+    }
+
+
 def timed(call: Callable[[], Array]) -> float:
     start = time.perf_counter()
     call()
@@ -228,12 +271,17 @@ def main() -> None:
     parser.add_argument("--library", required=True, help="Quark's custom-op library")
     parser.add_argument("--repeat", type=int, default=9)
     parser.add_argument("--golden", type=Path)
+    parser.add_argument("--model", type=Path)
+    parser.add_argument("--images", type=Path, help="npz with images in an array named x, for --model")
     args = parser.parse_args()
     import torch  # type: ignore[import-not-found] # noqa: F401  the library needs torch's own
 
     if args.golden:
         write_golden(args.golden, args.library)
         rows = []
+    elif args.model:
+        images = np.load(args.images)["x"][:8]
+        rows = [compare_forms(name, args.model, images, args.library) for name in ("bf16", *FORMATS)]
     else:
         rows = [measure(name, where, args.library, args.repeat) for name in FORMATS for where in SHAPES]
     emit({"rows": rows})

@@ -77,8 +77,8 @@ def _is_int8(form: BlockFormat) -> bool:
 
 @every_form
 @relaxed
-@given(x=hnp.arrays(np.float32, (1, 16), elements=finite), data=st.data())
-def test_monotone(form: BlockFormat, x: NDArray[np.float32], data: st.DataObject) -> None:
+@given(x=hnp.arrays(np.float32, (1, 16), elements=finite))
+def test_monotone(form: BlockFormat, x: NDArray[np.float32]) -> None:
     """In one block, whose peak stays, a larger value never becomes a smaller one."""
     if isinstance(form, MicroExponents):  # which has a grid for each sub-block
         form = MicroExponents(form.bit_width, 16, 16, 1, form.rounding)
@@ -87,8 +87,8 @@ def test_monotone(form: BlockFormat, x: NDArray[np.float32], data: st.DataObject
     peak = np.abs(x).max()
     x[0, :2] = peak, -peak
     result = form.apply(x, 1)[0]
-    order = np.argsort(x[0], kind="stable")
-    assert (np.diff(result[order]) >= 0).all()
+    ordered = result[np.argsort(x[0], kind="stable")]
+    assert (ordered[1:] >= ordered[:-1]).all()
 
 
 def fields(form: BlockFormat) -> dict[str, Any]:

@@ -7,6 +7,7 @@ each block. Whatever the axis and the shape, all arithmetic then runs along long
 from __future__ import annotations
 
 import math
+import threading
 from collections.abc import Callable, Iterator
 from typing import Any
 
@@ -19,7 +20,8 @@ Kernel = Callable[[Floats, Ints], None]
 """Replaces the values (rows, lanes) by what the block can hold; the second array is room to work in."""
 
 _PIECE = 1 << 17  # values: half a megabyte, which the second-level cache of most cores holds
-_GAP = 16  # between rows, so that equal places of two rows do not compete for the same cache line
+_LINE = 16  # values in a cache line
+_KEPT = threading.local()
 _Box = tuple[slice, slice, slice, slice]
 
 
@@ -69,14 +71,31 @@ def _boxes(shape: tuple[int, ...]) -> Iterator[_Box]:
 
 
 def _work(jobs: list[tuple[Floats, Floats]], kernel: Kernel) -> None:
-    room = max((len(given) * (given[0].size + _GAP) for given, _ in jobs), default=0)
-    floats, ints = np.empty(room, np.float32), np.empty(room, np.int32)
+    floats, ints = _room(max((len(given) * _stride(given[0].size) for given, _ in jobs), default=0))
     for given, result in jobs:
         rows, lanes = len(given), given[0].size
-        values, spare = (
-            array[: rows * (lanes + _GAP)].reshape(rows, -1)[:, :lanes] for array in (floats, ints)
-        )
+        values, spare = (_rows(array, rows, lanes) for array in (floats, ints))
         piece = values.reshape(given.shape)
         np.copyto(piece, given)
         kernel(values, spare)
         np.copyto(result, piece)
+
+
+def _stride(lanes: int) -> int:
+    """Room for a row: an odd number of cache lines, so that rows do not compete for the same ones."""
+    return (-(-lanes // _LINE) | 1) * _LINE
+
+
+def _rows(room: NDArray[Any], rows: int, lanes: int) -> NDArray[Any]:
+    stride = _stride(lanes)
+    return room[: rows * stride].reshape(rows, stride)[:, :lanes]
+
+
+def _room(size: int) -> tuple[Floats, Ints]:
+    """Work arrays, kept by each thread: new memory costs more than the work on a tensor of medium size."""
+    found = getattr(_KEPT, "arrays", None)
+    kept: tuple[Floats, Ints] = found or (np.empty(size, np.float32), np.empty(size, np.int32))
+    if kept[0].size < size:
+        kept = np.empty(size, np.float32), np.empty(size, np.int32)
+    _KEPT.arrays = kept
+    return kept
