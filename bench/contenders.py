@@ -82,6 +82,15 @@ SUITES: dict[str, Suite] = {
         gpu=("roundel:recipes/xint8_adaround_alone_cuda.yaml", "roundel:recipes/xint8_adaround_cuda.yaml"),
         recorded=(("efficientnet_lite0", _QUARK_ADAROUND),),
     ),
+    "formats": Suite(
+        models=("efficientnet_lite0",),
+        contenders=tuple(
+            text
+            for name in ("BF16", "BFP16", "MX9", "MXFP8E4M3", "MXINT8")
+            for text in (f"roundel:{name.lower()}", f"quark:{name}@include_cle=false")
+        ),
+        what="bfloat16 and block formats, the same numbers, against Quark (CLE off)",
+    ),
     "peers": Suite(
         models=_IMAGENET,
         contenders=(
