@@ -59,12 +59,17 @@ def _share(node: ir.Node, index: int, value: ir.Value, given: Array) -> Array | 
     channels = _channels(value)
     if node.op_type == "Conv" and index == 0:
         weight = constant_array(node.inputs[1])
-        return None if weight is None else _levelled(_through_conv(weight, given, node))
+        # The channels of a 1-d Conv are not where those of three axes are looked for: its share is not known.
+        if weight is None or len(weight) != given.size:
+            return None
+        return _levelled(_through_conv(weight, given, node))
     if node.op_type in ("Gemm", "MatMul") and index == 0 and not attribute_int(node, "transA", 0):
         weight = constant_array(node.inputs[1])
         if weight is None or weight.ndim != 2:
             return None
         matrix = weight if node.op_type == "Gemm" and attribute_int(node, "transB", 0) else weight.T
+        if len(matrix) != given.size:
+            return None
         return _levelled(given @ np.square(matrix, dtype=np.float64))
     if node.op_type in _SAME and channels == given.size:
         return given
