@@ -1,7 +1,7 @@
 """Runs the Python blocks of one document in order, with paths, reader and loader filled in.
 
-Called as `python -m roundel.quark document_blocks.py DOCUMENT FOLDER`: then `quark.onnx` is Roundel. Blocks of
-a document share their names, as a reader who types them one after the other has it; a block that only makes a
+Called as `python -m roundel.quark document_blocks.py DOCUMENT FOLDER`, where `quark.onnx` is Roundel. Blocks
+of one document share their names, as a reader who types them one by one has it; a block that only makes a
 config is followed by the call that quantizes with it. Every model is written to FOLDER as NUMBER.onnx.
 """
 

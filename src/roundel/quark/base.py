@@ -155,15 +155,10 @@ def _steps(request: Request) -> Values:
     """Accuracy by default: ranges, rounding and biases by error, equalization where the config has it."""
     tuned = request.config.include_fast_ft or "FastFinetune" in request.options
     integers = request.integer_weights
-    if tuned and request.blocks:
-        raise QuarkConfigError(
-            "Block formats cannot be fine-tuned.",
-            observed=f"{request.activation} and {request.weight} with FastFinetune",
-            hint="Use the preset without _ADAQUANT: blocks carry their own scales.",
-        )
     untuned = "fast" if integers else "none"
     yield "effort", "high" if tuned else untuned
-    yield "improve.rounding", integers
+    yield "improve.rounding", integers and request.integer_activations
+    yield "improve.ranges", request.integer_activations
     yield "improve.equalize.enabled", integers and request.config.include_cle
     yield "improve.smooth.enabled", request.config.include_sq
     yield "improve.smooth.insert", request.config.include_sq

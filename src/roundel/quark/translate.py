@@ -101,6 +101,12 @@ def _recipe(tree: dict[str, Any], values: Mapping[str, Any], run: Mapping[str, A
 
 
 def _refuse_flags(config: QuantizationConfig) -> None:
+    if config.include_auto_mp and not config.extra_options.get("AutoMixprecision"):
+        raise QuarkConfigError(
+            "Mixed precision needs to know which other type to use.",
+            where="include_auto_mp",
+            expected="extra_options={'AutoMixprecision': {'TargetLayerConfig': QLayerConfig(…)}}",
+        )
     if config.crypto_mode:
         raise QuarkConfigError(
             "Roundel does not encrypt models.",

@@ -9,7 +9,9 @@ from roundel.quark import (
     CalibrationMethod,
     ExtendedCalibrationMethod,
     ExtendedQuantType,
+    Int8Spec,
     LayerWiseMethod,
+    QLayerConfig,
     QuantType,
 )
 
@@ -25,6 +27,8 @@ class Case:
 
 
 X, U, BF, BFP, NB = "XINT8", "U8S8_AAWS", "BF16", "BFP16", "MATMUL_NBITS"
+
+EIGHT = QLayerConfig(input_tensors=Int8Spec(), weight=Int8Spec())
 
 CASES: dict[str, Case] = {
     # graph
@@ -140,6 +144,7 @@ CASES: dict[str, Case] = {
     "SmoothAlpha": Case(0.8, fields={"include_sq": True}),
     "UseMatMulNBits": Case(True),
     "MatMulNBitsParams": Case({"GroupSize": 32, "Bits": 8}, NB),
+    "AutoMixprecision": Case({"TargetLayerConfig": EIGHT}, "S16S8_ASWS"),
     "QuantizationPreference": Case("speed"),
     # run
     "TmpDir": Case("."),

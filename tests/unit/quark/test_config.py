@@ -29,29 +29,15 @@ from roundel.quark.presets import preset_names
 from roundel.quark.qconfig import QCONFIG_NAMES, qconfig_preset
 from roundel.quark.translate import translate
 
-# Presets that ask for what Roundel does not do yet; each says so.
-REFUSED = {
-    name
-    for name in preset_names()
-    if "_MIXED_" in name or (name.endswith("_ADAQUANT") and name.startswith(("BFP", "MX")))
-}
-
 
 def test_all_names_of_the_documents() -> None:
     assert len(preset_names()) == 65
     assert set(DefaultConfigMapping) == set(get_default_config_mapping()) == set(preset_names())
 
 
-@pytest.mark.parametrize("name", sorted(set(preset_names()) - REFUSED))
+@pytest.mark.parametrize("name", preset_names())
 def test_every_preset_means_a_recipe(name: str) -> None:
     translate(get_default_config(name))
-
-
-@pytest.mark.parametrize("name", sorted(REFUSED))
-def test_presets_that_are_refused_say_what_to_do(name: str) -> None:
-    with pytest.raises(QuarkConfigError) as found:
-        translate(get_default_config(name))
-    assert found.value.hint
 
 
 @pytest.mark.parametrize("name", QCONFIG_NAMES)

@@ -12,18 +12,19 @@ import onnx
 import pytest
 
 from helpers import build, node, normal
-from roundel.quark.algorithms import AdaRoundConfig
+from roundel.quark.algorithms import AdaRoundConfig, AutoMixprecisionConfig
 from roundel.quark.config import QuantizationConfig
 from roundel.quark.errors import QuarkConfigError
 from roundel.quark.options import OPTIONS
 from roundel.quark.options.algorithms import FEW_BITS, GPTQ
 from roundel.quark.options.finetune import FINETUNE as TUNING
+from roundel.quark.options.mixed import MIXED
 from roundel.quark.presets import get_default_config
 from roundel.quark.request import FIELD_OPTIONS
 from roundel.quark.translate import Translation, translate
 
 sys.path.insert(0, str(Path(__file__).parent))
-from option_cases import CASES, FIELDS, FINETUNE, WEIGHT_METHODS, Case
+from option_cases import CASES, EIGHT, FIELDS, FINETUNE, WEIGHT_METHODS, Case
 
 # Nothing but the default is taken; anything else says what to do instead.
 REFUSED: dict[str, Any] = {
@@ -40,7 +41,6 @@ REFUSED: dict[str, Any] = {
     "UseUnsignedReLU": True,
     "QuantizeFP16": True,
     "CLEWeightThreshold": 0.1,
-    "AutoMixprecision": {"DataSize": 3},
     "UserCustomOpLibPath": "my.so",
     "EncryptionAlgorithm": "AES-256",
 }
@@ -209,6 +209,22 @@ def test_gptq_and_few_bit_settings() -> None:
     )
     with pytest.raises(QuarkConfigError, match="by GPTQ"):
         translate(config(Case(None, "MATMUL_NBITS"), MatMulNBitsParams={"Algorithm": "HQQ"}))
+
+
+def test_mixed_precision_without_a_search() -> None:
+    words = set(AutoMixprecisionConfig(EIGHT).get_options()["AutoMixprecision"])
+    assert words == set(MIXED), "the newer API and the classic option know the same words"
+    target = {"TargetLayerConfig": EIGHT, "TargetOpType": ["Conv"]}
+    recipe = translate(config(Case(None, "S16S8_ASWS"), AutoMixprecision=target)).recipe
+    assert (recipe.mixed.type, recipe.mixed.op_types) == ("int8", ("Conv",))
+    with pytest.raises(QuarkConfigError, match="no search"):
+        translate(config(Case(None), AutoMixprecision={**target, "MetricThreshold": 0.5}))
+    with pytest.raises(QuarkConfigError, match="one type"):
+        translate(config(Case(None), AutoMixprecision={"TargetLayerConfig": [EIGHT]}))
+    flagged = config(Case(None))
+    flagged.include_auto_mp = True
+    with pytest.raises(QuarkConfigError, match="which other type"):
+        translate(flagged)
 
 
 @pytest.mark.parametrize("name", FIELDS)

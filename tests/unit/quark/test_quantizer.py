@@ -42,6 +42,7 @@ from roundel.quark import (
     quantize_dynamic,
     quantize_static,
 )
+from roundel.quark.presets import preset_names
 from script_cases import SHAPE, Reader
 
 pytestmark = pytest.mark.usefixtures("capsys")
@@ -97,6 +98,19 @@ def test_presets_write_the_types_and_domains_of_the_documents(
     found = activations(result)
     assert {(s.dtype, s.domain) for s in found.values()} == {(activation, domain)}
     assert weights(result)["l"].dtype == "int8"
+
+
+@pytest.mark.parametrize("preset", [name for name in preset_names() if "_ADA" not in name])
+def test_every_preset_gives_a_model_that_runs(preset: str, model) -> None:
+    config = get_default_config(preset)
+    config.print_summary = False
+    config.include_fast_ft = False
+    config.extra_options.pop("FastFinetune", None)
+    result = ModelQuantizer(Config(config)).quantize_model(model, None, Reader(2))
+    sample = Reader(1).get_next()
+    expected, got = run(model, sample)[0], run(result, sample)[0]
+    coarse = preset.startswith(("MX4", "MXFP"))  # three bits of precision and fewer
+    assert np.linalg.norm(got - expected) < (0.6 if coarse else 0.15) * np.linalg.norm(expected)
 
 
 def test_the_config_stays_as_it_was(path: Path, reader: Reader) -> None:

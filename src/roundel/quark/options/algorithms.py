@@ -6,6 +6,7 @@ from dataclasses import replace
 from typing import Any
 
 from roundel.quark.options.finetune import FINETUNE
+from roundel.quark.options.mixed import MIXED
 from roundel.quark.options.nested import nested_effects
 from roundel.quark.request import Request
 from roundel.quark.rows import (
@@ -110,6 +111,11 @@ FEW_BITS = {
     )
 }
 
+
+def _mixed(value: Any, request: Request) -> Effect:
+    return nested_effects("AutoMixprecision", MIXED, value, request)
+
+
 _FOUND = "the residual stream and its size are found in the graph."
 
 ALGORITHMS: tuple[Option, ...] = (
@@ -135,11 +141,5 @@ ALGORITHMS: tuple[Option, ...] = (
     always("UseRandomHad", False, SWITCH, "the signs of the matrix are random, by a seed."),
     computed("UseMatMulNBits", False, SWITCH, "mode", _few_bits),
     computed("MatMulNBitsParams", {}, TABLE, "weight_only.*", _few_bits_details),
-    refused(
-        "AutoMixprecision",
-        {},
-        "no search chooses types layer by layer yet.",
-        "Give layers their types with TensorQuantOverrides, or use the preset A16W8.",
-        TABLE,
-    ),
+    computed("AutoMixprecision", {}, TABLE, "mixed.*", _mixed),
 )
