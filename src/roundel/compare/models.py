@@ -76,7 +76,7 @@ class _Pair:
         stored = strip_stored(stripped)
         self.reference: Reference = find_reference(float_model, stripped, stored, loaded.path)
         self.matches: Matches = match(self.reference.model, stripped)
-        factors, rescaled = find_factors(self.reference.model, stripped, self.matches.nodes)
+        factors, rescaled = find_factors(stripped, self.matches)
         plain = with_plain_constants(loaded.model)
         points = find_points(plain, self.matches)
         if not points:

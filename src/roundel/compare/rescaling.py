@@ -8,7 +8,6 @@ rounding does not.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -18,7 +17,9 @@ from numpy.typing import NDArray
 
 from roundel.algorithms.equalize_layers import Vector, read_layer
 from roundel.algorithms.equalize_trace import Trace
+from roundel.compare.matching import Matches
 from roundel.model.graph import values_by_name
+from roundel.passes import refresh_shapes
 
 _FEWEST = 4  # weights in a row; fewer are fitted by chance
 _GAIN_DB = 10.0  # rounding alone gains less than 2 dB from one factor for each row
@@ -45,38 +46,42 @@ class Factors:
 
 
 def find_factors(
-    reference: ir.Model, stripped: ir.Model, nodes: Mapping[str, ir.Node]
+    stripped: ir.Model, matches: Matches
 ) -> tuple[dict[str, Factors], dict[str, tuple[Vector, Vector]]]:
     """Factors of tensors and layers of the float graph.
 
+    The quantized graph is the one that was equalized: where its tool has put a Relu in place of a Clip,
+    channels are free that the float graph would hold.
+
     Args:
-        reference: the float model.
-        stripped: the quantized model without Q/DQ pairs: its weights are the stored ones.
-        nodes: node name in the quantized graph -> node of the float graph.
+        stripped: the quantized model without Q/DQ pairs: its weights are the stored ones. Its shapes are
+            inferred anew.
+        matches: partners of its tensors and nodes.
 
     Returns:
         Factors by tensor name; and (rows, columns) by node name, for layers that were rescaled.
     """
-    stored = {nodes[str(n.name)]: n for n in stripped.graph if str(n.name) in nodes}
-    trace = Trace(reference.graph, absorb=False)
+    refresh_shapes(stripped)
+    trace = Trace(stripped.graph, absorb=False)
     settled = trace.channels.settle()
     factors, known = np.ones(len(settled.roots)), settled.fixed.copy()
     layers: dict[str, tuple[Vector, Vector]] = {}
     for layer, (given, made) in zip(trace.layers, trace.sides, strict=True):
-        twin = read_layer(stored[layer.node]) if layer.node in stored else None
-        if twin is None or twin.weight.shape != layer.weight.shape:
+        node = matches.nodes.get(str(layer.node.name))
+        plain = None if node is None else read_layer(node)
+        if node is None or plain is None or plain.weight.shape != layer.weight.shape:
             continue
         columns = np.ones(len(layer.columns)) if given is None else factors[settled.roots[given]]
         roots = settled.roots[made]
-        rows = np.where(known[roots], factors[roots], _fit(layer.weight, twin.weight, columns))
+        rows = np.where(known[roots], factors[roots], _fit(plain.weight, layer.weight, columns))
         factors[roots], known[roots] = rows, True
         if np.any(rows != 1) or np.any(columns != 1):
-            layers[str(layer.node.name)] = rows, columns
+            layers[str(node.name)] = rows, columns
     tensors = {}
-    for name, value in values_by_name(reference.graph).items():
-        flow = trace.flow(value)
-        if flow.ids is not None and np.any(factors[settled.roots[flow.ids]] != 1):
-            tensors[name] = Factors(flow.axis, factors[settled.roots[flow.ids]].astype(np.float32))
+    for name, value in values_by_name(stripped.graph).items():
+        ours, flow = matches.tensors.get(name), trace.flow(value)
+        if ours is not None and flow.ids is not None and np.any(factors[settled.roots[flow.ids]] != 1):
+            tensors[str(ours.name)] = Factors(flow.axis, factors[settled.roots[flow.ids]].astype(np.float32))
     return tensors, layers
 
 
