@@ -350,6 +350,8 @@ class Improve(Section):
     """Widen or narrow ranges of activations where the model's outputs gain."""
     rounding: bool = True
     """Choose rounding, weight scales and biases layer by layer, on the quantized layers before."""
+    biases: bool = True
+    """Short floats and blocks: correct biases by what rounding shifts; part of `rounding` for integers."""
     equalize: Equalize = Equalize()
     rotate: Rotate = Rotate()
     smooth: Smooth = Smooth()

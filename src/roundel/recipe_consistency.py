@@ -143,6 +143,8 @@ def _steps(recipe: Recipe) -> Iterator[str]:
     """The improving steps that work on integer codes."""
     moving, stored = recipe.activations, recipe.weights
     whole = isinstance(moving.scheme, Scheme), isinstance(stored.scheme, Scheme)
+    if all(whole) and not recipe.improve.biases and not _override_types(recipe) - _INTEGERS - {"float"}:
+        yield "improve.biases means short floats and blocks; integers have it in improve.rounding"
     if recipe.effort == "none" or all(whole):
         return
     if recipe.improve.rounding:
@@ -156,7 +158,7 @@ def _steps(recipe: Recipe) -> Iterator[str]:
         yield f"improve.equalize.enabled is of no use to {stored.type} weights: set it to false"
     if recipe.improve.finetune.algorithm == "adaround":
         yield f"AdaRound rounds integer codes, and weights.type is {stored.type}; use adaquant"
-    if recipe.finetuning == "none":
+    if recipe.finetuning == "none" and not recipe.improve.biases:
         yield f"effort {recipe.effort} has nothing to do for {stored.type} weights; use none or high"
     if recipe.improve.finetune.output_qdq and isinstance(moving.scheme, BlockScheme):
         yield "improve.finetune.output_qdq needs one scale, and blocks have many"

@@ -45,8 +45,7 @@ class Delivered:
     """
 
     def __init__(self, model: ir.Model, state: QuantState, recipe: Recipe) -> None:
-        # Short floats stay float32 before their rounding: constants that tuning can replace.
-        self.model = write_qdq(model, state, recipe.merged({"output": {"half_weights": False}}))
+        self.model = write_qdq(model, state, _replaceable(recipe))
         simulate(self.model, state, recipe.npu)
         self._values = values_by_name(self.model.graph)
         self._nodes = {str(node.name): node for node in self.model.graph}
@@ -74,6 +73,10 @@ class Delivered:
                 return str(value.name)
         raise KeyError(tensor)
 
+    def output_of(self, node: str) -> str:
+        """The name of what a node makes, whatever stores it behind."""
+        return str(self._nodes[node].outputs[0].name)
+
     def codes_of(self, tensor: str) -> str:
         """The name of a tensor's integer codes."""
         for name in (tensor, f"{tensor}_QuantizeLinear_Input"):
@@ -82,6 +85,15 @@ class Delivered:
                 if node.op_type == "QuantizeLinear":
                     return str(node.outputs[0].name)
         raise KeyError(tensor)
+
+
+def _replaceable(recipe: Recipe) -> Recipe:
+    """Short floats as float32 constants before casts: the same numbers, which tuning can replace."""
+    plain: dict[str, Any] = {"output": {"half_weights": False, "strip_functions": False}}
+    if {recipe.activations.type, recipe.weights.type} & {"bfloat16", "float16"}:
+        form = "plain" if recipe.floats.form == "plain" else "cast"  # no bodies to inline, piece by piece
+        plain["floats"] = {"form": form}
+    return recipe.merged(plain)
 
 
 class Branches:

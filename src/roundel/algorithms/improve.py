@@ -10,6 +10,7 @@ from typing import Protocol
 
 import onnx_ir as ir
 
+from roundel.algorithms.correct_biases import correct_biases, find_shifts
 from roundel.algorithms.finetune import finetune
 from roundel.algorithms.finetune_checkpoint import Checkpoint, checkpoint_at
 from roundel.algorithms.finetune_report import FinetuneReport, Moment
@@ -109,12 +110,18 @@ def improve(
     def rounded(now: QuantState) -> Worked:
         return walk(model, now, samples, recipe, progress=told)
 
+    def corrected(now: QuantState) -> Worked:
+        return correct_biases(model, now, samples, recipe, progress=told)
+
     def tuned(now: QuantState) -> Worked:
         return _tuned(model, now, samples, recipe, told, checkpoint)
 
     work: list[tuple[str, Callable[[QuantState], Worked]]] = []
     if recipe.improve.ranges:
         work.append(("ranges", ranged))
+    # Before rounding, which makes up in integer layers for what is still missing behind these.
+    if recipe.improve.biases and any(find_shifts(model.graph, state.plan)):
+        work.append(("bias correction", corrected))
     if recipe.improve.rounding:
         work.append(("rounding", rounded))
     if recipe.finetuning != "none":

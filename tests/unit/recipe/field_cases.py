@@ -540,6 +540,9 @@ CASES: dict[str, Case] = {
         loud, False, base={**FAST, "improve": {"equalize": {"enabled": False}}}, data=many
     ),
     "improve.rounding": Case(uneven, False, base=FAST, data=many),
+    "improve.biases": Case(
+        uneven, False, base={**FAST, "overrides": [{"tensors": ["k", "d"], "type": "mx4"}]}, data=many
+    ),
     "improve.equalize.enabled": Case(uneven, False, base=FAST, data=many),
     "improve.equalize.steps": Case(uneven, 1, base=FAST, data=many),
     "improve.equalize.threshold": Case(uneven, 1e3, base=FAST, data=many),
