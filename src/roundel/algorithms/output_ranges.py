@@ -26,6 +26,7 @@ _RUNS = 1000  # forward runs that looking at every tensor may take
 _LOOKED = 4  # samples that a tensor is looked at with
 _MEASURED = 32  # samples that a search uses
 _WORTH = 0.02  # share of the whole error that makes a tensor worth a search
+_MOST = 12  # tensors that are searched
 _GAIN = 0.95  # a step must leave less than this share of the error
 _STEPS = 4
 _FACTORS = {ScaleKind.POWER_OF_TWO: 0.5}
@@ -62,11 +63,11 @@ def choose_ranges(
         noise.append(board.error(index, state.params[names[0]].scale, few).noise)
         if progress is not None:
             progress.advance(index + 1)
-    total = sum(noise)
+    least = max(_WORTH * sum(noise), *sorted(noise)[-_MOST - 1 : -_MOST], 0.0)
     moved: dict[str, QParams] = {}
     reports = []
     for index, names in enumerate(groups):
-        if noise[index] <= _WORTH * total:
+        if noise[index] <= least:
             continue
         start = time.perf_counter()
         kind = state.plan.tensors[names[0]].integer.scale
