@@ -153,23 +153,22 @@ def _preparation(request: Request) -> Values:
 
 def _steps(request: Request) -> Values:
     """Accuracy by default: ranges, rounding and biases by error, equalization where the config has it."""
-    tuned = request.config.include_fast_ft or "FastFinetune" in request.options
     integers = request.integer_weights
-    untuned = "fast" if integers else "none"
-    yield "effort", "high" if tuned else untuned
+    yield "effort", request.effort
     yield "improve.rounding", integers and request.integer_activations
     yield "improve.ranges", request.integer_activations
     yield "improve.equalize.enabled", integers and request.config.include_cle
     yield "improve.smooth.enabled", request.config.include_sq
     yield "improve.smooth.insert", request.config.include_sq
     yield "improve.rotate.enabled", request.config.include_rotation
-    if tuned:
+    if request.tuned:
         yield "improve.finetune.algorithm", "adaround" if integers else "adaquant"
 
 
 def _few_bits(request: Request) -> Values:
     yield from _identity(request)
     yield "mode", "weight_only"
+    yield "weight_only.bits", 4 if request.asked("UseMatMulNBits") else 8
     yield from ((f"prepare.{name}", False) for name in _KEPT_AS_IS)
 
 

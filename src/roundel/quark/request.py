@@ -151,7 +151,7 @@ class Request:
     @property
     def few_bits(self) -> bool:
         """Weights of MatMul in few bits, everything else in float."""
-        return bool(self.asked("UseMatMulNBits"))
+        return bool(self.asked("UseMatMulNBits") or self.asked("UseGPTQ"))
 
     @property
     def extended(self) -> bool:
@@ -163,6 +163,18 @@ class Request:
     def npu(self) -> bool:
         """The NPU's 8-bit engine: power-of-two scales, shift limits, its own arithmetic."""
         return self.config.enable_npu_cnn and not self.extended and self.scale == "power_of_two"
+
+    @property
+    def tuned(self) -> bool:
+        """Whether the model is fine-tuned; options for it are enough to ask for it."""
+        return self.config.include_fast_ft or "FastFinetune" in self.options
+
+    @property
+    def effort(self) -> str:
+        """Accuracy by default; short floats and blocks need no data, unless something is asked for."""
+        if self.tuned:
+            return "high"
+        return "fast" if self.integer_weights or self.asked("BiasCorrection") else "none"
 
     @property
     def casts(self) -> bool:

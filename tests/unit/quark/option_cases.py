@@ -140,7 +140,7 @@ CASES: dict[str, Case] = {
     "CLETotalLayerDiffThreshold": Case(0.5),
     "BiasCorrection": Case(True, options={"QuantizationPreference": "speed"}),
     "UseGPTQ": Case(True),
-    "GPTQParams": Case({"PerChannel": True}),
+    "GPTQParams": Case({"Bits": 4}, options={"UseGPTQ": True}),
     "SmoothAlpha": Case(0.8, fields={"include_sq": True}),
     "UseMatMulNBits": Case(True),
     "MatMulNBitsParams": Case({"GroupSize": 32, "Bits": 8}, NB),

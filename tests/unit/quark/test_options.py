@@ -185,18 +185,24 @@ def test_an_unknown_nested_key_raises_with_a_suggestion(option: str, key: str) -
 
 
 def test_gptq_and_few_bit_settings() -> None:
-    assert set(GPTQ) == {
-        "Bits",
-        "GroupSize",
-        "PerChannel",
-        "WeightSymmetric",
-        "MSE",
-        "BlockSize",
-        "PercDamp",
-        "ActOrder",
+    given = {
+        "Bits": 4,
+        "GroupSize": 32,
+        "WeightSymmetric": False,
+        "PercDamp": 0.1,
+        "ActOrder": True,
+        "MSE": True,
     }
-    with pytest.raises(QuarkConfigError, match="8 bits here"):
-        translate(config(Case(None), UseGPTQ=True, GPTQParams={"Bits": 4}))
+    assert set(given) == {key for key, row in GPTQ.items() if not row.becomes.startswith("always")}
+    found = translate(config(Case(None), UseGPTQ=True, GPTQParams=given)).recipe
+    assert found.mode == "weight_only"
+    told = found.weight_only
+    assert (told.bits, told.group_size, told.symmetric, told.percdamp, told.act_order, told.range) == (
+        *(4, 32, False, 0.1, True, "mse"),
+    )
+    assert translate(config(Case(None), UseGPTQ=True)).recipe.weight_only.bits == 8
+    alone = translate(config(Case(None), GPTQParams=given))
+    assert "GPTQParams counts only with UseGPTQ=True" in alone.notes
     few = {"Algorithm": "GPTQ", "GroupSize": 32, "Symmetric": False, "Bits": 8, "AccuracyLevel": 4}
     assert set(FEW_BITS) == set(few)
     told = translate(config(Case(None, "MATMUL_NBITS"), MatMulNBitsParams=few)).recipe.weight_only

@@ -53,33 +53,45 @@ def _threshold(value: Any, request: Request) -> Effect:
 
 
 def _bias_correction(value: Any, request: Request) -> Effect:
-    """Biases are fitted where rounding is chosen, layer by layer."""
-    return Effect(recipe={"effort": "fast", "improve.rounding": True} if value else {})
+    """Biases are fitted where rounding is chosen, layer by layer; those of short floats and blocks apart."""
+    whole = request.integer_activations and request.integer_weights
+    return Effect(recipe={"effort": request.effort, "improve.rounding": whole} if value else {})
 
 
 def _gptq(value: Any, request: Request) -> Effect:
-    """Error-compensating rounding of weights alone; activations stay float."""
+    """Weights of MatMul and Gemm in few bits, rounded by GPTQ; activations stay float."""
     if not value:
         return NOTHING
-    return Effect(recipe={"placement.weights_only": True, "effort": "fast", "improve.rounding": True})
+    return Effect(recipe={"weight_only.algorithm": "gptq", "weight_only.format": "qdq"})
 
 
 def _gptq_details(value: Any, request: Request) -> Effect:
-    return nested_effects("GPTQParams", GPTQ, value, request)
+    found = nested_effects("GPTQParams", GPTQ, value, request)
+    return found if request.asked("UseGPTQ") else Effect(note="GPTQParams counts only with UseGPTQ=True")
 
 
-_SOLVED = "the rounding is solved layer by layer; it needs no such setting."
+def _gptq_group(value: Any, request: Request) -> Effect:
+    if value == -1:
+        return Effect(note="GroupSize -1: weights share scales in groups of 128, not in whole channels")
+    return Effect(recipe={"weight_only.group_size": value})
+
+
+def _gptq_range(value: Any, request: Request) -> Effect:
+    return Effect(recipe={"weight_only.range": "mse" if value else "minmax"})
+
+
+_SOLVED = "the equations of a layer are solved as a whole."
 GPTQ = {
     row.key: row
     for row in (
-        refused("Bits", 8, "weights have 8 bits here.", "For 4 bits use the preset MATMUL_NBITS.", COUNT),
-        refused("GroupSize", -1, "a scale is for a tensor or a channel.", "Use MATMUL_NBITS.", INTEGER),
-        to_field("PerChannel", False, SWITCH, "weights.per_channel"),
-        to_field("WeightSymmetric", True, SWITCH, "weights.symmetric"),
-        always("MSE", False, SWITCH, "scales are chosen by error."),
+        to_field("Bits", 8, COUNT, "weight_only.bits"),
+        computed("GroupSize", -1, INTEGER, "weight_only.group_size", _gptq_group),
+        to_field("WeightSymmetric", True, SWITCH, "weight_only.symmetric"),
+        to_field("PercDamp", 0.01, NUMBER, "weight_only.percdamp"),
+        to_field("ActOrder", False, SWITCH, "weight_only.act_order"),
+        computed("MSE", False, SWITCH, "weight_only.range", _gptq_range),
+        always("PerChannel", False, SWITCH, "groups are finer than channels."),
         always("BlockSize", 128, INTEGER, _SOLVED),
-        always("PercDamp", 0.01, NUMBER, _SOLVED),
-        always("ActOrder", False, SWITCH, _SOLVED),
     )
 }
 
@@ -89,7 +101,10 @@ def _few_bits(value: Any, request: Request) -> Effect:
 
 
 def _few_bits_details(value: Any, request: Request) -> Effect:
-    return nested_effects("MatMulNBitsParams", FEW_BITS, value, request) if request.few_bits else NOTHING
+    found = nested_effects("MatMulNBitsParams", FEW_BITS, value, request)
+    if request.asked("UseMatMulNBits"):
+        return found
+    return Effect(note="MatMulNBitsParams counts only with UseMatMulNBits=True")
 
 
 def _few_bits_algorithm(value: Any, request: Request) -> Effect:
@@ -133,8 +148,8 @@ ALGORITHMS: tuple[Option, ...] = (
     always("CLEScaleUseThreshold", True, SWITCH, "ranges are relative, so no threshold is needed."),
     computed("CLETotalLayerDiffThreshold", 2e-7, NUMBER, "improve.equalize.threshold", _threshold),
     computed("BiasCorrection", False, SWITCH, "improve.rounding", _bias_correction),
-    computed("UseGPTQ", False, SWITCH, "placement.weights_only, improve.rounding", _gptq),
-    computed("GPTQParams", {}, TABLE, "weights.*", _gptq_details),
+    computed("UseGPTQ", False, SWITCH, "mode, weight_only.algorithm", _gptq),
+    computed("GPTQParams", {}, TABLE, "weight_only.*", _gptq_details),
     to_field("SmoothAlpha", 0.5, NUMBER, "improve.smooth.alpha"),
     always("RMatrixDim", 4096, COUNT, _FOUND),
     always("RConfigPath", None, PATH, _FOUND),
