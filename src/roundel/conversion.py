@@ -16,7 +16,7 @@ from roundel.evidence import open_data
 from roundel.model import load_model
 from roundel.model.external import external_values
 from roundel.model.graph import is_constant, op_key
-from roundel.model.load import ModelSource
+from roundel.model.load import ModelSource, bfloat16_node
 from roundel.model.save import check_writable, same_file, staged_or_temporary
 from roundel.model.session import open_session
 from roundel.plan import build_plan
@@ -24,7 +24,7 @@ from roundel.plan.types import Role
 from roundel.preparation import load_prepared
 from roundel.qdq import attach, strip, write_qdq
 from roundel.qdq.forms import Form, put
-from roundel.qdq.lift import Stored, left_over, lift
+from roundel.qdq.lift import Stored, lift
 from roundel.qdq.pairs import QUARK
 from roundel.recipe import Data
 from roundel.recipe_file import load_recipe
@@ -141,6 +141,7 @@ def _check_options(to: str, form: str, *, half_weights: bool, strip_functions: b
 def _made(source: ModelSource, loaded: ir.Model, to: Target, form: Form, *, half_weights: bool) -> _Made:
     bare = loaded.clone()
     tensors = lift(bare.graph)
+    _refuse_left_over(bare)
     ftype = _TYPES.get(to)
     if ftype is None:
         return _widened(bare if tensors else source, tensors)
@@ -166,17 +167,16 @@ def _counted(tensors: tuple[Stored, ...]) -> dict[str, int]:
 def _widened(source: ModelSource, tensors: tuple[Stored, ...]) -> _Made:
     """Float32, with whatever the constants held."""
     loaded = load_model(source)
-    _refuse_left_over(loaded.model)
     return _Made(loaded.model, _counted(tensors), loaded.notes)
 
 
 def _refuse_left_over(model: ir.Model) -> None:
-    node = left_over(model.graph)
+    node = bfloat16_node(model)
     if node is not None:
         raise ModelError(
-            "The model computes in a short type itself, beyond pairs that can be taken out.",
+            "The model computes in bfloat16 itself, beyond pairs that can be taken out.",
             where=f"{op_key(node)} node '{node.name}'",
-            expected="AMD's pairs, casts there and back, or a float16 model",
+            expected="AMD's pairs, casts there and back, or a float model",
         )
 
 
@@ -185,7 +185,6 @@ def _shortened(source: ModelSource, to: Target, form: Form, *, half_weights: boo
     changes = {"floats": {"form": form}, "output": {"half_weights": half_weights}}
     recipe = load_recipe(to, {**changes, "selection": {"all_op_types": True}})
     ready = load_prepared(source, recipe)
-    _refuse_left_over(ready.model)
     plan = build_plan(ready.model, recipe)
     if not plan.tensors:
         raise ModelError("The model has no float32 tensor to convert.", expected="a float model")
@@ -199,7 +198,7 @@ def _run(
     source: ModelSource, loaded: ir.Model, data: object, samples: int | None
 ) -> tuple[list[Sample], list[Sample]]:
     """What the source makes of the data: inputs and outputs."""
-    if any(node.domain == QUARK for node in loaded.graph):
+    if lift(loaded.clone().graph):
         before = attach(loaded)
     else:
         before = load_model(source).model  # as the conversion saw it: float16 is widened

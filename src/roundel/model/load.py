@@ -14,7 +14,7 @@ from roundel.errors import ModelError, did_you_mean
 from roundel.model.check import check_structure
 from roundel.model.external import external_values
 from roundel.model.float16 import widen_float16
-from roundel.model.graph import op_key, opset_version
+from roundel.model.graph import attribute_int, op_key, opset_version
 from roundel.model.opset import raise_opset
 
 ModelSource = str | Path | bytes | onnx.ModelProto | ir.Model
@@ -186,7 +186,25 @@ def quantized_node(model: ir.Model) -> ir.Node | None:
     return None
 
 
+def bfloat16_node(model: ir.Model) -> ir.Node | None:
+    """A node that makes or reads bfloat16, or None."""
+    for node in model.graph.all_nodes():
+        reads = any(value is not None and value.dtype is ir.DataType.BFLOAT16 for value in node.inputs)
+        if reads or (node.op_type == "Cast" and attribute_int(node, "to", 0) == ir.DataType.BFLOAT16):
+            return node
+    return None
+
+
 def _refuse_quantized(model: ir.Model, where: object) -> None:
+    node = bfloat16_node(model) if quantized_node(model) is None else None
+    if node is not None:
+        raise ModelError(
+            "The model is already in bfloat16.",
+            where=where,
+            observed=f"{op_key(node)} node '{node.name}'",
+            expected="a float model",
+            hint="Start from the float model, or take the casts out: roundel convert MODEL -o OUT --to fp32.",
+        )
     node = quantized_node(model)
     if node is not None:
         raise ModelError(

@@ -55,15 +55,6 @@ def lift(graph: ir.Graph) -> tuple[Stored, ...]:
     return tuple(stored for stored in found if stored is not None)
 
 
-def left_over(graph: ir.Graph) -> ir.Node | None:
-    """A node that still makes or reads a short float: one in a pair that `lift` could not read."""
-    for node in graph.all_nodes():
-        short = any(value is not None and value.dtype in _FLOAT_TYPES for value in node.inputs)
-        if short or _entered(node) is not None:
-            return node
-    return None
-
-
 def _entered(node: ir.Node) -> FloatType | None:
     """The short float that the node makes of float32."""
     if (node.domain, node.op_type) == (QUARK, _QUANTIZE):

@@ -152,8 +152,10 @@ def test_closeness_is_measured_where_data_are_given() -> None:
     assert bf16.path is None
     assert bf16.counts == {"activations": 5, "constants": 5}
     assert 20 < bf16.outputs[0].sqnr_db < fp16.outputs[0].sqnr_db
-    again = roundel.convert(bf16.ir, form="cast", data=data)
-    assert all(report.sqnr_db == np.inf for report in again.outputs)
+    for short, to in ((bf16, "bf16"), (fp16, "fp16")):
+        cast = roundel.convert(short.ir, to=to, form="cast", data=data)  # type: ignore[arg-type]
+        back = roundel.convert(cast.ir, to=to, data=data)  # type: ignore[arg-type]
+        assert all(report.sqnr_db == np.inf for report in (*cast.outputs, *back.outputs))
 
 
 def test_the_bare_form_can_be_read_back(tmp_path: Path) -> None:
@@ -189,8 +191,16 @@ def test_a_model_that_computes_in_bfloat16_is_refused(tmp_path: Path) -> None:
         node("Identity", ["h"], ["i"]),
         node("Cast", ["i"], ["y"], to=TensorProto.FLOAT),
     ]
-    with pytest.raises(roundel.ModelError, match="computes in a short type"):
+    with pytest.raises(roundel.ModelError, match="computes in bfloat16 itself"):
         roundel.convert(build(nodes, SHAPES, ["y"]), to="fp32")
+
+
+def test_a_short_model_is_not_quantized_again(tmp_path: Path) -> None:
+    for form in ("cast", "plain"):
+        short = converted(network(), tmp_path / f"{form}.onnx", form=form)
+        with pytest.raises(roundel.ModelError, match="already in bfloat16") as caught:
+            roundel.quantize(short, recipe="a8w8", data=feeds(SHAPES))
+        assert "--to fp32" in str(caught.value)
 
 
 def test_the_source_is_never_overwritten(tmp_path: Path) -> None:
