@@ -11,11 +11,14 @@ import onnx_ir as ir
 from numpy.typing import NDArray
 
 from roundel.calibrate.state import QuantState
-from roundel.model.graph import opset_version, values_by_name
+from roundel.model.graph import constant_array, opset_version, values_by_name
 from roundel.model.session import open_session
+from roundel.numerics.affine import dequantize
 from roundel.numerics.metrics import Closeness
 from roundel.qdq.pairs import MICROSOFT, Dialect, Names, constant, dequantize_node, quantize_node
+from roundel.qdq.write import weight_codes
 from roundel.recipe import Recipe
+from roundel.targets.operators import is_operand
 from roundel.types import QParams, Sample
 
 
@@ -41,7 +44,7 @@ class Switchboard:
     ) -> None:
         self._samples, self._outputs = samples, outputs
         self._names = [str(value.name) for value in model.graph.outputs]
-        wired = _Wiring(model.clone(), state, recipe)
+        wired = Wiring(model.clone(), state, recipe)
         self._switches = [wired.group(names) for names in groups]
         self._idle: dict[str, NDArray[Any]] = {}
         for switch, scale in self._switches:
@@ -69,7 +72,7 @@ class Switchboard:
         return total
 
 
-class _Wiring:
+class Wiring:
     """Puts an If around each quantizer: only the branch that is taken costs time."""
 
     def __init__(self, model: ir.Model, state: QuantState, recipe: Recipe) -> None:
@@ -91,15 +94,54 @@ class _Wiring:
         self.model.graph.inputs.append(value)
         return value
 
+    def toggle(self, name: str) -> str:
+        """Name of the input that switches one tensor, with the scale (and, of a constant, codes) it has."""
+        switch = self._input(f"{name}_switch", ir.DataType.BOOL)
+        array = constant_array(self._values[name])
+        if array is None:
+            scale = constant(
+                self.model.graph, self._names(f"{name}_scale"), np.asarray(self.state.params[name].scale)
+            )
+            self._tensor(name, switch, scale)
+        else:
+            self._constant(name, switch, array)
+        return str(switch.name)
+
     def _tensor(self, name: str, switch: ir.Value, scale: ir.Value) -> None:
         graph, value = self.model.graph, self._values[name]
         params = self.state.params[name]
         zero = constant(graph, self._names(f"{name}_zero"), np.asarray(params.zero_point))
         uses = [use for use in value.uses() if use.node.graph is graph]
+        out = self._either(name, switch, value, self._stored(name, value, (scale, zero), params))
+        for use in uses:
+            use.node.replace_input_with(use.idx, out)
+        for index, old in enumerate(graph.outputs):
+            if old is value:
+                graph.outputs[index] = out
+
+    def _constant(self, name: str, switch: ir.Value, array: NDArray[Any]) -> None:
+        """Only nodes that read the stored constant in the quantized model read it here."""
+        value, tensor = self._values[name], self.state.plan.tensors[name]
+        read = dequantize(weight_codes(array, tensor, self.state), self.state.params[name])
+        rounded = constant(self.model.graph, self._names(f"{name}_rounded"), read)
+        uses = [
+            use for use in value.uses() if self._quantized(use.node) and is_operand(use.node.op_type, use.idx)
+        ]
+        out = self._either(name, switch, value, self._same(f"{name}_on", rounded))
+        for use in uses:
+            use.node.replace_input_with(use.idx, out)
+
+    def _quantized(self, node: ir.Node) -> bool:
+        verdict = self.state.plan.nodes.get(str(node.name))
+        return node.graph is self.model.graph and verdict is not None and verdict.quantized
+
+    def _either(self, name: str, switch: ir.Value, value: ir.Value, on: ir.Graph) -> ir.Value:
+        """What the branch gives when the switch is on, else the value itself."""
+        graph = self.model.graph
         out = ir.Value(name=self._names(f"{name}_switched"), shape=value.shape, type=value.type)
         branches = [
-            ir.AttrGraph("then_branch", self._stored(name, value, (scale, zero), params)),
-            ir.AttrGraph("else_branch", self._untouched(name, value)),
+            ir.AttrGraph("then_branch", on),
+            ir.AttrGraph("else_branch", self._same(f"{name}_off", value)),
         ]
         node = ir.Node("", "If", [switch], branches, outputs=[out], name=self._names(f"{name}_if"))
         producer = value.producer()
@@ -107,11 +149,7 @@ class _Wiring:
             graph.insert_before(graph[0], node)
         else:
             graph.insert_after(producer, node)
-        for use in uses:
-            use.node.replace_input_with(use.idx, out)
-        for index, old in enumerate(graph.outputs):
-            if old is value:
-                graph.outputs[index] = out
+        return out
 
     def _stored(
         self, name: str, value: ir.Value, constants: tuple[ir.Value, ir.Value], params: QParams
@@ -125,7 +163,7 @@ class _Wiring:
         dq = dequantize_node(domain, q.outputs[0], constants, back, params)
         return ir.Graph([], [dq.outputs[0]], nodes=[q, dq], name=self._names(f"{name}_on"))
 
-    def _untouched(self, name: str, value: ir.Value) -> ir.Graph:
+    def _same(self, name: str, value: ir.Value) -> ir.Graph:
         out = ir.Value(name=self._names(f"{name}_same"), shape=value.shape, type=value.type)
         node = ir.Node("", "Identity", [value], outputs=[out], name=self._names(f"{name}_id"))
-        return ir.Graph([], [out], nodes=[node], name=self._names(f"{name}_off"))
+        return ir.Graph([], [out], nodes=[node], name=self._names(name))

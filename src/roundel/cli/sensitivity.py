@@ -1,0 +1,69 @@
+"""`roundel sensitivity`."""
+
+from __future__ import annotations
+
+import json
+import sys
+from typing import Annotated
+
+import typer
+
+from roundel.cli.data_options import DataChoice, takes_data
+from roundel.cli.options import (
+    Exclude,
+    Include,
+    Json,
+    Model,
+    Preset,
+    RecipeFile,
+    Set,
+    chosen_recipe,
+    recipe_changes,
+)
+
+_EPILOG = """[bold]Examples[/]
+
+roundel sensitivity model.onnx --data images/
+
+roundel sensitivity model.onnx -p xint8 --data inputs.npz --worst 3 --json
+"""
+
+
+def register(app: typer.Typer) -> None:
+    """Add the command."""
+    app.command(epilog=_EPILOG, no_args_is_help=True)(takes_data(sensitivity))
+
+
+def sensitivity(
+    model: Model,
+    data: DataChoice,
+    preset: Preset = None,
+    recipe: RecipeFile = None,
+    exclude: Exclude = None,
+    include: Include = None,
+    settings: Set = None,
+    look: Annotated[int, typer.Option(help="Samples that each layer is measured with.")] = 8,
+    worst: Annotated[int, typer.Option(help="Layers that get proposals, at most.")] = 5,
+    everything: Annotated[bool, typer.Option("--all", help="List all layers, not only the worst.")] = False,
+    as_json: Json = False,
+) -> None:
+    """Rank the layers by what quantizing them costs at the output, and say what would help."""
+    from roundel.pipeline import changed
+    from roundel.report.console import ProgressListener, terminal
+    from roundel.report.sensitivity_view import show_sensitivity
+    from roundel.sensitivity import sensitivity as run
+
+    changes = changed(recipe_changes(settings, include, data=data.preprocessing), None, exclude or ())
+    found = run(
+        model,
+        recipe=chosen_recipe(preset, recipe),
+        data=data.required(),
+        changes=changes,
+        samples=look,
+        worst=worst,
+        listener=None if as_json else ProgressListener(),
+    )
+    if as_json:
+        sys.stdout.write(json.dumps(found.to_dict(), indent=1) + "\n")
+    else:
+        show_sensitivity(terminal(), found.to_dict(), everything=everything)
