@@ -31,6 +31,8 @@ if TYPE_CHECKING:
     from roundel.plan import QuantPlan
     from roundel.recipe import Recipe
     from roundel.recipe_file import load_recipe, preset_names
+    from roundel.reporting import write_report
+    from roundel.sensitivity.measure import sensitivity
 
 __version__ = VERSION
 
@@ -58,6 +60,8 @@ _HOMES = {
     "load_recipe": "roundel.recipe_file",
     "preset_names": "roundel.recipe_file",
     "quantize": "roundel.pipeline",
+    "sensitivity": "roundel.sensitivity",
+    "write_report": "roundel.reporting",
 }
 _RENAMED = {"RandomData": "RandomSpec"}
 
@@ -84,6 +88,8 @@ __all__ = [
     "load_recipe",
     "preset_names",
     "quantize",
+    "sensitivity",
+    "write_report",
 ]
 
 

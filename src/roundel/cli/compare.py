@@ -10,13 +10,15 @@ from typing import Annotated
 import typer
 
 from roundel.cli.data_options import DataChoice, takes_data
-from roundel.cli.options import Json
+from roundel.cli.options import Json, Report
 
 _EPILOG = """[bold]Examples[/]
 
 roundel compare model.onnx model.a8w8.onnx --data images/ --samples 32
 
 roundel compare model.onnx other-tools.onnx --data inputs.npz --all --csv layers.csv
+
+roundel compare model.onnx model.a8w8.onnx --data images/ --report report.html
 """
 
 
@@ -36,6 +38,11 @@ def compare(
     ] = False,
     weights: Annotated[bool, typer.Option("--weights", help="Also list the weights.")] = False,
     csv: Annotated[Path | None, typer.Option("--csv", help="Also write all tensors there.")] = None,
+    report: Report = None,
+    device: Annotated[
+        str | None,
+        typer.Option(help="The NPU whose split the report predicts; else stx.", show_default=False),
+    ] = None,
     as_json: Json = False,
 ) -> None:
     """Compare a float model and its quantized form tensor by tensor: which layer hurts, and why."""
@@ -43,17 +50,37 @@ def compare(
 
     from roundel.compare import compare as run
     from roundel.compare.table import to_csv
+    from roundel.errors import RecipeError
     from roundel.model.save import check_writable, write_text
     from roundel.report.compare_view import show_comparison
     from roundel.report.console import ProgressListener, terminal
 
+    if device is not None and report is None:
+        raise RecipeError(
+            "--device is for the report.", where=f"--device {device}", expected="--report FILE, too"
+        )
     if csv is not None:
         check_writable(csv)
     listener = None if as_json else ProgressListener()
-    result = run(float_model, quantized_model, source, options=options, listener=listener)
+    if report is None:
+        result = run(float_model, quantized_model, source, options=options, listener=listener)
+    else:
+        from roundel.reporting import DEVICE, write_report
+
+        result = write_report(
+            report,
+            float_model,
+            quantized_model,
+            source,
+            options=options,
+            device=device or DEVICE,
+            listener=listener,
+        )
     if csv is not None:
         write_text(csv, to_csv(result))
     if as_json:
         sys.stdout.write(json.dumps(result.to_dict(), indent=1) + "\n")
     else:
         show_comparison(terminal(), result.to_dict(), everything=everything, weights=weights)
+        if report is not None:
+            terminal().print(f"report: {report}", markup=False, highlight=False, soft_wrap=True)

@@ -37,6 +37,10 @@ Set = Annotated[
     list[str] | None,
     typer.Option("--set", "-s", help="Change a recipe value, for example -s weights.per_channel=true."),
 ]
+Report = Annotated[
+    Path | None,
+    typer.Option("--report", help="Also write one HTML page with all of it.", show_default=False),
+]
 Json = Annotated[bool, typer.Option("--json", help="Print JSON instead of tables.")]
 
 

@@ -16,6 +16,7 @@ from roundel.cli.options import (
     Model,
     Preset,
     RecipeFile,
+    Report,
     Set,
     chosen_recipe,
     numbers,
@@ -32,6 +33,8 @@ roundel quantize model.onnx -o model.a8w8.onnx --data calib/ --mean 0.485,0.456,
 roundel quantize model.onnx -o out.onnx -p a16w8 --data inputs.npz --exclude 'op:Softmax' --exclude '/head/*'
 
 roundel quantize model.onnx -o out.onnx -p xint8 --effort high --data calib/ --checkpoint tuning/ --resume
+
+roundel quantize model.onnx -o out.onnx --data calib/ --report report.html
 
 roundel quantize model.onnx -o out.onnx --random 4        (a first look, no data at hand)
 """
@@ -99,10 +102,23 @@ def quantize(
     include: Include = None,
     exclude_subgraph: ExcludeSubgraph = None,
     settings: Set = None,
+    half_weights: Annotated[
+        bool,
+        typer.Option(
+            "--half-weights", help="BF16, FP16: constants in 16 bits, same numbers.", rich_help_panel=_SHOW
+        ),
+    ] = False,
+    strip_functions: Annotated[
+        bool,
+        typer.Option(
+            "--strip-functions", help="Leave out the bodies of AMD's operators.", rich_help_panel=_SHOW
+        ),
+    ] = False,
     verbose: Annotated[
         bool,
         typer.Option("--verbose", "-v", help="Show what became of every layer.", rich_help_panel=_SHOW),
     ] = False,
+    report: Report = None,
     quiet: Annotated[
         bool, typer.Option("--quiet", "-q", help="Print nothing.", rich_help_panel=_SHOW)
     ] = False,
@@ -118,7 +134,9 @@ def quantize(
         "layout": layout,
         "bgr": bgr,
     }
-    changes = recipe_changes(settings, include, exclude_subgraph, image_options)
+    flags = {"output.half_weights": half_weights, "output.strip_functions": strip_functions}
+    words = [*(settings or ()), *(f"{key}=true" for key, given in flags.items() if given)]
+    changes = recipe_changes(words, include, exclude_subgraph, image_options)
     if data is not None and random is not None:
         raise RecipeError(
             "Both --data and --random were given.",
@@ -129,11 +147,17 @@ def quantize(
     from roundel.pipeline import quantize as run
     from roundel.report.console import ProgressListener, show_summary, terminal
 
+    source = random_data(random, shape) if random is not None else data
+    if report is not None:
+        from roundel.reporting import check_report
+
+        check_report(report, source, (model, output))
+    silent = quiet or as_json
     result = run(
         model,
         output,
         recipe=chosen_recipe(preset, recipe),
-        data=random_data(random, shape) if random is not None else data,
+        data=source,
         samples=samples,
         exclude=exclude or (),
         changes=changes,
@@ -142,9 +166,16 @@ def quantize(
         effort=effort,
         checkpoint=checkpoint,
         resume=resume,
-        listener=None if quiet or as_json else ProgressListener(),
+        listener=None if silent else ProgressListener(),
     )
     if as_json:
         sys.stdout.write(result.record.to_json())
     elif not quiet:
         show_summary(terminal(), result.record, every_layer=verbose)
+    if report is not None:
+        from roundel.reporting import DEVICE, write_report
+
+        told = None if silent else ProgressListener()
+        write_report(report, model, result, source, device=device or DEVICE, listener=told)
+        if not silent:
+            terminal().print(f"report: {report}", markup=False, highlight=False, soft_wrap=True)

@@ -1,0 +1,147 @@
+"""`roundel.write_report`: compare, predict the placement, and put all that is known into one HTML file."""
+
+from __future__ import annotations
+
+import json
+import tempfile
+from collections.abc import Iterable, Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+from roundel.check import CheckReport, check_model
+from roundel.compare import Comparison, compare
+from roundel.errors import DataError, OutputError, RoundelError
+from roundel.evaluate import ModelScore
+from roundel.model.load import ModelSource
+from roundel.model.save import check_writable, same_file, write_text
+from roundel.pipeline import QuantizeResult, record_path
+from roundel.recipe import Data
+from roundel.report.html import ReportContent, render
+from roundel.report.listener import Listener
+from roundel.report.record import RECORD_VERSION
+from roundel.targets.devices import device_named
+
+DEVICE = "stx"
+_SAMPLES = 32  # of a run's data: figures hardly move with more, and the comparison takes its time
+
+
+def write_report(
+    path: str | Path,
+    float_model: ModelSource,
+    quantized: ModelSource | QuantizeResult,
+    data: object,
+    *,
+    options: Data | None = None,
+    device: str = DEVICE,
+    scores: Sequence[ModelScore] = (),
+    listener: Listener | None = None,
+) -> Comparison:
+    """Write one self-contained HTML page about a quantized model.
+
+    Args:
+        path: the file to write.
+        float_model: an ONNX file, a ModelProto, or an onnx-ir model.
+        quantized: what `roundel.quantize` returned, or a Q/DQ model that any tool has made.
+        data: whatever `roundel.quantize` takes.
+        options: how files become samples, and how many; by default as in the run, and at most 32.
+        device: the NPU whose split is predicted.
+        scores: of the float and the quantized model, from `roundel.evaluate_models`.
+        listener: told about progress.
+
+    Returns:
+        The comparison that the page shows.
+
+    Raises:
+        RoundelError: a model does not load, the two do not belong together, or the data does not fit.
+    """
+    target = Path(path)
+    device_named(device)  # a wrong name is an error, not a page without a prediction
+    check_report(target, data, _files(float_model, quantized))
+    with _file_of(quantized) as (source, record):
+        found = compare(float_model, source, data, options=options or _options_of(record), listener=listener)
+        check, refused = _placement(source, device)
+    if isinstance(quantized, QuantizeResult) and quantized.path is None:
+        found = replace(found, quantized_model="in memory")
+    plain = [score.to_dict() for score in scores]
+    write_text(target, render(ReportContent(found, record, check, refused, plain)))
+    return found
+
+
+def check_report(path: Path, data: object, files: Iterable[Path]) -> None:
+    """Fail now, not after minutes of work, where a report could not be written.
+
+    Args:
+        path: of the report.
+        data: what the models will run on.
+        files: what must not be overwritten.
+
+    Raises:
+        DataError: there is no data.
+        OutputError: the path cannot be used.
+    """
+    if data is None:
+        raise DataError(
+            "A report compares both models on samples, and there is no data.",
+            where=path,
+            hint="Pass data=… (command line: --data DIR), or RandomData() (--random N) for a first look.",
+        )
+    check_writable(path)
+    for file in files:
+        if same_file(path, file) or same_file(path, record_path(file)):
+            raise OutputError(
+                "The report would overwrite a model or its record.",
+                where=path,
+                expected="a name of its own, for example report.html",
+            )
+
+
+def read_record(model: Path) -> dict[str, Any] | None:
+    """The record that Roundel wrote beside a model, if there is one that this version understands."""
+    file = record_path(model)
+    if not file.is_file():
+        return None
+    try:
+        tree = json.loads(file.read_text(encoding="utf-8"))
+    except ValueError:  # another file of that name
+        return None
+    ours = isinstance(tree, dict) and tree.get("record_version") == RECORD_VERSION
+    return tree if ours else None
+
+
+def _files(*sources: object) -> list[Path]:
+    paths = [source.path if isinstance(source, QuantizeResult) else source for source in sources]
+    return [Path(path) for path in paths if isinstance(path, str | Path)]
+
+
+@contextmanager
+def _file_of(
+    quantized: ModelSource | QuantizeResult,
+) -> Iterator[tuple[ModelSource, dict[str, Any] | None]]:
+    """The quantized model and its record; a run that wrote no file gets one for as long as it takes.
+
+    The comparison needs the record beside the file: it tells how the float model was prepared.
+    """
+    if not isinstance(quantized, QuantizeResult):
+        known = isinstance(quantized, str | Path)
+        yield quantized, read_record(Path(quantized)) if known else None  # type: ignore[arg-type]
+    elif quantized.path is not None:
+        yield quantized.path, quantized.record.to_dict()
+    else:
+        with tempfile.TemporaryDirectory(prefix="roundel-") as folder:
+            yield quantized.save(Path(folder) / "model.onnx"), quantized.record.to_dict()
+
+
+def _options_of(record: dict[str, Any] | None) -> Data:
+    """The run's preprocessing, and a moderate number of samples."""
+    options = Data() if record is None else Data.model_validate(record["recipe"]["data"])
+    return options.model_copy(update={"samples": min(options.samples or _SAMPLES, _SAMPLES)})
+
+
+def _placement(source: ModelSource, device: str) -> tuple[CheckReport | None, str | None]:
+    """The predicted split; or why there is none, which the page then says."""
+    try:
+        return check_model(source, device=device), None
+    except RoundelError as error:
+        return None, str(error)
