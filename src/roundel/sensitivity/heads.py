@@ -7,15 +7,17 @@ Boxes in pixels and scores in 0..1 in one tensor leave the scores a few codes; a
 from __future__ import annotations
 
 import shlex
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 
 import numpy as np
 import onnx_ir as ir
 
-from roundel.calibrate.observers import Observer
-from roundel.model.graph import constant_array, is_constant
+from roundel.calibrate.collect import collect
+from roundel.calibrate.observers import Observer, StatKind
+from roundel.model.graph import constant_array, is_constant, is_float32
 from roundel.plan.types import QuantPlan
 from roundel.sensitivity.types import Head
+from roundel.types import Sample
 
 _HEAVY = frozenset({"Conv", "ConvTranspose", "Gemm", "MatMul", "LSTM", "GRU"})
 _SHAPERS = frozenset({"Transpose", "Reshape", "Squeeze", "Unsqueeze", "Flatten", "Identity"})
@@ -26,11 +28,11 @@ _FEWEST_BINS, _MOST_BINS = 4, 128
 _GRID = 16  # positions; fewer constants are no grid of anchors
 
 
-def find_head(model: ir.Model, plan: QuantPlan, stats: Mapping[str, Observer]) -> Head | None:
+def find_head(model: ir.Model, plan: QuantPlan, samples: Sequence[Sample]) -> Head | None:
     """The head, if the graph ends in one and any of it would be quantized."""
     sums = {node for node in model.graph if _sums_distribution(node)}
     tail = _tail(model.graph, sums)
-    signs = tuple(dict.fromkeys(_signs(tail, sums, stats)))
+    signs = tuple(dict.fromkeys(_signs(tail, sums, _joined(model, tail, samples))))
     quantized = tuple(str(n.name) for n in tail if (v := plan.nodes.get(str(n.name))) and v.quantized)
     if not signs or not quantized:
         return None
@@ -47,6 +49,13 @@ def _tail(graph: ir.Graph, sums: set[ir.Node]) -> list[ir.Node]:
             before.add(node)
             stack += [p for p in node.predecessors() if p.graph is graph]
     return [node for node in graph if node not in before]
+
+
+def _joined(model: ir.Model, tail: Iterable[ir.Node], samples: Sequence[Sample]) -> Mapping[str, Observer]:
+    """Ranges of what the tail's Concats join; where their scales align, calibration saw the result only."""
+    values = [value for node in tail if node.op_type == "Concat" for value in node.inputs]
+    names = [str(v.name) for v in values if is_float32(v) and not is_constant(v) and v is not None]
+    return collect(model, dict.fromkeys(names, StatKind.MINMAX), samples, keep=0).stats if names else {}
 
 
 def _signs(tail: Iterable[ir.Node], sums: set[ir.Node], stats: Mapping[str, Observer]) -> Iterable[str]:

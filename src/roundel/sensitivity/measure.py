@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
@@ -99,7 +99,7 @@ def _measured(
         found = remedies(layer, costs[layer], ready.model, state, settings)
         costs[layer] = replace(costs[layer], remedies=found)
     whole = _check(board, every, advised, costs, told)
-    head = find_head(ready.model, plan, evidence.stats)
+    head = find_head(ready.model, plan, evidence.inputs[: counts[0]])
     return Sensitivity(
         model=ready.loaded.path.name if ready.loaded.path else "in memory",
         recipe=settings.name,
@@ -154,9 +154,7 @@ def _check(
     whole = board.error(every, _CHECKED)
     on = set(every)
     for done, layer in enumerate(advised):
-        kind = costs[layer].remedies[0].kind
-        # 16 bits are taken for float: their error is 48 dB below that of 8 bits.
-        on -= set(layer.touched) if kind is Kind.A16W8 else {*layer.activations, *layer.weights}
+        on -= _relieved(layer, costs[layer].remedies[0].kind)
         left = board.error(on, _CHECKED)
         won = 1 - left / whole if whole > 0 else 0.0
         costs[layer] = replace(costs[layer], won_back=won)
@@ -164,7 +162,14 @@ def _check(
     return whole
 
 
-def _weighed(head: Head, costs: Any) -> Head:
+def _relieved(layer: Layer, kind: Kind) -> set[str]:
+    """Tensors whose error a remedy takes away: all of it with 16 bits (48 dB less), at most for weights."""
+    if kind is Kind.A16W8:
+        return set(layer.touched)
+    return {*layer.weights, *(layer.activations if kind is Kind.EXCLUDE else ())}
+
+
+def _weighed(head: Head, costs: Iterable[LayerCost]) -> Head:
     inside = set(head.nodes)
     return replace(head, share=sum(cost.share for cost in costs if inside.issuperset(cost.nodes)))
 

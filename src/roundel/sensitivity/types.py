@@ -51,7 +51,8 @@ class LayerCost:
         weights: with only its constants rounded.
         share: of the costs of all layers.
         won_back: share of the quantized model's error power that is gone when the first remedy is applied to
-            this layer and all that cost more; None where that was not measured.
+            this layer and all that cost more (at most, where it is about weights: their error is taken away
+            whole); None where that was not measured.
         remedies: what would help, best first; empty for layers that cost little.
     """
 
