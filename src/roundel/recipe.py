@@ -325,7 +325,7 @@ class Smooth(Section):
     enabled: bool = False
     """Whether it runs, at any effort."""
     alpha: Annotated[float, Field(ge=0, le=1)] | Literal["auto"] = 0.5
-    """Share of the difficulty that moves to the weights, or 'auto': the best of six for each tensor."""
+    """Share of the difficulty that moves to the weights, or 'auto': the best of nine for each tensor."""
     insert: bool = False
     """Put a Mul before layers whose input has no norm or layer above that could take the factors."""
 

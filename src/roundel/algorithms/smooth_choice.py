@@ -16,7 +16,7 @@ from roundel.plan.types import QuantPlan
 from roundel.recipe import Recipe
 from roundel.types import PerChannel, QType, Scheme
 
-CANDIDATES = (0.3, 0.4, 0.5, 0.6, 0.7, 0.8)
+CANDIDATES = (0.0, 0.15, 0.3, 0.4, 0.5, 0.6, 0.7, 0.8, 0.9)
 _SMALLEST = 1e-5  # of the largest: a channel that is silent in the data, or that no layer reads, has a factor
 _AT_RUN_TIME = Scheme(QType.UINT8, symmetric=False)
 
