@@ -23,6 +23,7 @@ from roundel.cli import (
     npu_report,
     presets,
     quantize,
+    sensitivity,
     tools,
 )
 from roundel.errors import RoundelError
@@ -60,6 +61,7 @@ for _command in (
     infer,
     evaluate,
     compare,
+    sensitivity,
     lint_data,
     deploy,
     npu_report,
