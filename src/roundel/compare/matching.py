@@ -22,7 +22,6 @@ _SUFFIXES = (
     "_DequantizeLinear",
     "_QuantizeInput",
     "_dequantized",
-    "_quantized",
 )
 
 

@@ -190,7 +190,8 @@ def _gap(a: NDArray[Any], b: NDArray[Any], signal: float) -> Gap:
         along = float(np.vdot(a.astype(np.float64), d.astype(np.float64)))
     worst = max(float(d.max()), -float(d.min()))
     whole = float(noise.sum())
-    sums = Closeness(signal, whole, signal + along, signal + 2 * along + whole, worst, a.size)
+    other = max(0.0, signal + 2 * along + whole)  # of silence, rounding may leave less than nothing
+    sums = Closeness(signal, whole, signal + along, other, worst, a.size)
     return Gap(sums, noise)
 
 

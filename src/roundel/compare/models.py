@@ -25,6 +25,8 @@ from roundel.errors import ModelError
 from roundel.evidence import open_data
 from roundel.model import load_model
 from roundel.model.load import ModelSource
+from roundel.passes import refresh_shapes
+from roundel.passes.constants import Constants
 from roundel.recipe import Data
 from roundel.report.listener import Listener, Silent
 
@@ -72,8 +74,10 @@ class _Pair:
         self.names = _name(float_model), _name(quantized_model)
         loaded = load_model(quantized_model, allow_quantized=True, opaque=QUARK)
         self.quantized_bytes, self.file = loaded.file_bytes, loaded.path
+        Constants()(loaded.model)
         stripped = loaded.model.clone()
         stored = strip_stored(stripped)
+        refresh_shapes(stripped)
         self.reference: Reference = find_reference(float_model, stripped, stored, loaded.path)
         self.matches: Matches = match(self.reference.model, stripped)
         factors, rescaled = find_factors(stripped, self.matches)

@@ -19,7 +19,6 @@ from roundel.algorithms.equalize_layers import Vector, read_layer
 from roundel.algorithms.equalize_trace import Trace
 from roundel.compare.matching import Matches
 from roundel.model.graph import values_by_name
-from roundel.passes import refresh_shapes
 
 _FEWEST = 4  # weights in a row; fewer are fitted by chance
 _GAIN_DB = 10.0  # rounding alone gains less than 2 dB from one factor for each row
@@ -54,14 +53,12 @@ def find_factors(
     channels are free that the float graph would hold.
 
     Args:
-        stripped: the quantized model without Q/DQ pairs: its weights are the stored ones. Its shapes are
-            inferred anew.
+        stripped: the quantized model without Q/DQ pairs, shapes known: its weights are the stored ones.
         matches: partners of its tensors and nodes.
 
     Returns:
         Factors by tensor name; and (rows, columns) by node name, for layers that were rescaled.
     """
-    refresh_shapes(stripped)
     trace = Trace(stripped.graph, absorb=False)
     settled = trace.channels.settle()
     factors, known = np.ones(len(settled.roots)), settled.fixed.copy()

@@ -165,7 +165,7 @@ def _stored_name(value: ir.Value) -> str:
     while maker is not None and maker.inputs and maker.inputs[0] is not None:
         value = maker.inputs[0]
         maker = value.producer()
-    return bare_name(str(value.name))
+    return bare_name(str(value.name)).removesuffix("_quantized")
 
 
 def _role(op: str, index: int) -> Role:

@@ -301,3 +301,28 @@ def test_roundel_compare_is_callable_whatever_was_imported_first() -> None:
         )
         shown = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
         assert shown.stdout.split() == ["True", "Comparison"]
+
+
+def test_a_tensor_that_quantization_silences() -> None:
+    model = build([node("Sigmoid", ["x"], ["y"], "s")], {"x": [1, 40]}, {"y": [1, 40]})
+    data = [{"x": normal(1, 40, seed=i) - 12} for i in range(4)]
+    quantized = quantize(model, "a8w8", data, overrides=[{"tensors": ["y"], "range": [-1.0, 1.0]}])
+    found = compare(model, quantized.model, data).tensor("y")
+    assert (found.total.sqnr_db, found.total.cosine) == (pytest.approx(0.0), pytest.approx(0.0, abs=1e-3))
+
+
+def test_weights_that_constant_nodes_hold(ort_pair: tuple[onnx.ModelProto, onnx.ModelProto]) -> None:
+    model, quantized = ort_pair
+    moved = onnx.ModelProto()
+    moved.CopyFrom(quantized)
+    held = [
+        onnx.helper.make_node("Constant", [], [t.name], f"c_{t.name}", value=t)
+        for t in moved.graph.initializer
+    ]
+    nodes = [*held, *moved.graph.node]
+    del moved.graph.initializer[:], moved.graph.node[:]
+    moved.graph.node.extend(nodes)
+    result, wanted = compare(model, moved, images(1)), compare(model, quantized, images(1))
+    assert result.unmatched == {}
+    assert [w.error for w in result.weights] == [w.error for w in wanted.weights]
+    assert [w.name for w in result.weights] == [w.name for w in wanted.weights]
