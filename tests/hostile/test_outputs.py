@@ -171,8 +171,8 @@ from pathlib import Path
 import roundel.pipeline
 from roundel.cli import main
 true = roundel.pipeline.gather
-def slow(*arguments):
-    found = true(*arguments)
+def slow(*arguments, **options):
+    found = true(*arguments, **options)
     Path({str(started)!r}).touch()
     time.sleep(60)
     return found
