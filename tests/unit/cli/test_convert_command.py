@@ -49,3 +49,15 @@ def test_the_help_shows_examples(roundel_cli: Any) -> None:
     ran = roundel_cli("convert", "--help")
     assert "roundel convert model.onnx" in ran.out
     assert all(len(line) <= 80 for line in ran.out.splitlines())
+
+
+def test_quantize_has_the_same_words(roundel_cli: Any, digits: Path, tmp_path: Path) -> None:
+    target = tmp_path / "q.onnx"
+    ran = roundel_cli("quantize", digits, "-o", target, "-p", "bf16", "--half-weights", "--strip-functions")
+    assert ran.code == 0
+    model = onnx.load(target)
+    assert not model.functions
+    assert onnx.TensorProto.BFLOAT16 in {i.data_type for i in model.graph.initializer if len(i.dims) > 1}
+    refused = roundel_cli("quantize", digits, "-o", tmp_path / "x.onnx", "--half-weights", "--random", "2")
+    assert refused.code == 2
+    assert "half_weights" in refused.err
