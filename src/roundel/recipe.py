@@ -144,7 +144,7 @@ class Calibration(Section):
     moving_average: Annotated[float, Field(gt=0, le=1)] | Literal["mean"] | None = None
     """Minmax: 'mean' of the samples' extremes, or the constant of an exponential average."""
     margin: Annotated[float, Field(ge=1, le=16)] = 1.0
-    """Factor on the chosen ranges: room for values that the samples did not show, where 16 bits can spare it."""
+    """Factor on the chosen ranges: room for values that the samples did not show; 16 bits can spare it."""
 
 
 class Subgraph(Section):
@@ -331,7 +331,7 @@ class Smooth(Section):
 
 
 class Rotate(Section):
-    """QuaRot R1: a Hadamard matrix spreads the outliers of a transformer's residual stream; exact in float."""
+    """QuaRot R1: a Hadamard matrix spreads outliers of a transformer's residual stream; exact in float."""
 
     enabled: bool = False
     """Whether it runs, at any effort."""

@@ -168,15 +168,15 @@ def test_an_interrupt_of_the_command(model: Path, output: Path, tmp_path: Path, 
     script = f"""
 import sys, time
 from pathlib import Path
-import roundel.pipeline
+import roundel.baseline
 from roundel.cli import main
-true = roundel.pipeline.gather
+true = roundel.baseline.gather
 def slow(*arguments, **options):
     found = true(*arguments, **options)
     Path({str(started)!r}).touch()
     time.sleep(60)
     return found
-roundel.pipeline.gather = slow
+roundel.baseline.gather = slow
 sys.argv = ["roundel", "quantize", {str(model)!r}, "-o", {str(output)!r}, "--random", "2"]
 main()
 """
