@@ -3,13 +3,14 @@ PYTHON ?= python3
 VENV := .venv
 BIN := $(VENV)/bin
 STAMP := $(VENV)/.ready
+BROWSER := $(VENV)/.browser
 
 .PHONY: demo test lint clean
 
 demo: $(STAMP)
 	$(BIN)/roundel demo
 
-test: $(STAMP)
+test: $(STAMP) $(BROWSER)
 	$(BIN)/python -m pytest -n auto
 
 lint: $(STAMP)
@@ -24,6 +25,11 @@ $(STAMP): pyproject.toml
 	$(BIN)/python -m pip install --quiet --disable-pip-version-check torch==2.13.0
 	$(BIN)/python -m pip install --quiet --disable-pip-version-check -e ".[dev]"
 	touch $(STAMP)
+
+# A Chromium for the tests of the HTML report, where the machine has none.
+$(BROWSER): $(STAMP) tests/browser.py
+	$(BIN)/python tests/browser.py
+	touch $(BROWSER)
 
 clean:
 	rm -rf $(VENV)

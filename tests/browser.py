@@ -1,8 +1,9 @@
 """A Chromium for the report's tests: one that is there, or one that is fetched.
 
-`python tests/browser.py` fetches one where there is none, without root and without a system package: npm comes
-from PyPI, and the npm package `@sparticuz/chromium` carries a headless Chromium with the few libraries that a
-bare Linux lacks. Root may also get Debian's. Where neither works, it says so and the browser tests are skipped.
+`python tests/browser.py` fetches one where there is none, without root and without a system package: npm
+comes from PyPI, and the npm package `@sparticuz/chromium` carries a headless Chromium with the few libraries
+that a bare Linux lacks. Root may also get Debian's. Where neither works, it says so and the browser tests are
+skipped.
 """
 
 from __future__ import annotations
@@ -50,7 +51,7 @@ _FONTS = """<?xml version="1.0"?>
 
 
 def find_browser() -> Path | None:
-    """The Chromium to test with: $ROUNDEL_BROWSER, the fetched one, one of the system's, or playwright's own."""
+    """The Chromium to test with: $ROUNDEL_BROWSER, the fetched one, the system's, or playwright's own."""
     named = os.environ.get("ROUNDEL_BROWSER")
     if named:
         return Path(named)

@@ -10,6 +10,8 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+from pydantic import ValidationError
+
 from roundel.check import CheckReport, check_model
 from roundel.compare import Comparison, compare
 from roundel.errors import DataError, OutputError, RoundelError
@@ -17,7 +19,7 @@ from roundel.evaluate import ModelScore
 from roundel.model.load import ModelSource
 from roundel.model.save import check_writable, same_file, write_text
 from roundel.pipeline import QuantizeResult, record_path
-from roundel.recipe import Data
+from roundel.recipe import Data, Recipe
 from roundel.report.html import ReportContent, render
 from roundel.report.listener import Listener
 from roundel.report.record import RECORD_VERSION
@@ -60,8 +62,9 @@ def write_report(
     device_named(device)  # a wrong name is an error, not a page without a prediction
     check_report(target, data, _files(float_model, quantized))
     with _file_of(quantized) as (source, record):
-        found = compare(float_model, source, data, options=options or _options_of(record), listener=listener)
-        check, refused = _placement(source, device)
+        recipe = _recipe_of(record)
+        found = compare(float_model, source, data, options=options or _moderate(recipe), listener=listener)
+        check, refused = _placement(source, recipe, device)
     if isinstance(quantized, QuantizeResult) and quantized.path is None:
         found = replace(found, quantized_model="in memory")
     plain = [score.to_dict() for score in scores]
@@ -133,15 +136,27 @@ def _file_of(
             yield quantized.save(Path(folder) / "model.onnx"), quantized.record.to_dict()
 
 
-def _options_of(record: dict[str, Any] | None) -> Data:
-    """The run's preprocessing, and a moderate number of samples."""
-    options = Data() if record is None else Data.model_validate(record["recipe"]["data"])
+def _recipe_of(record: dict[str, Any] | None) -> Recipe | None:
+    """The run's recipe, where this version understands it."""
+    if record is None:
+        return None
+    try:
+        return Recipe.model_validate(record["recipe"])
+    except (KeyError, ValidationError):
+        return None  # of another version: the model itself shows its format
+
+
+def _moderate(recipe: Recipe | None) -> Data:
+    """The run's preprocessing, and not too many samples."""
+    options = Data() if recipe is None else recipe.data
     return options.model_copy(update={"samples": min(options.samples or _SAMPLES, _SAMPLES)})
 
 
-def _placement(source: ModelSource, device: str) -> tuple[CheckReport | None, str | None]:
+def _placement(
+    source: ModelSource, recipe: Recipe | None, device: str
+) -> tuple[CheckReport | None, str | None]:
     """The predicted split; or why there is none, which the page then says."""
     try:
-        return check_model(source, device=device), None
+        return check_model(source, preset=recipe, device=device), None
     except RoundelError as error:
-        return None, str(error)
+        return None, " ".join(text for text in (error.what, error.hint) if text)
