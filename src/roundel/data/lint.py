@@ -107,7 +107,7 @@ class SampleWatch:
         for name, array in sorted(sample.items()):
             step = max(1, array.size // _HASHED)
             if array.dtype.kind in "fiub":
-                digest.update(np.ascontiguousarray(array.reshape(-1)[::step]).data)
+                digest.update(array.reshape(-1)[::step].tobytes())
             if is_float(array.dtype) and array.size > 1:
                 self._look_at(name, array)
         self._digests.append(digest.digest())

@@ -2,8 +2,8 @@
 
 A layer stands one column right of the last thing it reads. In each fork the branch with the longest way to
 go keeps the lane, the others open lanes below, and a lane is free again once its branch has ended: the trunk
-of a network is one straight line. Everything takes time linear in layers and edges (times the logarithm of the
-number of lanes).
+of a network is one straight line. Everything takes time linear in layers and edges (times the logarithm of
+the number of lanes).
 """
 
 from __future__ import annotations
