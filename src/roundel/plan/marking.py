@@ -161,7 +161,12 @@ class Marker:
             return
         self._outputs(node)
         alone = only_reader(value) is node and self.draft.leaders(str(value.name)) == (value.name,)
-        if alone and value.producer() is not None and self.draft.marked(out):
+        if (
+            alone
+            and not self._aligns_inputs(value)
+            and value.producer() is not None
+            and self.draft.marked(out)
+        ):
             why = f"only {node.op_type} reads it: values outside its output's range do not matter"
             self.draft.share(str(value.name), str(out.name), why)
 
@@ -179,7 +184,14 @@ class Marker:
             and value.producer().op_type not in ("Split", "If", "Loop")  # type: ignore[union-attr]
             and quantizable(node.outputs[0])
             and self.draft.leaders(str(value.name)) == (value.name,)
+            and not self._aligns_inputs(value)
         )
+
+    def _aligns_inputs(self, value: ir.Value) -> bool:
+        """Whether its maker's inputs take its scale: others may read them, whatever cuts it off behind."""
+        producer, placement = value.producer(), self.recipe.placement
+        aligned = {"Concat": placement.align_concat, "Pad": placement.align_pad}
+        return producer is not None and aligned.get(producer.op_type, False)
 
     def _share(self, node: ir.Node) -> None:
         value = node.inputs[0]
