@@ -30,6 +30,8 @@ from roundel.passes.constants import Constants
 from roundel.recipe import Data
 from roundel.report.listener import Listener, Silent
 
+_STRANGE_DB = 3.0  # the coarsest formats stay above; a weight below is another weight
+
 
 def compare(
     float_model: ModelSource,
@@ -107,6 +109,11 @@ class _Pair:
         ]
         unmatched = dict.fromkeys(self.matches.unmatched, "no tensor of the float model corresponds to it")
         unmatched |= outcome.mismatched
+        strange = [
+            w.node for w in self._all_weights() if w.role == "weight" and w.error.sqnr_db < _STRANGE_DB
+        ]
+        if strange:
+            notes = [*notes, _unlike(strange)]
         broken = [name for name, sums in outcome.sums.items() if sums.broken]
         notes = [*notes, *(f"{name} holds NaN or infinity in the quantized model" for name in broken)]
         return Comparison(
@@ -118,11 +125,14 @@ class _Pair:
             data=data,
             outputs=tuple(_outputs(tensors, outcome.sums)),
             tensors=tuple(tensors),
-            weights=tuple(w for group in self.weights.values() for w in group),
+            weights=tuple(self._all_weights()),
             unmatched=unmatched,
             seconds=seconds,
             notes=tuple(notes),
         )
+
+    def _all_weights(self) -> list[WeightComparison]:
+        return [weight for group in self.weights.values() for weight in group]
 
     def _tensor(self, point: Point, sums: TensorSums) -> TensorComparison:
         storage = self.subject.storages.get(point.name)
@@ -154,6 +164,13 @@ class _Pair:
             histogram=coarse_histogram(sums),
             rescaled=point.name in self.subject.factors or any(weight.rescaled for weight in weights),
         )
+
+
+def _unlike(nodes: list[str]) -> str:
+    return (
+        f"the weights of {len(nodes)} layers ({', '.join(nodes[:3])} …) are not those of the float model, not"
+        " even rescaled: where a tool has rotated them, the tensors around them do not compare"
+    )
 
 
 def _name(source: ModelSource) -> str:

@@ -23,6 +23,7 @@ from roundel.model.graph import values_by_name
 _FEWEST = 4  # weights in a row; fewer are fitted by chance
 _GAIN_DB = 10.0  # rounding alone gains less than 2 dB from one factor for each row
 _GOOD_DB = 15.0
+_BY_ROW, _BY_COLUMN = (2, 3), (1, 3)
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -63,18 +64,26 @@ def find_factors(
     settled = trace.channels.settle()
     factors, known = np.ones(len(settled.roots)), settled.fixed.copy()
     layers: dict[str, tuple[Vector, Vector]] = {}
+    tensors: dict[str, Factors] = {}
     for layer, (given, made) in zip(trace.layers, trace.sides, strict=True):
         node = matches.nodes.get(str(layer.node.name))
         plain = None if node is None else read_layer(node)
         if node is None or plain is None or plain.weight.shape != layer.weight.shape:
             continue
-        columns = np.ones(len(layer.columns)) if given is None else factors[settled.roots[given]]
+        if given is not None:
+            columns = factors[settled.roots[given]]
+        else:  # behind a norm, which may have taken the factors: smoothing
+            columns = 1 / _fit(plain.weight, layer.weight, _BY_COLUMN)
+            source = matches.tensors.get(str(layer.node.inputs[0].name)) if layer.node.inputs[0] else None
+            if source is not None and np.any(columns != 1):
+                tensors[str(source.name)] = Factors(layer.data_axis, columns.astype(np.float32))
+        groups, _, inputs, _ = layer.weight.shape
+        stored = layer.weight * columns.reshape(groups, 1, inputs, 1)
         roots = settled.roots[made]
-        rows = np.where(known[roots], factors[roots], _fit(plain.weight, layer.weight, columns))
+        rows = np.where(known[roots], factors[roots], _fit(plain.weight, stored, _BY_ROW))
         factors[roots], known[roots] = rows, True
         if np.any(rows != 1) or np.any(columns != 1):
             layers[str(node.name)] = rows, columns
-    tensors = {}
     for name, value in values_by_name(stripped.graph).items():
         ours, flow = matches.tensors.get(name), trace.flow(value)
         if ours is not None and flow.ids is not None and np.any(factors[settled.roots[flow.ids]] != 1):
@@ -82,27 +91,25 @@ def find_factors(
     return tensors, layers
 
 
-def _fit(plain: NDArray[Any], stored: NDArray[Any], columns: Vector) -> Vector:
-    """The factor of each row; ones where the layer was not rescaled.
+def _fit(plain: NDArray[Any], stored: NDArray[Any], summed: tuple[int, int]) -> Vector:
+    """The factor of each row, or of each column; ones where the layer was not rescaled.
 
     Args:
         plain: float weights, (groups, outputs, inputs, kernel).
         stored: stored weights, likewise.
-        columns: what the input channels are multiplied by.
+        summed: the axes that share a factor.
     """
-    groups, outputs, inputs, kernel = plain.shape
-    one = np.ones(groups * outputs)
-    if inputs * kernel < _FEWEST:
+    a, b = plain.astype(np.float64), stored.astype(np.float64)
+    power = np.square(a).sum(axis=summed, keepdims=True)
+    one = np.ones(power.size)
+    if a.size < _FEWEST * power.size:
         return one
-    a = plain.astype(np.float64)
-    b = stored * columns.reshape(groups, 1, inputs, 1)
-    power = np.square(a).sum(axis=(2, 3))
     live = power > 0
-    rows = np.where(live, (a * b).sum(axis=(2, 3)) / np.where(live, power, 1), 1.0)
-    rows = np.where(rows > 0, rows, 1.0)  # a row of zeros, or nonsense: not a factor
-    before, after = np.square(b - a).sum(), np.square(b - a * rows[..., None, None]).sum()
+    factors = np.where(live, (a * b).sum(axis=summed, keepdims=True) / np.where(live, power, 1), 1.0)
+    factors = np.where(factors > 0, factors, 1.0)  # a row of zeros, or nonsense: not a factor
+    before, after = np.square(b - a).sum(), np.square(b - a * factors).sum()
     signal = np.square(b).sum()
     explained = after == 0 or 10 * np.log10(signal / after) >= _GOOD_DB
     if before == 0 or not explained or (after > 0 and 10 * np.log10(before / after) < _GAIN_DB):
         return one
-    return np.asarray(rows.reshape(-1))
+    return np.asarray(factors.reshape(-1))

@@ -326,3 +326,41 @@ def test_weights_that_constant_nodes_hold(ort_pair: tuple[onnx.ModelProto, onnx.
     assert result.unmatched == {}
     assert [w.error for w in result.weights] == [w.error for w in wanted.weights]
     assert [w.name for w in result.weights] == [w.name for w in wanted.weights]
+
+
+def test_smoothing_that_a_norm_took_is_taken_into_account() -> None:
+    def net(factors: NDArray[np.float32]) -> onnx.ModelProto:
+        return build(
+            [
+                node("LayerNormalization", ["x", "g", "b"], ["n"], "norm", axis=-1),
+                node("MatMul", ["n", "w"], ["y"], "mm"),
+            ],
+            {"x": [1, 6, 8]},
+            {"y": [1, 6, 5]},
+            {
+                "g": (np.abs(normal(8, seed=1)) + 0.5) / factors,
+                "b": normal(8, seed=2) / factors,
+                "w": normal(8, 5, seed=3) * factors[:, None],
+            },
+        )
+
+    data = feeds({"x": [1, 6, 8]})
+    factors = np.array([4, 1, 0.2, 1, 8, 2, 0.5, 3], np.float32)
+    quantized = quantize(net(factors), "a16w8", data).model
+    quantized.producer_name = "another tool"
+    result = compare(net(np.ones(8, np.float32)), quantized, data)
+    assert result.tensor("n").rescaled
+    assert min(sqnrs(result).values()) > 20
+    assert result.notes == ()
+
+
+def test_weights_of_another_model_are_noted() -> None:
+    conv = node("Conv", ["x", "w"], ["y"], "conv")
+    one, other = (
+        build([conv], {"x": [1, 4, 5, 5]}, {"y": [1, 6, 5, 5]}, {"w": normal(6, 4, 1, 1, seed=seed)})
+        for seed in (1, 2)
+    )
+    data = feeds({"x": [1, 4, 5, 5]})
+    assert (
+        "are not those of the float model" in compare(one, quantize(other, "a8w8", data).model, data).notes[0]
+    )
