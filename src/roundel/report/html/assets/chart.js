@@ -82,7 +82,7 @@ class Chart {
   press(event) {
     this.canvas.setPointerCapture(event.pointerId);
     this.pointers.set(event.pointerId, this.place(event));
-    this.moved = this.pointers.size > 1 ? true : false;
+    this.moved = this.pointers.size > 1;
   }
 
   move(event) {

@@ -34,7 +34,7 @@ function detailParts(index, redraw) {
     h('div', { class: 'walk' },
       h('span', { class: 'small soft' }, rank >= 0 ? `number ${rank + 1} of ${ranking.length} by introduced error` : 'introduces no error'),
       h('span', {}, step(index - 1, 'Previous layer', '←'), ' ', step(index + 1, 'Next layer', '→'))),
-    h('h2', { class: 'name' }, layer.name),
+    h('h2', { class: 'name' }, breakable(layer.name)),
     h('p', { class: 'small soft' }, `${layer.op} · ${shape(layer.shape)}`),
     h('ul', { class: 'why' }, [layer.origin, ...layer.why].map((text) => h('li', {}, text))),
     levels(layer),
@@ -48,9 +48,7 @@ function detailParts(index, redraw) {
 function levels(layer) {
   const rows = LEVELS.map(([key, words, main]) => {
     const track = h('div', { class: main ? 'track main' : 'track' }, h('i'));
-    const severity = scales.total.severity(layer[key]);
-    const scaleTo = number(layer[key]) === null ? null : severityWide(layer[key]);
-    track.firstChild.style.width = `${100 * (severity === null ? 0 : scaleTo)}%`;
+    track.firstChild.style.width = `${100 * lost(layer[key])}%`;
     return [h('span', { class: 'soft' }, words), track, h('span', { class: 'number' }, withUnit(layer[key]))];
   });
   return h('section', {}, h('h3', {}, 'Error'), h('div', { class: 'levels' }, rows),
@@ -58,9 +56,10 @@ function levels(layer) {
 }
 
 // One scale for all kinds of error: 0 dB fills the bar, 70 dB leaves it empty.
-function severityWide(value) {
+function lost(value) {
   const n = number(value);
-  return n === Infinity ? 0 : Math.min(1, Math.max(0.01, (70 - n) / 70));
+  if (n === null || Number.isNaN(n) || n === Infinity) return 0;
+  return Math.min(1, Math.max(0.01, (70 - n) / 70));
 }
 
 function histogramPart(layer, redraw) {

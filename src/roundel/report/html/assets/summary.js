@@ -79,7 +79,7 @@ function worstCard() {
     darkPage.addEventListener('change', colour);
     const go = () => { select(index, { from: 'details' }); document.getElementById('chart').scrollIntoView({ block: 'center' }); };
     return h('li', {}, h('button', { type: 'button', onclick: go }, swatch,
-      h('span', { class: 'mono' }, layer.name), h('b', { class: 'number' }, withUnit(layer.introduced)),
+      h('span', { class: 'mono' }, breakable(layer.name)), h('b', { class: 'number' }, withUnit(layer.introduced)),
       h('span', { class: 'reason' }, (layer.why.length ? layer.why.slice(0, 3) : [layer.origin]).join(' '))));
   });
   return card('worst', 'Which layers hurt most',
