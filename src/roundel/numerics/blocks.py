@@ -19,7 +19,7 @@ Ints = NDArray[np.int32]
 Kernel = Callable[[Floats, Ints], None]
 """Replaces the values (rows, lanes) by what the block can hold; the second array is room to work in."""
 
-_PIECE = 1 << 17  # values: half a megabyte, which the second-level cache of most cores holds
+_PIECE = 1 << 18  # values: with the work array two megabytes, about what the second-level caches of a core hold
 _LINE = 16  # values in a cache line
 _KEPT = threading.local()
 _Box = tuple[slice, slice, slice, slice]
