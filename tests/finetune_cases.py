@@ -13,6 +13,7 @@ from numpy.typing import NDArray
 
 from helpers import build, node, normal
 from roundel.algorithms.finetune import FinetuneReport, finetune
+from roundel.algorithms.step_memory import run_key
 from roundel.calibrate.positions import refine
 from roundel.calibrate.resolve import resolve
 from roundel.calibrate.state import QuantState
@@ -47,8 +48,11 @@ class Case:
 
     def tune(self, **settings: Any) -> tuple[QuantState, tuple[FinetuneReport, ...]]:
         """Fine-tune with these settings; those of the call itself are named so."""
-        call = {key: settings.pop(key) for key in ("progress", "checkpoint", "resume") if key in settings}
-        return finetune(self.model, self.state, self.samples, self.with_settings(**settings), **call)
+        progress, store = settings.pop("progress", None), settings.pop("store", None)
+        recipe, memory = self.with_settings(**settings), None
+        if store is not None:
+            memory = store.memory("finetune", run_key(self.model, self.state, self.samples, recipe))
+        return finetune(self.model, self.state, self.samples, recipe, progress=progress, memory=memory)
 
     def with_settings(self, **settings: Any) -> Recipe:
         """The recipe with fine-tuning settings; few steps unless said otherwise."""

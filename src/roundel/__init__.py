@@ -19,6 +19,7 @@ if TYPE_CHECKING:
     from roundel.errors import (
         DataError,
         DependencyError,
+        ExecutorError,
         ModelError,
         OutputError,
         RecipeError,
@@ -27,6 +28,7 @@ if TYPE_CHECKING:
         VerifyError,
     )
     from roundel.evaluate import evaluate_folders, evaluate_models, infer, lint_data
+    from roundel.executors import executor
     from roundel.pipeline import QuantizeResult, quantize
     from roundel.plan import QuantPlan
     from roundel.recipe import Recipe
@@ -41,6 +43,7 @@ _HOMES = {
     "ConvertResult": "roundel.conversion",
     "DataError": "roundel.errors",
     "DependencyError": "roundel.errors",
+    "ExecutorError": "roundel.errors",
     "ModelError": "roundel.errors",
     "OutputError": "roundel.errors",
     "QuantPlan": "roundel.plan",
@@ -55,6 +58,7 @@ _HOMES = {
     "convert": "roundel.conversion",
     "evaluate_folders": "roundel.evaluate",
     "evaluate_models": "roundel.evaluate",
+    "executor": "roundel.executors",
     "infer": "roundel.evaluate",
     "lint_data": "roundel.evaluate",
     "load_recipe": "roundel.recipe_file",
@@ -69,6 +73,7 @@ __all__ = [
     "ConvertResult",
     "DataError",
     "DependencyError",
+    "ExecutorError",
     "ModelError",
     "OutputError",
     "QuantPlan",
@@ -83,6 +88,7 @@ __all__ = [
     "convert",
     "evaluate_folders",
     "evaluate_models",
+    "executor",
     "infer",
     "lint_data",
     "load_recipe",

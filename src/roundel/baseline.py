@@ -14,6 +14,7 @@ from roundel.calibrate.collect import collect
 from roundel.calibrate.resolve import requests_for
 from roundel.data import Samples
 from roundel.evidence import Evidence, gather, open_data
+from roundel.executors import Work
 from roundel.passes import PassReport
 from roundel.plan import QuantPlan, build_plan
 from roundel.preparation import Prepared
@@ -40,7 +41,13 @@ class Baseline:
 
 
 def establish(
-    ready: Prepared, recipe: Recipe, data: object, stats: str | Path | None, told: Listener, clock: Clock
+    ready: Prepared,
+    recipe: Recipe,
+    data: object,
+    stats: str | Path | None,
+    told: Listener,
+    clock: Clock,
+    work: Work | None = None,
 ) -> Baseline:
     """Plan and calibrate the model, and choose between it and its equalized form.
 
@@ -51,11 +58,17 @@ def establish(
         stats: a statistics file to reuse or to write.
         told: hears about progress.
         clock: takes the time.
+        work: other processes or machines to share the samples with, and a memory of finished shards.
     """
     with clock("prepare"):
         evened = _equalized(ready, recipe)
     given = data if data is None else open_data(ready.model, recipe.data, data)
-    first = _calibrated(evened or ready, recipe, given, stats, told, clock)
+    told.step("plan")
+    with clock("plan"):
+        plan = build_plan((evened or ready).model, recipe)
+    with clock("collect"):
+        found = gather((evened or ready).model, plan, recipe, given, stats, told, work)
+    first = Baseline(evened or ready, plan, found)
     if evened is None:
         return first
     with clock("equalize"):
@@ -64,7 +77,7 @@ def establish(
     if step is not None and step.kept:
         return replace(first, steps=steps)
     with clock("collect"):
-        return Baseline(ready, *_again(ready.model, first.evidence, recipe, given), steps)
+        return Baseline(ready, *_again(ready.model, first.evidence, recipe, given, work), steps)
 
 
 def _equalized(ready: Prepared, recipe: Recipe) -> Prepared | None:
@@ -80,16 +93,6 @@ def _equalized(ready: Prepared, recipe: Recipe) -> Prepared | None:
     return replace(ready, model=model, reports=(*ready.reports, report))
 
 
-def _calibrated(
-    ready: Prepared, recipe: Recipe, data: object, stats: str | Path | None, told: Listener, clock: Clock
-) -> Baseline:
-    told.step("plan")
-    with clock("plan"):
-        plan = build_plan(ready.model, recipe)
-    with clock("collect"):
-        return Baseline(ready, plan, gather(ready.model, plan, recipe, data, stats, told))
-
-
 def _tried(
     plain: ir.Model, evened: ir.Model, evidence: Evidence, recipe: Recipe, told: Listener
 ) -> StepReport | None:
@@ -103,7 +106,7 @@ def _tried(
 
 
 def _again(
-    model: ir.Model, earlier: Evidence, recipe: Recipe, given: Samples | None
+    model: ir.Model, earlier: Evidence, recipe: Recipe, given: Samples | None, work: Work | None
 ) -> tuple[QuantPlan, Evidence]:
     """Plan and statistics of the model as it was, from the same data."""
     plan = build_plan(model, recipe)
@@ -115,5 +118,6 @@ def _again(
     if not whole and seen > len(earlier.inputs):
         count = len(earlier.inputs)
         notes += (f"ranges come from the first {count} of {seen} samples: the data can be read only once",)
-    found = collect(model, requests, given if whole and given is not None else earlier.inputs, keep=0)
+    samples = given if whole and given is not None else earlier.inputs
+    found = collect(model, requests, samples, keep=0, work=work, step="calibrate-again")
     return plan, replace(earlier, stats=found.stats, notes=notes)

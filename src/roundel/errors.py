@@ -106,6 +106,12 @@ class DependencyError(RoundelError):
     exit_code = 7
 
 
+class ExecutorError(RoundelError):
+    """The workers or the cluster failed, again and again."""
+
+    exit_code = 8
+
+
 def did_you_mean(name: str, candidates: Iterable[str], limit: int = 3) -> str | None:
     """A 'did you mean' sentence, or None when nothing comes close."""
     pool = sorted(set(candidates))

@@ -17,6 +17,7 @@ from roundel.calibrate.statistics_file import Statistics, load_statistics, save_
 from roundel.data import ImagePreprocess, RandomSpec, SampleDigest, Samples, open_samples
 from roundel.data.lint_ranges import range_findings
 from roundel.errors import DataError, RecipeError
+from roundel.executors import Work
 from roundel.model.graph import fingerprint, input_specs, is_constant, is_float32, iter_values
 from roundel.model.session import give_memory_back, open_session
 from roundel.plan import QuantPlan
@@ -45,6 +46,7 @@ def gather(
     data: object,
     stats: str | Path | None,
     told: Listener,
+    work: Work | None = None,
 ) -> Evidence:
     """Run the data once, or reuse what an earlier run saw of the same model and data.
 
@@ -55,6 +57,7 @@ def gather(
         data: whatever `roundel.data.open_samples` takes; None is fine when the plan observes nothing.
         stats: a statistics file to reuse or to write.
         told: hears about progress.
+        work: other processes or machines to share the samples with, and a memory of finished shards.
     """
     if stats is not None and recipe.mode == "weight_only":
         raise RecipeError(
@@ -71,7 +74,8 @@ def gather(
     if learns:
         return _remembered(model, samples, recipe, told)
     if stats is None:
-        collected = collect(model, requests, samples, keep=_kept(recipe, model), progress=told.advance)
+        keep = _kept(recipe, model)
+        collected = collect(model, requests, samples, keep=keep, progress=told.advance, work=work)
         give_memory_back()
         return _evidence(collected, samples, recipe.verify.samples)
     path, key = Path(stats), fingerprint(model)
@@ -82,7 +86,8 @@ def gather(
             return reused
     everything = {**_every_activation(model), **requests}
     wanted = dict.fromkeys(everything, _widest(requests))
-    collected = collect(model, wanted, samples, keep=_kept(recipe, model), progress=told.advance)
+    keep = _kept(recipe, model)
+    collected = collect(model, wanted, samples, keep=keep, progress=told.advance, work=work)
     save_statistics(path, collected, key)
     why = "did not exist" if saved is None else "was of another model or other data"
     return _evidence(

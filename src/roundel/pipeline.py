@@ -12,18 +12,19 @@ import onnx
 import onnx_ir as ir
 
 from roundel.algorithms.finetune import check_tuning
-from roundel.algorithms.finetune_checkpoint import Checkpoint
-from roundel.algorithms.improve import Improved, checkpoint_for, improve
+from roundel.algorithms.improve import Improved, improve
 from roundel.algorithms.outliers import Spread, spread_outliers
 from roundel.algorithms.weight_only import pack_weights
 from roundel.baseline import establish
 from roundel.calibrate.positions import refine
 from roundel.calibrate.resolve import resolve
 from roundel.check.fitting import for_device, for_effort, remaining
+from roundel.checkpoints import Store, open_store
 from roundel.data import open_samples
 from roundel.errors import OutputError
 from roundel.evaluate.lint import quantize_findings
 from roundel.evidence import Evidence, gather, most_samples, open_data
+from roundel.executors import Executor, Work
 from roundel.model import LoadedModel, save_model
 from roundel.model.external import external_values, self_contained
 from roundel.model.graph import fingerprint, input_specs, weight_bytes
@@ -88,6 +89,7 @@ def quantize(
     stats: str | Path | None = None,
     device: str | None = None,
     effort: str | None = None,
+    executor: Executor | None = None,
     checkpoint: str | Path | None = None,
     resume: bool = False,
     listener: Listener | None = None,
@@ -107,7 +109,8 @@ def quantize(
         device: the NPU it is for (phx, stx, krk …): what helps placement there and is exact is applied, and
             what is left is listed in the record's notes.
         effort: none (calibration only), fast or high; the recipe's own when not given.
-        checkpoint: a folder (or .npz file) that holds what fine-tuning has done, after each layer.
+        executor: where calibration runs, from `roundel.executor(…)`; this process when not given.
+        checkpoint: a folder that holds what is done: each shard of the samples, each layer of the rest.
         resume: go on from the checkpoint where there is one; the file is that of a run without a break.
         listener: told about progress.
 
@@ -122,7 +125,7 @@ def quantize(
         target = _checked_output(output, model, recipe, stats)
         check_tuning(settings)
         check_kernel(settings)
-        remembered = checkpoint_for(settings, checkpoint, resume=resume)
+        work = Work(executor, open_store(checkpoint, resume=resume))
         told.step("load and prepare")
         with clock("prepare"):
             ready = entrance = load_prepared(model, settings)
@@ -130,11 +133,11 @@ def quantize(
         with clock("outliers"):
             spread, data = _spread(ready.model, settings, data, told)
         ready = replace(ready, model=spread.model, notes=(*ready.notes, *spread.notes))
-        base = establish(ready, settings, data, stats, told, clock)
+        base = establish(ready, settings, data, stats, told, clock, work)
         ready, plan, evidence = base.ready, base.plan, base.evidence
         told.step("write")
         with clock("write"):
-            result, plan, improved = _write(ready.model, plan, evidence, settings, told, remembered)
+            result, plan, improved = _write(ready.model, plan, evidence, settings, told, work.store)
             # The file takes its place only when everything below has ended well.
             shown = strip(result) if settings.output.strip_functions else result
             file = cleanup.enter_context(
@@ -217,7 +220,7 @@ def _write(
     evidence: Evidence,
     recipe: Recipe,
     told: Listener,
-    checkpoint: Checkpoint | None,
+    store: Store | None,
 ) -> tuple[ir.Model, QuantPlan, Improved]:
     """The quantized graph, the plan as it was carried out, and what was done beyond calibration."""
     if recipe.mode == "dynamic":
@@ -235,7 +238,7 @@ def _write(
     state = refine(model, resolve(model, plan, evidence.stats, recipe), recipe.npu)
     count = recipe.improve.samples
     samples, outputs = evidence.inputs[:count], evidence.outputs[:count]
-    improved = improve(model, state, samples, outputs, recipe, told, checkpoint)
+    improved = improve(model, state, samples, outputs, recipe, told, store)
     state = improved.state or state
     written = write_qdq(model, state, recipe)
     simulated = simulate(written, state, recipe.npu)

@@ -14,7 +14,6 @@ from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import contextmanager
 from dataclasses import dataclass
-from pathlib import Path
 from typing import TYPE_CHECKING
 
 import onnx_ir as ir
@@ -29,7 +28,7 @@ from roundel.algorithms.finetune_store import Store
 from roundel.algorithms.finetune_units import Unit, find_units
 from roundel.algorithms.torch_device import infer_device, optim_device, require_torch
 from roundel.calibrate.state import QuantState
-from roundel.errors import RecipeError
+from roundel.checkpoints import Memory
 from roundel.recipe import Recipe
 from roundel.types import Sample
 
@@ -50,8 +49,7 @@ def finetune(
     recipe: Recipe,
     *,
     progress: Listener | None = None,
-    checkpoint: Path | None = None,
-    resume: bool = False,
+    memory: Memory | None = None,
 ) -> tuple[QuantState, tuple[FinetuneReport, ...]]:
     """Tune rounding or weights layer by layer; scales of weights and activations stay.
 
@@ -61,8 +59,8 @@ def finetune(
         samples: inputs; the last fifth judges.
         recipe: says which algorithm and how.
         progress: called at the beginning, now and then while a layer learns, and after each layer.
-        checkpoint: a file that holds what is done after each layer.
-        resume: go on from the checkpoint where there is one; the result is that of a run without a break.
+        memory: holds what is done after each layer; what it has is not done again, and the result is that
+            of a run without a break.
 
     Raises:
         DependencyError: torch is not installed.
@@ -70,15 +68,13 @@ def finetune(
         DataError: the checkpoint is damaged or of another run.
     """
     settings, algorithm = recipe.improve.finetune, recipe.finetuning
-    if resume and checkpoint is None:
-        raise RecipeError("There is nothing to resume from.", expected="a checkpoint file beside 'resume'")
     used = samples[: settings.data_size]
     if algorithm == "none" or len(used) < 2:
         return state, ()
     require_torch()
     run = _Run(model, state, used, recipe, progress)
-    if checkpoint is not None:
-        run.remember(checkpoint, resume=resume)
+    if memory is not None:
+        run.remember(memory)
     run.tell(0.0)
     if settings.parallel:
         run.side_by_side()
@@ -136,17 +132,15 @@ class _Run:
         if settings.block_wise and units:
             self._items = with_blocks(model.graph, units, state)
         self.done, self._restored = checkpoints.Progress(), 0
-        self._checkpoint: tuple[Path, dict[str, str]] | None = None
+        self._memory: Memory | None = None
         self._judge = Judge(model, samples, self._devices.infer) if settings.selective_update else None
         self._error = math.inf
 
-    def remember(self, path: Path, *, resume: bool) -> None:
-        """Write a checkpoint after each layer; take over what an earlier run left in it."""
-        key = checkpoints.run_key(self._model, self.constants.state, self._samples, self._recipe)
-        self._checkpoint = path, key
-        if resume:
-            self.done = checkpoints.load(path, key)
-            self._restored = len(self.done.reports)
+    def remember(self, memory: Memory) -> None:
+        """Write each layer down; take over what an earlier run has done."""
+        self._memory = memory
+        self.done = checkpoints.load(memory)
+        self._restored = len(self.done.reports)
 
     def tell(self, share: float, loss: float | None = None) -> None:
         """Say how far it is: the finished share of the layer that learns now, and its loss."""
@@ -234,8 +228,10 @@ class _Run:
             kept=kept,
         )
         self.done.reports.append(report)
-        if self._checkpoint is not None:
-            checkpoints.save(*self._checkpoint, self.done)
+        if self._memory is not None:
+            names = [name for unit in _units(item) for name in (unit.layer.weight, unit.layer.bias)]
+            changed = {name: self.done.changes[name] for name in names if name in self.done.changes}
+            checkpoints.save(self._memory, len(self.done.reports) - 1, report, changed if kept else {})
         self.tell(0.0, error / max(outcome.power, 1e-30))
 
     def _accept(self, outcome: Outcome) -> bool:

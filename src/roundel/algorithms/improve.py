@@ -5,25 +5,24 @@ from __future__ import annotations
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Protocol
 
 import onnx_ir as ir
 
 from roundel.algorithms.correct_biases import correct_biases, find_shifts
 from roundel.algorithms.finetune import finetune
-from roundel.algorithms.finetune_checkpoint import Checkpoint, checkpoint_at
 from roundel.algorithms.finetune_report import FinetuneReport, Moment
 from roundel.algorithms.judge import FEWEST, StepReport, held_out, output_sqnr, verdict
 from roundel.algorithms.output_ranges import choose_ranges
+from roundel.algorithms.step_memory import once, run_key
 from roundel.algorithms.walk import LayerReport, Progress, walk
 from roundel.calibrate.positions import refine
 from roundel.calibrate.state import QuantState
-from roundel.errors import RecipeError
+from roundel.checkpoints import Memory, Store
 from roundel.recipe import Recipe
 from roundel.types import Sample
 
-__all__ = ["Improved", "StepReport", "checkpoint_for", "improve"]
+__all__ = ["Improved", "StepReport", "improve"]
 
 _NAMES = {"adaround": "AdaRound", "adaquant": "AdaQuant"}
 Worked = tuple[QuantState, tuple[LayerReport, ...] | tuple[FinetuneReport, ...]]
@@ -36,31 +35,6 @@ class Improved:
     state: QuantState | None
     steps: tuple[StepReport, ...]
     notes: tuple[str, ...] = ()
-
-
-def checkpoint_for(recipe: Recipe, place: str | Path | None, *, resume: bool) -> Checkpoint | None:
-    """Where this run's fine-tuning is written down; None where nobody asked.
-
-    Raises:
-        RecipeError: there is nothing to write down, or nothing to resume from.
-        OutputError: it cannot be written there.
-    """
-    if place is None:
-        if resume:
-            raise RecipeError(
-                "There is nothing to resume from.",
-                expected="a checkpoint: the folder or file that the earlier run was given",
-                hint="Pass checkpoint=… (command line: --checkpoint DIR).",
-            )
-        return None
-    if recipe.finetuning == "none":
-        raise RecipeError(
-            "A checkpoint was asked for, and this recipe has no fine-tuning to write down.",
-            where=place,
-            observed=f"recipe {recipe.name}, effort {recipe.effort}",
-            hint="Choose effort high or a preset like xint8_adaround, or leave the checkpoint out.",
-        )
-    return checkpoint_at(place, resume=resume)
 
 
 class Told(Progress, Protocol):
@@ -80,7 +54,7 @@ def improve(
     outputs: Sequence[Sample],
     recipe: Recipe,
     told: Told,
-    checkpoint: Checkpoint | None = None,
+    store: Store | None = None,
 ) -> Improved:
     """Run the steps that the recipe's effort asks for.
 
@@ -91,7 +65,7 @@ def improve(
         outputs: the float model's outputs for them.
         recipe: effort and settings.
         told: hears about progress.
-        checkpoint: where fine-tuning writes down what is done; the steps before it are run again.
+        store: where steps, and layers of rounding and fine-tuning, are written down when they are done.
     """
     if recipe.effort == "none":
         return Improved(state, ())
@@ -103,18 +77,26 @@ def improve(
     def sqnr(now: QuantState) -> float:
         return output_sqnr(model, now, recipe, samples[-held:], outputs[-held:])
 
+    def memory(step: str, now: QuantState) -> Memory | None:
+        return None if store is None else store.memory(step, run_key(model, now, samples, recipe))
+
+    def moved(now: QuantState) -> tuple[QuantState, tuple[LayerReport, ...]]:
+        found, tensors = choose_ranges(model, now, samples[:-held], outputs[:-held], recipe, progress=told)
+        return refine(model, found, recipe.npu), tensors
+
     def ranged(now: QuantState) -> Worked:
-        moved, tensors = choose_ranges(model, now, samples[:-held], outputs[:-held], recipe, progress=told)
-        return refine(model, moved, recipe.npu), tensors
+        return once(memory("ranges", now), now, moved)
 
     def rounded(now: QuantState) -> Worked:
-        return walk(model, now, samples, recipe, progress=told)
+        return walk(model, now, samples, recipe, progress=told, memory=memory("rounding", now))
 
     def corrected(now: QuantState) -> Worked:
-        return correct_biases(model, now, samples, recipe, progress=told)
+        return once(
+            memory("biases", now), now, lambda s: correct_biases(model, s, samples, recipe, progress=told)
+        )
 
     def tuned(now: QuantState) -> Worked:
-        return _tuned(model, now, samples, recipe, told, checkpoint)
+        return _tuned(model, now, samples, recipe, told, memory("finetune", now))
 
     work: list[tuple[str, Callable[[QuantState], Worked]]] = []
     if recipe.improve.ranges:
@@ -143,7 +125,7 @@ def _tuned(
     samples: Sequence[Sample],
     recipe: Recipe,
     told: Told,
-    checkpoint: Checkpoint | None,
+    memory: Memory | None,
 ) -> Worked:
     def heard(now: Moment) -> None:
         if now.loss is None:
@@ -152,5 +134,4 @@ def _tuned(
             told.say(f"loss {now.loss:.1e}")
         told.advance(now.done)
 
-    place, resume = (checkpoint.path, checkpoint.resume) if checkpoint else (None, False)
-    return finetune(model, state, samples, recipe, progress=heard, checkpoint=place, resume=resume)
+    return finetune(model, state, samples, recipe, progress=heard, memory=memory)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import asdict, dataclass, replace
 from typing import Any, Protocol
 
 import numpy as np
@@ -15,10 +15,14 @@ from roundel.algorithms.frontier import Frontier
 from roundel.algorithms.importance import importance
 from roundel.algorithms.layers import Layer, quantized_layers
 from roundel.algorithms.moments import Moments
+from roundel.algorithms.packing import packed_params, unpacked_params
 from roundel.algorithms.solve import Problem, Solution, solve
 from roundel.algorithms.targets import Glimpse, float_targets, visible_ranges
 from roundel.calibrate.reach import Reach, layer_reach
 from roundel.calibrate.state import QuantState
+from roundel.checkpoints import Memory
+from roundel.checkpoints.plain import as_array, as_tree
+from roundel.executors import Arrays
 from roundel.model.graph import constant_array, values_by_name
 from roundel.numerics.affine import quantize
 from roundel.plan.types import Fixed
@@ -61,6 +65,7 @@ def walk(
     samples: Sequence[Sample],
     recipe: Recipe,
     progress: Progress | None = None,
+    memory: Memory | None = None,
 ) -> tuple[QuantState, tuple[LayerReport, ...]]:
     """Choose rounding, weight scales and biases layer by layer.
 
@@ -70,6 +75,7 @@ def walk(
         samples: a few dozen to a few hundred inputs; the last fifth judges.
         recipe: formats and limits.
         progress: told the number of layers, and how many are done.
+        memory: holds each layer when it is done; what it has is not solved again.
     """
     layers = quantized_layers(model.graph, state.plan)
     if not layers or len(samples) < 2:
@@ -80,7 +86,7 @@ def walk(
     walker = _Walker(model, state, samples, recipe)
     reports = []
     for done, layer in enumerate(layers, 1):
-        reports.append(walker.improve(layer, glimpses[done - 1]))
+        reports.append(walker.remembered(layer, glimpses[done - 1], done, memory))
         glimpses[done - 1] = []  # not needed any more
         if progress is not None:
             progress.advance(done)
@@ -99,6 +105,33 @@ class _Walker:
         self.importance = importance(model.graph)
         self.visible = visible_ranges(model.graph)
         self.held_from = len(samples) - max(1, round(len(samples) * _HELD_SHARE))
+
+    def remembered(
+        self, layer: Layer, glimpses: Sequence[Glimpse], number: int, memory: Memory | None
+    ) -> LayerReport:
+        """Take one layer over from an earlier run, or solve it and write it down."""
+        known = None if memory is None else memory.load(number)
+        if known is not None:
+            return self._restore(layer, known)
+        report = self.improve(layer, glimpses)
+        if memory is not None:
+            names = [name for name in (layer.weight, layer.bias) if name is not None and report.kept]
+            words, arrays = packed_params({name: self.state.params[name] for name in names})
+            arrays |= {f"codes.{place}": self.state.codes[name] for place, name in enumerate(names)}
+            memory.save(number, {**arrays, "facts": as_array({"params": words, "report": asdict(report)})})
+        return report
+
+    def _restore(self, layer: Layer, arrays: Arrays) -> LayerReport:
+        # The same pieces of the model run as in a run without a break: later layers see the same bits.
+        self.frontier.reach(self._codes_of(layer.data))
+        facts = as_tree(arrays["facts"])
+        params, codes = dict(self.state.params), dict(self.state.codes)
+        for place, (name, new) in enumerate(unpacked_params(facts["params"], arrays).items()):
+            params[name], codes[name] = new, arrays[f"codes.{place}"]
+            self._replace(name, codes[name], new)
+        self.state = replace(self.state, params=params, codes=codes)
+        self.frontier.release()
+        return LayerReport(**facts["report"])
 
     def improve(self, layer: Layer, glimpses: Sequence[Glimpse]) -> LayerReport:
         """Solve one layer, and take the solution over where held-out data agrees."""

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import itertools
-import os
 import time
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Mapping
@@ -14,11 +13,14 @@ from queue import SimpleQueue
 import numpy as np
 import onnx_ir as ir
 
+from roundel.calibrate.collect_shards import collect_shards
 from roundel.calibrate.observers import Observer, StatKind
 from roundel.calibrate.runner import Runner
 from roundel.calibrate.shard import Seen, Shard
 from roundel.data.hashing import SampleDigest
 from roundel.errors import DataError, ModelError, did_you_mean
+from roundel.executors import Work
+from roundel.executors.local import usable_cores
 from roundel.model.graph import is_constant, values_by_name
 from roundel.types import Sample
 
@@ -54,6 +56,8 @@ def collect(
     keep: int = 16,
     progress: Callable[[int], None] | None = None,
     threads: int | None = None,
+    work: Work | None = None,
+    step: str = "calibrate",
 ) -> Collected:
     """Run the float model over the samples once and observe the requested tensors.
 
@@ -67,6 +71,8 @@ def collect(
         keep: how many samples to keep, with the float model's outputs for them.
         progress: called with the number of samples done, after each.
         threads: how many threads work in all; None takes every core this process may use.
+        work: other processes or machines to share the samples with, and a memory of finished shards.
+        step: the name that the shards are remembered under.
 
     Raises:
         ModelError: a requested tensor is not in the graph or is constant, or the model does not run.
@@ -74,13 +80,23 @@ def collect(
     """
     start = time.perf_counter()
     ordered = {name: requests[name] for name in _topological(model, requests)}
-    cores = _cores() if threads is None else max(1, threads)
     digest = SampleDigest()
+    if work is not None and not work.alone:
+        found = collect_shards(
+            model, ordered, digest.watch(samples), keep=keep, work=work, step=step, progress=progress
+        )
+        if not found.seen:
+            raise _nothing()
+        wall = time.perf_counter() - start
+        kept = found.inputs, found.outputs
+        return Collected(found.stats, found.seen, *kept, digest.hexdigest(), found.seconds, wall)
+    asked = threads if threads is not None or work is None else work.threads
+    cores = usable_cores() if asked is None else max(1, asked)
     iterator = enumerate(_owned(digest.watch(samples)))
     # Looking ahead tells whether there are enough samples to keep every core busy with one of its own.
     ahead = list(itertools.islice(iterator, cores))
     if not ahead:
-        raise DataError("There are no calibration samples.", hint="Give at least one; 100 are usual.")
+        raise _nothing()
     fed = {value.name for value in model.graph.inputs}
     computed = [name for name in ordered if name not in fed]
     extremes = {name for name, kind in ordered.items() if kind is StatKind.MINMAX}
@@ -143,10 +159,8 @@ def _owned(samples: Iterable[Sample]) -> Iterator[Sample]:
         yield {name: np.array(array) for name, array in sample.items()}
 
 
-def _cores() -> int:
-    # What this process may use, which in a container is less than what the machine has.
-    usable = getattr(os, "sched_getaffinity", None)
-    return len(usable(0)) if usable is not None else os.cpu_count() or 1
+def _nothing() -> DataError:
+    return DataError("There are no calibration samples.", hint="Give at least one; 100 are usual.")
 
 
 def _topological(model: ir.Model, requests: Mapping[str, StatKind]) -> list[str]:

@@ -222,6 +222,11 @@ class ExponentObserver(HistogramObserver):
         super().merge(other)
         self.exponents += other.exponents
 
+    def reorder(self, positions: list[int]) -> None:
+        """Sort the samples' entries; of the exponents only how often each occurs counts."""
+        super().reorder(positions)
+        self.exponents.sort()
+
     def most_common(self) -> int:
         """The most frequent exponent; the largest of equally frequent ones, 0 when nothing was seen."""
         counts = Counter(self.exponents)
@@ -229,7 +234,7 @@ class ExponentObserver(HistogramObserver):
 
     def state(self) -> Arrays:
         """Plain arrays that `from_state` reads back."""
-        return super().state() | {"exponents": np.array(self.exponents, np.int64)}
+        return super().state() | {"exponents": np.array(sorted(self.exponents), np.int64)}
 
     @classmethod
     def from_state(cls, state: Mapping[str, NDArray[Any]]) -> Self:

@@ -24,6 +24,7 @@ from roundel.cli.options import (
     random_data,
     recipe_changes,
 )
+from roundel.cli.work_options import WorkChoice, takes_work
 from roundel.errors import RecipeError
 
 _EPILOG = """[bold]Examples[/]
@@ -43,11 +44,12 @@ _DATA, _IMAGES, _SHOW = "Data", "Images", "Output"
 
 def register(app: typer.Typer) -> None:
     """Add the command."""
-    app.command(epilog=_EPILOG, no_args_is_help=True)(quantize)
+    app.command(epilog=_EPILOG, no_args_is_help=True)(takes_work(quantize))
 
 
 def quantize(
     model: Model,
+    work: WorkChoice,
     output: Annotated[Path, typer.Option("--output", "-o", help="The file to write.", show_default=False)],
     preset: Preset = None,
     recipe: RecipeFile = None,
@@ -88,13 +90,6 @@ def quantize(
         str | None,
         typer.Option(help="none, fast or high; the preset's own when not given.", show_default=False),
     ] = None,
-    checkpoint: Annotated[
-        Path | None,
-        typer.Option(
-            help="Folder that holds what fine-tuning has done, after each layer.", show_default=False
-        ),
-    ] = None,
-    resume: Annotated[bool, typer.Option("--resume", help="Go on from the checkpoint.")] = False,
     device: Annotated[
         str | None, typer.Option(help="The NPU it is for: phx, stx or krk.", show_default=False)
     ] = None,
@@ -164,8 +159,7 @@ def quantize(
         stats=stats,
         device=device,
         effort=effort,
-        checkpoint=checkpoint,
-        resume=resume,
+        **work,
         listener=None if silent else ProgressListener(),
     )
     if as_json:

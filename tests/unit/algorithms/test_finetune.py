@@ -17,6 +17,7 @@ pytest.importorskip("torch")
 from roundel.algorithms import finetune_branches, finetune_store, torch_device
 from roundel.algorithms.finetune_report import Moment
 from roundel.algorithms.walk import walk
+from roundel.checkpoints import Store
 from roundel.errors import DataError, DependencyError, RecipeError
 from roundel.example import load_example
 from roundel.numerics.affine import code_limits
@@ -152,16 +153,14 @@ class _KilledError(Exception):
 def test_resume_gives_the_same_state(
     case: Case, tmp_path: Path, extra: dict[str, Any], survived: int
 ) -> None:
-    path = tmp_path / "tuning.npz"
-
     def kill(now: Moment) -> None:
         if now.done == survived:
             raise _KilledError
 
     with pytest.raises(_KilledError):
-        case.tune(checkpoint=path, progress=kill, **extra)
+        case.tune(store=Store(tmp_path), progress=kill, **extra)
     told: list[Moment] = []
-    state, reports = case.tune(checkpoint=path, resume=True, progress=told.append, **extra)
+    state, reports = case.tune(store=Store(tmp_path, resume=True), progress=told.append, **extra)
     whole, expected = case.tune(**extra)
     assert told[0] == Moment(survived, 4, None)
     assert told[-1].done == 4
@@ -169,24 +168,22 @@ def test_resume_gives_the_same_state(
     assert [(r.layer, r.after_db, r.kept) for r in reports] == [
         (r.layer, r.after_db, r.kept) for r in expected
     ]
-    assert list(tmp_path.iterdir()) == [path]
+    assert sorted(p.name for p in tmp_path.iterdir()) == [f"finetune-00000{n}.ckpt" for n in range(4)]
 
 
 def test_resume_without_a_checkpoint_starts_at_the_beginning(case: Case, tmp_path: Path) -> None:
-    state, _ = case.tune(checkpoint=tmp_path / "new.npz", resume=True)
+    state, _ = case.tune(store=Store(tmp_path, resume=True))
     assert same(state, case.tune()[0])
-    with pytest.raises(RecipeError, match="nothing to resume"):
-        case.tune(resume=True)
 
 
 def test_a_checkpoint_of_another_run_is_refused(case: Case, tmp_path: Path) -> None:
-    path = tmp_path / "tuning.npz"
-    case.tune(checkpoint=path)
+    case.tune(store=Store(tmp_path))
     with pytest.raises(DataError, match="another run"):
-        case.tune(checkpoint=path, resume=True, seed=1)
+        case.tune(store=Store(tmp_path, resume=True), seed=1)
+    path = tmp_path / "finetune-000000.ckpt"
     path.write_bytes(path.read_bytes()[:100])
     with pytest.raises(DataError, match="cannot be read"):
-        case.tune(checkpoint=path, resume=True)
+        case.tune(store=Store(tmp_path, resume=True))
 
 
 @pytest.mark.parametrize("parallel", [False, True])

@@ -16,6 +16,7 @@ from helpers import build, node, normal
 
 pytest.importorskip("torch")
 
+from roundel.checkpoints import Store
 from roundel.numerics.bfloat16 import round_bfloat16
 from roundel.numerics.float16 import round_float16
 from roundel.types import Sample
@@ -104,9 +105,8 @@ def test_a_normalization() -> None:
 
 def test_a_checkpoint_holds_real_numbers(tmp_path: Path) -> None:
     case = calibrated(conv_net(), pictures(24), "bf16")
-    file = tmp_path / "c.npz"
-    whole, _ = case.tune(algorithm="adaquant", checkpoint=file, **FEW)
-    again, reports = case.tune(algorithm="adaquant", checkpoint=file, resume=True, **FEW)
+    whole, _ = case.tune(algorithm="adaquant", store=Store(tmp_path), **FEW)
+    again, reports = case.tune(algorithm="adaquant", store=Store(tmp_path, resume=True), **FEW)
     assert len(reports) == 4
     assert whole.values.keys() == again.values.keys()
     for name, content in whole.values.items():

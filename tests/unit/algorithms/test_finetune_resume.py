@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shutil
 import signal
 import subprocess
 import sys
@@ -63,16 +64,13 @@ def files(tmp_path_factory: pytest.TempPathFactory) -> Files:
     command = [sys.executable, "-c", _KILLED, *map(str, (model, data, killed, checkpoint))]
     assert subprocess.run(command, check=False).returncode == -signal.SIGKILL
     assert not killed.exists()
-    return Files(model, data, out.read_bytes(), checkpoint / "finetune.npz")
+    return Files(model, data, out.read_bytes(), checkpoint)
 
 
 @pytest.fixture
 def checkpoint(files: Files, tmp_path: Path) -> Path:
     """A copy of what the killed run left, in a folder of its own."""
-    copy = tmp_path / "tuning" / "finetune.npz"
-    copy.parent.mkdir()
-    copy.write_bytes(files.checkpoint.read_bytes())
-    return copy
+    return Path(shutil.copytree(files.checkpoint, tmp_path / "tuning"))
 
 
 class _Heard:
@@ -104,7 +102,7 @@ def test_killed_and_resumed_it_writes_the_same_file(files: Files, checkpoint: Pa
         effort="high",
         data=files.data,
         changes=_CHANGES,
-        checkpoint=checkpoint.parent,
+        checkpoint=checkpoint,
         resume=True,
         listener=heard,
     )
@@ -127,7 +125,7 @@ def test_the_command_resumes(files: Files, checkpoint: Path, tmp_path: Path) -> 
     ("changes", "samples", "observed"),
     [
         ({"improve": {"finetune": {"iterations": 61}}}, 24, "another recipe"),
-        (_CHANGES, 23, "another recipe"),  # the recipe says how many
+        ({"calibration": {"mode": "most_common"}, **_CHANGES}, 24, "another recipe"),
         (_CHANGES, None, "another set of samples"),
     ],
 )
@@ -142,12 +140,11 @@ def test_a_checkpoint_of_another_run_is_refused(
             effort="high",
             data=data,
             changes=changes,
-            samples=samples,
             checkpoint=checkpoint,
             resume=True,
         )
     assert raised.value.observed == observed
-    assert raised.value.where == str(checkpoint)
+    assert str(raised.value.where).startswith(str(checkpoint))
     assert "run without resuming" in str(raised.value)
 
 
@@ -155,20 +152,35 @@ def test_without_resuming_a_checkpoint_is_replaced_and_nothing_else_is(
     files: Files, checkpoint: Path, tmp_path: Path
 ) -> None:
     settings = {"recipe": "xint8", "effort": "high", "data": files.data, "changes": _CHANGES}
-    before = checkpoint.read_bytes()
+    (checkpoint / "notes.txt").write_text("mine")
+    (checkpoint / "finetune-000099.ckpt").write_bytes((checkpoint / "finetune-000000.ckpt").read_bytes())
     roundel.quantize(files.model, tmp_path / "anew.onnx", checkpoint=checkpoint, **settings)
     assert (tmp_path / "anew.onnx").read_bytes() == files.whole
-    assert checkpoint.read_bytes() != before
-    stranger = files.data.read_bytes()
+    assert (checkpoint / "notes.txt").read_text() == "mine"
+    assert not (checkpoint / "finetune-000099.ckpt").exists()
+    (checkpoint / "photo.ckpt").write_text("not a checkpoint")
     with pytest.raises(roundel.OutputError, match="not a checkpoint"):
+        roundel.quantize(files.model, checkpoint=checkpoint, **settings)
+    assert (checkpoint / "photo.ckpt").exists()
+    with pytest.raises(roundel.OutputError, match="cannot be used"):
         roundel.quantize(files.model, checkpoint=files.data, **settings)
-    assert files.data.read_bytes() == stranger
 
 
-def test_a_checkpoint_needs_fine_tuning(files: Files, tmp_path: Path) -> None:
-    with pytest.raises(roundel.RecipeError, match="no fine-tuning") as raised:
-        roundel.quantize(files.model, recipe="xint8", data=files.data, checkpoint=tmp_path)
-    assert "effort fast" in str(raised.value.observed)
+def test_nothing_half_written_or_damaged_is_taken_up(files: Files, checkpoint: Path, tmp_path: Path) -> None:
+    settings = {"recipe": "xint8", "effort": "high", "data": files.data, "changes": _CHANGES}
+    whole = (checkpoint / "finetune-000001.ckpt").read_bytes()
+    (checkpoint / "finetune-000001.ckpt").unlink()
+    (checkpoint / ".finetune-000001.ckpt.partial").write_bytes(whole[: len(whole) // 2])
+    out = tmp_path / "resumed.onnx"
+    roundel.quantize(files.model, out, checkpoint=checkpoint, resume=True, **settings)
+    assert out.read_bytes() == files.whole
+    for broken in (whole[:-1], whole[:-9] + b"x" + whole[-8:], b""):
+        (checkpoint / "finetune-000001.ckpt").write_bytes(broken)
+        with pytest.raises(roundel.DataError, match="cannot be read"):
+            roundel.quantize(files.model, checkpoint=checkpoint, resume=True, **settings)
+
+
+def test_there_must_be_something_to_resume_from(files: Files) -> None:
     with pytest.raises(roundel.RecipeError, match="nothing to resume from"):
         roundel.quantize(files.model, recipe="xint8", effort="high", data=files.data, resume=True)
     with pytest.raises(roundel.RecipeError, match="wrong") as refused:

@@ -1,0 +1,146 @@
+"""The pass over the data, shard by shard: in other processes, on other machines, or with a memory.
+
+Observers merge exactly: counts are whole numbers in bins that do not depend on the data's order, extremes are
+kept for each sample. Put together in the order of the shards they are those of one process, bit for bit.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from dataclasses import dataclass
+
+import numpy as np
+import onnx_ir as ir
+
+from roundel.calibrate.observers import OBSERVERS, Observer, StatKind
+from roundel.calibrate.runner import Runner
+from roundel.calibrate.shard import Shard as Observing
+from roundel.data.shards import Shard, shards
+from roundel.executors import Arrays, Work, mapped
+from roundel.model.graph import fingerprint
+from roundel.model.portable import Portable
+from roundel.types import Sample
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Sharded:
+    """What the shards leave behind together.
+
+    Attributes:
+        stats: the observer of each tensor.
+        seen: number of samples.
+        inputs: the first samples.
+        outputs: the model's own outputs for them.
+        seconds: inside ONNX Runtime.
+    """
+
+    stats: dict[str, Observer]
+    seen: int
+    inputs: list[Sample]
+    outputs: list[Sample]
+    seconds: float
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class _Task:
+    model: Portable
+    requests: dict[str, StatKind]
+    keep: int
+    first: Sample
+
+    def open(self, cores: int) -> _Opened:
+        model = self.model.model()
+        fed = {value.name for value in model.graph.inputs}
+        computed = [name for name in self.requests if name not in fed]
+        extremes = {name for name, kind in self.requests.items() if kind is StatKind.MINMAX}
+        runner = Runner(model, computed, self.first, cores=cores, samples=cores, extremes=extremes)
+        return _Opened(runner, self.requests, self.keep)
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class _Opened:
+    runner: Runner
+    requests: dict[str, StatKind]
+    keep: int
+
+    @property
+    def parallel(self) -> int:
+        return self.runner.workers
+
+    def __call__(self, part: Shard) -> Arrays:
+        observing, seconds = Observing(self.requests), 0.0
+        arrays: Arrays = {}
+        for index, sample in enumerate(part.samples, part.first):
+            seen = observing.take(self.runner, sample, index, finals=index < self.keep)
+            seconds += seen.seconds
+            for name, array in (seen.outputs or {}).items():
+                arrays[f"out.{index}.{name}"] = array
+        for number, observer in enumerate(observing.stats.values()):
+            # Tensor names may hold anything; a number stands for each.
+            arrays |= {f"stat.{number}.{key}": array for key, array in observer.state().items()}
+        return arrays | {"seconds": np.array(seconds)}
+
+
+def collect_shards(
+    model: ir.Model,
+    requests: Mapping[str, StatKind],
+    samples: Iterable[Sample],
+    *,
+    keep: int,
+    work: Work,
+    step: str,
+    progress: Callable[[int], None] | None,
+) -> Sharded:
+    """Observe all samples; see `collect`.
+
+    Args:
+        model: the float model.
+        requests: the statistic for each tensor, in topological order.
+        samples: the model's inputs, at least one.
+        keep: how many samples to keep.
+        work: where, and what is remembered.
+        step: the name under which it is remembered.
+        progress: called with the number of samples done.
+    """
+    wanted = dict(requests)
+    pieces = shards(samples)
+    head = next(pieces, None)
+    total = Sharded({name: OBSERVERS[kind]() for name, kind in wanted.items()}, 0, [], [], 0.0)
+    if head is None:
+        return total
+    task = _Task(Portable.of(model), wanted, keep, head.samples[0])
+    names = [str(value.name) for value in model.graph.outputs]
+    memory = work.memory(step, _key(model, wanted, keep)) if work.store is not None else None
+    seen, seconds = 0, 0.0
+    for shard, arrays in mapped(work, task, _chained(head, pieces), memory):
+        for index, sample in enumerate(shard.samples, shard.first):
+            if index < keep:
+                total.inputs.append(sample)
+                total.outputs.append({name: arrays[f"out.{index}.{name}"] for name in names})
+        for number, (name, kind) in enumerate(wanted.items()):
+            prefix = f"stat.{number}."
+            state = {k.removeprefix(prefix): a for k, a in arrays.items() if k.startswith(prefix)}
+            _merge(total.stats[name], OBSERVERS[kind].from_state(state))
+        seen, seconds = seen + len(shard.samples), seconds + float(arrays["seconds"])
+        if progress is not None:
+            progress(seen)
+    return Sharded(total.stats, seen, total.inputs, total.outputs, seconds)
+
+
+def _chained(head: Shard, rest: Iterator[Shard]) -> Iterator[Shard]:
+    yield head
+    yield from rest
+
+
+def _merge(into: Observer, other: Observer) -> None:
+    into.merge(other)  # type: ignore[arg-type]  # both are of the requested kind
+
+
+def _key(model: ir.Model, requests: Mapping[str, StatKind], keep: int) -> dict[str, str]:
+    listed = json.dumps([[name, kind.value] for name, kind in requests.items()] + [keep])
+    return {
+        "model": fingerprint(model),
+        "recipe": hashlib.blake2b(listed.encode(), digest_size=16).hexdigest(),
+    }

@@ -1,0 +1,90 @@
+"""Where a command works and what it writes down, for the commands that take long."""
+
+from __future__ import annotations
+
+import functools
+import inspect
+from collections.abc import Callable
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any, TypedDict
+
+import typer
+
+from roundel.errors import RecipeError
+
+if TYPE_CHECKING:
+    from roundel.executors import Executor
+
+_PANEL = "Long runs"
+
+
+class WorkChoice(TypedDict):
+    """What the user said, as `roundel.quantize` and its like take it."""
+
+    executor: Executor | None
+    checkpoint: Path | None
+    resume: bool
+
+
+def _options(
+    executor: Annotated[
+        str | None,
+        typer.Option(
+            help="local (this process, the default), processes, or ray.",
+            rich_help_panel=_PANEL,
+            show_default=False,
+        ),
+    ] = None,
+    workers: Annotated[
+        int | None,
+        typer.Option(
+            help="How many at once; else one to a core.", rich_help_panel=_PANEL, show_default=False
+        ),
+    ] = None,
+    address: Annotated[
+        str | None,
+        typer.Option(
+            help="Of a running Ray cluster; else one starts here.", rich_help_panel=_PANEL, show_default=False
+        ),
+    ] = None,
+    checkpoint: Annotated[
+        Path | None,
+        typer.Option(
+            help="Folder that holds what is done, shard by shard.", rich_help_panel=_PANEL, show_default=False
+        ),
+    ] = None,
+    resume: Annotated[
+        bool, typer.Option("--resume", help="Go on from the checkpoint.", rich_help_panel=_PANEL)
+    ] = False,
+) -> WorkChoice:
+    """The choice that the options make. Only its signature is shown to typer."""
+    if executor is None and (workers is not None or address is not None):
+        raise RecipeError(
+            "--workers and --address need an executor.",
+            expected="--executor processes or --executor ray, too",
+        )
+    chosen: Executor | None = None
+    if executor is not None:
+        from roundel.executors import executor as named
+
+        chosen = named(executor, address=address, workers=workers)
+    return WorkChoice(executor=chosen, checkpoint=checkpoint, resume=resume)
+
+
+def takes_work(command: Callable[..., None]) -> Callable[..., None]:
+    """Give a command the options above; they reach it as its parameter `work`, a `WorkChoice`."""
+    shared = inspect.signature(_options, eval_str=True).parameters
+    own = inspect.signature(command, eval_str=True)
+
+    @functools.wraps(command)
+    def run(**words: Any) -> None:
+        choice = _options(**{name: words.pop(name) for name in shared})
+        command(**words, work=choice)
+
+    parameters = [p for p in own.parameters.values() if p.name != "work"]
+    merged = [*parameters, *shared.values()]
+    run.__signature__ = inspect.Signature(  # type: ignore[attr-defined]
+        [p.replace(kind=inspect.Parameter.KEYWORD_ONLY) for p in merged]
+    )
+    run.__annotations__ = {p.name: p.annotation for p in merged}
+    return run

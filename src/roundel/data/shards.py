@@ -1,0 +1,54 @@
+"""Samples in shards: runs of a fixed length, the same whoever works on them."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass
+
+import numpy as np
+
+from roundel.data.hashing import SampleDigest
+from roundel.types import Sample
+
+SIZE = 8
+"""Samples of a shard. Sums run within a shard first and then over the shards, with one worker or many."""
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Shard:
+    """Samples that are worked on together.
+
+    Attributes:
+        number: its place.
+        samples: its content.
+        digest: of it.
+    """
+
+    number: int
+    samples: tuple[Sample, ...]
+    digest: str
+
+    @property
+    def first(self) -> int:
+        """The position of its first sample."""
+        return self.number * SIZE
+
+
+def shards(samples: Iterable[Sample]) -> Iterator[Shard]:
+    """The samples in shards; they are copied, since a reader may reuse its arrays."""
+    waiting: list[Sample] = []
+    number = 0
+    for sample in samples:
+        waiting.append({name: np.array(array) for name, array in sample.items()})
+        if len(waiting) == SIZE:
+            yield _shard(number, waiting)
+            waiting, number = [], number + 1
+    if waiting:
+        yield _shard(number, waiting)
+
+
+def _shard(number: int, samples: list[Sample]) -> Shard:
+    digest = SampleDigest()
+    for sample in samples:
+        digest.update(sample)
+    return Shard(number, tuple(samples), digest.hexdigest())

@@ -1,0 +1,78 @@
+"""How a run works: where, and what it remembers."""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Iterable, Iterator, Mapping
+from concurrent.futures import Future
+from contextlib import ExitStack
+from dataclasses import dataclass
+
+from roundel.checkpoints import Memory, Store
+from roundel.executors.local import LocalExecutor
+from roundel.executors.protocol import Arrays, Executor, PartT, Session, Task
+
+
+@dataclass(frozen=True, slots=True)
+class Work:
+    """Where a run's parts are worked on and written down.
+
+    Attributes:
+        executor: None for this process.
+        store: None where nothing is written down.
+    """
+
+    executor: Executor | None = None
+    store: Store | None = None
+
+    @property
+    def alone(self) -> bool:
+        """Whether there is nothing to send and nothing to write down."""
+        return self.store is None and (self.executor is None or isinstance(self.executor, LocalExecutor))
+
+    @property
+    def threads(self) -> int | None:
+        """How many threads the user wants in this process, if that was said."""
+        return self.executor.workers if isinstance(self.executor, LocalExecutor) else None
+
+    def memory(self, step: str, key: Mapping[str, str]) -> Memory | None:
+        """What is known about a step."""
+        return None if self.store is None else self.store.memory(step, key)
+
+
+def mapped(
+    work: Work, task: Task[PartT], parts: Iterable[PartT], memory: Memory | None = None
+) -> Iterator[tuple[PartT, Arrays]]:
+    """Every part with its results, in the order of the parts; each is written down when its turn has come.
+
+    Raises:
+        RoundelError: as the task raised it.
+        ExecutorError: workers died too often.
+        DataError: what was written down is damaged, or of another run.
+    """
+    waiting: deque[tuple[PartT, Arrays | Future[Arrays]]] = deque()
+    session: Session[PartT] | None = None
+
+    def take() -> tuple[PartT, Arrays]:
+        part, found = waiting.popleft()
+        if not isinstance(found, Future):
+            return part, found
+        assert session is not None
+        results = session.result(found)
+        if memory is not None:
+            memory.save(part.number, results, part.digest)
+        return part, results
+
+    with ExitStack() as stack:
+        for part in parts:
+            known = memory.load(part.number, part.digest) if memory is not None else None
+            if known is not None:
+                waiting.append((part, known))
+            else:
+                if session is None:  # where all parts are known, no worker starts
+                    session = stack.enter_context((work.executor or LocalExecutor()).start(task))
+                waiting.append((part, session.submit(part)))
+            while waiting and (session is None or len(waiting) > session.most):
+                yield take()
+        while waiting:
+            yield take()
