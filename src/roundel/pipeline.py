@@ -26,6 +26,7 @@ from roundel.evaluate.lint import quantize_findings
 from roundel.evidence import Evidence, gather, most_samples, open_data
 from roundel.executors import Executor, Work
 from roundel.model import LoadedModel, save_model
+from roundel.model.blame import blaming
 from roundel.model.external import external_values, self_contained
 from roundel.model.graph import fingerprint, input_specs, weight_bytes
 from roundel.model.load import ModelSource
@@ -120,6 +121,7 @@ def quantize(
     told, clock = listener or Silent(), Clock()
     with ExitStack() as cleanup:
         cleanup.callback(told.close)
+        cleanup.enter_context(blaming(model))
         settings = load_recipe(recipe, changed(changes, samples, exclude, effort))
         settings = for_effort(for_device(settings, device))
         target = _checked_output(output, model, recipe, stats)

@@ -8,6 +8,7 @@ import os
 import tempfile
 import zipfile
 import zlib
+from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -17,12 +18,16 @@ from numpy.typing import NDArray
 
 from roundel.calibrate.collect import Collected
 from roundel.calibrate.observers import OBSERVERS, Observer, StatKind
+from roundel.data.arrayfiles import load_npz, npz_headers
 from roundel.errors import DataError, OutputError
 
 _VERSION = 1
+_MAX_BYTES = 4_000_000_000
 _HEADER = "header"
 # What numpy, zipfile (RuntimeError: encrypted), zlib and json raise for content that is not ours.
 _UNREADABLE = (
+    AttributeError,
+    IndexError,
     OSError,
     EOFError,
     KeyError,
@@ -80,23 +85,23 @@ def load_statistics(path: Path | str) -> Statistics:
         DataError: the file is missing, damaged, or of another version.
     """
     try:
-        with np.load(path, allow_pickle=False) as archive:
-            header = json.loads(archive[_HEADER].tobytes())
-            if header["version"] != _VERSION:
-                raise DataError(
-                    "The statistics file has another version.",
-                    where=path,
-                    observed=header["version"],
-                    expected=_VERSION,
-                    hint="Delete it; it will be written anew.",
-                )
-            stats = {
-                str(name): _observer(archive, number, StatKind(kind))
-                for number, (name, kind) in enumerate(header["tensors"])
-            }
-            return Statistics(
-                stats, int(header["samples_seen"]), str(header["model_key"]), str(header["data_key"])
+        arrays = _arrays(Path(path))
+        header = json.loads(arrays[_HEADER].tobytes())
+        if header["version"] != _VERSION:
+            raise DataError(
+                "The statistics file has another version.",
+                where=path,
+                observed=header["version"],
+                expected=_VERSION,
+                hint="Delete it; it will be written anew.",
             )
+        stats = {
+            str(name): _observer(arrays, number, StatKind(kind))
+            for number, (name, kind) in enumerate(header["tensors"])
+        }
+        return Statistics(
+            stats, int(header["samples_seen"]), str(header["model_key"]), str(header["data_key"])
+        )
     except _UNREADABLE as error:
         raise DataError(
             "The statistics file cannot be read.",
@@ -106,9 +111,21 @@ def load_statistics(path: Path | str) -> Statistics:
         ) from error
 
 
-def _observer(archive: Any, number: int, kind: StatKind) -> Observer:
+def _arrays(path: Path) -> dict[str, NDArray[Any]]:
+    """What the archive holds, once its headers say that it is numbers, and not too many of them."""
+    try:
+        headers = npz_headers(path)
+        needed = sum(header.nbytes for header in headers.values())
+        if needed > _MAX_BYTES:
+            raise ValueError(f"it unpacks to {needed} bytes")
+        return load_npz(path, list(headers))
+    except DataError as error:
+        raise ValueError(error.observed) from error
+
+
+def _observer(arrays: Mapping[str, NDArray[Any]], number: int, kind: StatKind) -> Observer:
     prefix = f"{number}."
-    state = {key.removeprefix(prefix): archive[key] for key in archive.files if key.startswith(prefix)}
+    state = {key.removeprefix(prefix): array for key, array in arrays.items() if key.startswith(prefix)}
     return OBSERVERS[kind].from_state(state)
 
 

@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import lzma
 import math
+import struct
+import tokenize
 import zipfile
 import zlib
 from collections.abc import Callable, Generator, Iterator, Sequence
@@ -51,9 +54,13 @@ def reading(path: Path) -> Iterator[None]:
         ValueError,
         EOFError,
         KeyError,
-        NotImplementedError,
+        RuntimeError,  # an archive with a password
         zipfile.BadZipFile,
         zlib.error,
+        lzma.LZMAError,
+        struct.error,
+        SyntaxError,
+        tokenize.TokenError,
     ) as error:
         raise DataError(
             "An array file cannot be read",

@@ -11,6 +11,7 @@ import onnx_ir as ir
 from roundel.errors import ModelError
 from roundel.model.graph import op_key
 
+_MOST = 2**31 - 1
 _BROKEN = "The file may be damaged: export or download the model again."
 
 
@@ -22,6 +23,7 @@ def check_structure(model: ir.Model, where: object) -> None:
     """
     imports = model.graph.opset_imports
     _check_text((*imports, *model.graph.initializers), "domain or initializer name", where)
+    _check_versions(model, where)
     for graph in (model.graph, *model.graph.subgraphs()):
         _check_names(graph, where)
         for node in graph:
@@ -34,6 +36,14 @@ def check_structure(model: ir.Model, where: object) -> None:
             )
     for value in model.graph.initializers.values():
         _check_size(value, where)
+
+
+def _check_versions(model: ir.Model, where: object) -> None:
+    if not 1 <= model.ir_version <= _MOST:
+        raise _broken(where, f"IR version {model.ir_version}", "3 or more")
+    for domain, version in model.graph.opset_imports.items():
+        if not 1 <= version <= _MOST:
+            raise _broken(where, f"version {version} of operator set '{domain}'", "1 or more")
 
 
 def _check_names(graph: ir.Graph | ir.Function, where: object) -> None:

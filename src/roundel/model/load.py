@@ -11,13 +11,12 @@ from google.protobuf.message import DecodeError  # type: ignore[import-untyped, 
 from onnx_ir.passes import common
 
 from roundel.errors import ModelError, did_you_mean
+from roundel.model.blame import ModelSource, blaming
 from roundel.model.check import check_structure
 from roundel.model.external import external_values
 from roundel.model.float16 import widen_float16
 from roundel.model.graph import attribute_int, op_key, opset_version
 from roundel.model.opset import raise_opset
-
-ModelSource = str | Path | bytes | onnx.ModelProto | ir.Model
 
 OPSET = 17
 
@@ -81,9 +80,18 @@ def load_model(
     """
     path = Path(source) if isinstance(source, str | Path) else None
     model = _read(source)
+    with blaming(source):
+        notes, source_opset = _cleaned(model, path or "the model passed in", opaque, allow_quantized)
+    size = path.stat().st_size if path else None
+    return LoadedModel(model, path, size, source_opset, tuple(notes))
+
+
+def _cleaned(
+    model: ir.Model, where: object, opaque: str | None, allow_quantized: bool
+) -> tuple[list[str], int]:
+    """Check and normalise a model in place; what was done, and the opset that it came with."""
     for key in [key for key in model.functions if key[0] == opaque]:
         del model.functions[key]
-    where = path or "the model passed in"
     _refuse_empty(model, where)
     check_structure(model, where)
     if not allow_quantized:
@@ -94,8 +102,7 @@ def load_model(
     if not allow_quantized:
         notes += raise_opset(model, OPSET)
         notes += widen_float16(model)
-    size = path.stat().st_size if path else None
-    return LoadedModel(model, path, size, source_opset, tuple(notes))
+    return notes, source_opset
 
 
 def _read(source: ModelSource) -> ir.Model:
@@ -253,7 +260,7 @@ def _unreadable_data(
 def _normalise(model: ir.Model, where: object) -> list[str]:
     notes = []
     if model.functions:
-        common.InlinePass()(model)
+        _inline(model, where)
         notes.append("inlined model-local functions")
     if any(v.name in model.graph.initializers for v in model.graph.inputs):
         common.RemoveInitializersFromInputsPass()(model)
@@ -268,6 +275,18 @@ def _normalise(model: ir.Model, where: object) -> list[str]:
     if named:
         notes.append(f"named {named} unnamed node(s)")
     return notes
+
+
+def _inline(model: ir.Model, where: object) -> None:
+    try:
+        common.InlinePass()(model)
+    except (ir.passes.InvariantError, ir.passes.PassError, ValueError) as error:
+        raise ModelError(
+            "The model's own functions cannot be put in place of their calls.",
+            where=where,
+            observed=_root_cause(error),
+            expected="functions that do not call themselves, with as many inputs as they declare",
+        ) from error
 
 
 def _name_nodes(graph: ir.Graph) -> int:
