@@ -21,7 +21,7 @@ from roundel.calibrate.resolve import resolve
 from roundel.check.fitting import for_device, for_effort, remaining
 from roundel.checkpoints import Store, open_store
 from roundel.data import open_samples
-from roundel.errors import OutputError
+from roundel.errors import OutputError, RecipeError
 from roundel.evaluate.lint import quantize_findings
 from roundel.evidence import Evidence, gather, most_samples, open_data
 from roundel.executors import Executor, Work
@@ -40,6 +40,8 @@ from roundel.recipe_file import RecipeSource, load_recipe
 from roundel.report.clock import Clock
 from roundel.report.listener import Listener, Silent
 from roundel.report.record import Record, plan_counts, recipe_dict
+from roundel.torch_frontend import Exported, is_torch_source, opened
+from roundel.torch_frontend.requirements import require_torch
 from roundel.types import Sample
 from roundel.verify import check_file, check_prepared, compare_outputs
 from roundel.verify.closeness import OutputReport
@@ -70,6 +72,13 @@ class QuantizeResult:
         """The quantized model as a protobuf."""
         return ir.to_proto(self_contained(self.ir))
 
+    def as_torch(self) -> Any:
+        """The quantized model as a torch module for evaluation: tensors in, tensors out; needs torch."""
+        require_torch()
+        from roundel.torch_frontend.evaluation import QuantizedModule
+
+        return QuantizedModule(self.ir)
+
     def save(self, path: str | Path) -> Path:
         """Write the model and, beside it, its record; both appear whole or not at all."""
         target = Path(path)
@@ -79,7 +88,7 @@ class QuantizeResult:
 
 
 def quantize(
-    model: ModelSource,
+    model: Any,
     output: str | Path | None = None,
     *,
     recipe: RecipeSource = "a8w8",
@@ -93,12 +102,16 @@ def quantize(
     executor: Executor | None = None,
     checkpoint: str | Path | None = None,
     resume: bool = False,
+    example_inputs: object = None,
+    dynamic_batch: bool = False,
+    dynamic_shapes: Any = None,
     listener: Listener | None = None,
 ) -> QuantizeResult:
     """Quantize a float model.
 
     Args:
-        model: an ONNX file, a ModelProto, or an onnx-ir model. It is never changed.
+        model: an ONNX file, a ModelProto, or an onnx-ir model; or of PyTorch: a module, a torch.export
+            program, a .pt2 file, or 'package.module:factory'. It is never changed.
         output: the file to write; a record `NAME.json` appears beside it. None keeps all in memory.
         recipe: a preset name in any case, a recipe file, a mapping, or a Recipe.
         data: calibration data: ONNX Runtime's CalibrationDataReader, any iterable of dicts or arrays, a
@@ -113,6 +126,10 @@ def quantize(
         executor: where calibration runs, from `roundel.executor(…)`; this process when not given.
         checkpoint: a folder that holds what is done: each shard of the samples, each layer of the rest.
         resume: go on from the checkpoint where there is one; the file is that of a run without a break.
+        example_inputs: PyTorch: a tensor, a tuple of arguments, a dict by parameter name, or a list of such
+            examples. The first is traced; on all of them the export must equal the module.
+        dynamic_batch: PyTorch: leave the first dimension of all inputs open.
+        dynamic_shapes: PyTorch: open dimensions in torch.export's notation.
         listener: told about progress.
 
     Raises:
@@ -130,6 +147,7 @@ def quantize(
         work = Work(executor, open_store(checkpoint, resume=resume))
         told.step("load and prepare")
         with clock("prepare"):
+            model, exported = _as_onnx(model, example_inputs, dynamic_batch, dynamic_shapes)
             ready = entrance = load_prepared(model, settings)
         _refuse_external_target(target, ready.loaded)
         with clock("outliers"):
@@ -157,7 +175,7 @@ def quantize(
         size = file.stat().st_size if target else None
         record = Record(
             quantized=bool(plan.tensors) or any(node.op_type in _QUANTIZERS for node in result.graph),
-            model=_describe(ready),
+            model=_describe(ready, exported),
             recipe=recipe_dict(settings),
             data=evidence.data,
             prepare={r.name: r.rewrites for r in ready.reports if r.rewrites},
@@ -166,7 +184,15 @@ def quantize(
             improvements=(*spread.steps, *base.steps, *improved.steps),
             outputs=reports,
             seconds=clock.seconds,
-            notes=(*ready.notes, *evidence.notes, *map(str, odd), *improved.notes, *doubt, *advice),
+            notes=(
+                *(exported.notes if exported else ()),
+                *ready.notes,
+                *evidence.notes,
+                *map(str, odd),
+                *improved.notes,
+                *doubt,
+                *advice,
+            ),
             file={"name": target.name if target else None, "bytes": size},
         )
         if target is not None:
@@ -197,6 +223,21 @@ def changed(
 def record_path(model_path: Path) -> Path:
     """Where the record of a written model goes."""
     return model_path.with_suffix(".json")
+
+
+def _as_onnx(
+    model: Any, example_inputs: object, dynamic_batch: bool, dynamic_shapes: Any
+) -> tuple[ModelSource, Exported | None]:
+    """The model as ONNX, and where it came from if that was PyTorch."""
+    if is_torch_source(model):
+        model = opened(model, example_inputs, dynamic_batch=dynamic_batch, dynamic_shapes=dynamic_shapes)
+    elif example_inputs is not None or dynamic_batch or dynamic_shapes is not None:
+        raise RecipeError(
+            "Example inputs and dynamic shapes are for models in PyTorch.",
+            observed=f"a model of type {type(model).__name__}",
+            hint="Leave them out: an ONNX model says its shapes itself.",
+        )
+    return (model.model, model) if isinstance(model, Exported) else (model, None)
 
 
 def _spread(model: ir.Model, recipe: Recipe, data: object, told: Listener) -> tuple[Spread, object]:
@@ -280,7 +321,7 @@ def _verify(
 
 
 def _checked_output(
-    output: str | Path | None, model: ModelSource, recipe: RecipeSource, stats: str | Path | None
+    output: str | Path | None, model: object, recipe: RecipeSource, stats: str | Path | None
 ) -> Path | None:
     if output is None:
         return None
@@ -293,7 +334,8 @@ def _checked_output(
             expected="a name that does not end in .json, for example model.a8w8.onnx",
         )
     check_writable(record_path(target))
-    sources = {"input model": model, "recipe": recipe, "statistics file": stats}
+    file = model.path if isinstance(model, Exported) else model
+    sources = {"input model": file, "recipe": recipe, "statistics file": stats}
     for what, source in sources.items():
         if isinstance(source, str | Path):
             _refuse_overwriting(target, Path(source), what)
@@ -319,10 +361,11 @@ def _signed(model: ir.Model) -> ir.Model:
     return model
 
 
-def _describe(ready: Prepared) -> dict[str, Any]:
+def _describe(ready: Prepared, exported: Exported | None) -> dict[str, Any]:
     loaded = ready.loaded
+    name = loaded.path.name if loaded.path else "in memory"
     return {
-        "name": loaded.path.name if loaded.path else "in memory",
+        "name": exported.name if exported else name,
         "bytes": loaded.file_bytes,
         "opset": loaded.source_opset,
         "fingerprint": fingerprint(ready.model),

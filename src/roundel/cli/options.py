@@ -13,6 +13,13 @@ if TYPE_CHECKING:
     from roundel.data import RandomSpec
 
 Model = Annotated[Path, typer.Argument(help="The float ONNX model.", show_default=False)]
+AnyModel = Annotated[
+    Path,
+    typer.Argument(
+        help="The float model: an ONNX file; of PyTorch a .pt2 file, or package.module:factory.",
+        show_default=False,
+    ),
+]
 Preset = Annotated[
     str | None,
     typer.Option("--preset", "-p", help="Preset name, a8w8 if not given; see `roundel presets`."),

@@ -9,11 +9,11 @@ from typing import Annotated
 import typer
 
 from roundel.cli.options import (
+    AnyModel,
     Exclude,
     ExcludeSubgraph,
     Include,
     Json,
-    Model,
     Preset,
     RecipeFile,
     Report,
@@ -38,6 +38,8 @@ roundel quantize model.onnx -o out.onnx -p xint8 --effort high --data calib/ --c
 roundel quantize model.onnx -o out.onnx --data calib/ --report report.html
 
 roundel quantize model.onnx -o out.onnx --random 4        (a first look, no data at hand)
+
+roundel quantize mynet:make -o out.onnx --data calib/ --dynamic-batch     (PyTorch: make() in mynet.py)
 """
 _DATA, _IMAGES, _SHOW = "Data", "Images", "Output"
 
@@ -48,7 +50,7 @@ def register(app: typer.Typer) -> None:
 
 
 def quantize(
-    model: Model,
+    model: AnyModel,
     work: WorkChoice,
     output: Annotated[Path, typer.Option("--output", "-o", help="The file to write.", show_default=False)],
     preset: Preset = None,
@@ -65,7 +67,9 @@ def quantize(
     ] = None,
     shape: Annotated[
         list[str] | None,
-        typer.Option(help="Shape of a random input: NAME=1x3x48x320.", rich_help_panel=_DATA),
+        typer.Option(
+            help="Shape of a random input, or of a module's example: NAME=1x3x48x320.", rich_help_panel=_DATA
+        ),
     ] = None,
     stats: Annotated[
         Path | None,
@@ -93,6 +97,10 @@ def quantize(
     device: Annotated[
         str | None, typer.Option(help="The NPU it is for: phx, stx or krk.", show_default=False)
     ] = None,
+    dynamic_batch: Annotated[
+        bool,
+        typer.Option("--dynamic-batch", help="PyTorch: leave the first dimension of all inputs open."),
+    ] = False,
     exclude: Exclude = None,
     include: Include = None,
     exclude_subgraph: ExcludeSubgraph = None,
@@ -119,7 +127,7 @@ def quantize(
     ] = False,
     as_json: Json = False,
 ) -> None:
-    """Quantize a float ONNX model and write a verified Q/DQ model with its record beside it."""
+    """Quantize a float model and write a verified Q/DQ model with its record beside it."""
     image_options = {
         "mean": numbers(mean, "--mean"),
         "std": numbers(std, "--std"),
@@ -139,17 +147,19 @@ def quantize(
             hint="Use --data for a real result, --random for a first look.",
         )
 
+    from roundel.cli.torch_models import opened_model
     from roundel.pipeline import quantize as run
     from roundel.report.console import ProgressListener, show_summary, terminal
 
     source = random_data(random, shape) if random is not None else data
+    opened = opened_model(model, shape, dynamic_batch=dynamic_batch)
     if report is not None:
         from roundel.reporting import check_report
 
         check_report(report, source, (model, output))
     silent = quiet or as_json
     result = run(
-        model,
+        opened,
         output,
         recipe=chosen_recipe(preset, recipe),
         data=source,
@@ -170,6 +180,7 @@ def quantize(
         from roundel.reporting import DEVICE, write_report
 
         told = None if silent else ProgressListener()
-        write_report(report, model, result, source, device=device or DEVICE, listener=told)
+        shown = model if isinstance(opened, Path) else opened.model
+        write_report(report, shown, result, source, device=device or DEVICE, listener=told)
         if not silent:
             terminal().print(f"report: {report}", markup=False, highlight=False, soft_wrap=True)

@@ -52,6 +52,7 @@ _QUANTIZED_OPS = {
     },
 }
 
+_EXPORT_NOTES = ("pkg.torch.", "pkg.onnxscript.", "namespace")
 
 # What protobuf and onnx-ir raise for content that is no model.
 _UNREADABLE = (DecodeError, ir.serde.SerdeError, ValueError, TypeError, KeyError, AttributeError)
@@ -271,6 +272,7 @@ def _normalise(model: ir.Model, where: object) -> list[str]:
         raise ModelError(
             "The graph has a cycle.", where=where, observed=error, expected="an acyclic graph"
         ) from error
+    _forget_export(model)
     named = _name_nodes(model.graph)
     if named:
         notes.append(f"named {named} unnamed node(s)")
@@ -287,6 +289,14 @@ def _inline(model: ir.Model, where: object) -> None:
             observed=_root_cause(error),
             expected="functions that do not call themselves, with as many inputs as they declare",
         ) from error
+
+
+def _forget_export(model: ir.Model) -> None:
+    """Drop what torch's exporter noted for debugging: source lines and paths of the exporting machine."""
+    for node in model.graph.all_nodes():
+        for item in (node, *node.outputs):
+            for key in [key for key in item.metadata_props if key.startswith(_EXPORT_NOTES)]:
+                del item.metadata_props[key]
 
 
 def _name_nodes(graph: ir.Graph) -> int:
