@@ -29,6 +29,7 @@ if TYPE_CHECKING:
     )
     from roundel.evaluate import evaluate_folders, evaluate_models, infer, lint_data
     from roundel.executors import executor
+    from roundel.ladder import AutoResult, auto
     from roundel.pipeline import QuantizeResult, quantize
     from roundel.plan import QuantPlan
     from roundel.recipe import Recipe
@@ -40,6 +41,7 @@ __version__ = VERSION
 
 # Names are looked up on first use, so that `import roundel` costs nothing.
 _HOMES = {
+    "AutoResult": "roundel.ladder",
     "ConvertResult": "roundel.conversion",
     "DataError": "roundel.errors",
     "DependencyError": "roundel.errors",
@@ -54,6 +56,7 @@ _HOMES = {
     "RoundelError": "roundel.errors",
     "SelectionError": "roundel.errors",
     "VerifyError": "roundel.errors",
+    "auto": "roundel.ladder",
     "compare": "roundel.compare",
     "convert": "roundel.conversion",
     "evaluate_folders": "roundel.evaluate",
@@ -70,6 +73,7 @@ _HOMES = {
 _RENAMED = {"RandomData": "RandomSpec"}
 
 __all__ = [
+    "AutoResult",
     "ConvertResult",
     "DataError",
     "DependencyError",
@@ -84,6 +88,7 @@ __all__ = [
     "RoundelError",
     "SelectionError",
     "VerifyError",
+    "auto",
     "compare",
     "convert",
     "evaluate_folders",

@@ -10,6 +10,7 @@ import typer
 from typer.core import TyperGroup
 
 from roundel.cli import (
+    auto,
     check,
     compare,
     convert,
@@ -54,6 +55,7 @@ app = typer.Typer(
 
 for _command in (
     quantize,
+    auto,
     convert,
     check,
     explain,

@@ -183,7 +183,7 @@ class Samples:
         if not produced:
             raise self._empty(groups)
 
-    def named(self) -> Iterator[tuple[str, Sample]]:
+    def named(self) -> Generator[tuple[str, Sample], None, None]:
         """One item of the source at a time, each with its file, or its position where it has none.
 
         Unlike a pass over the samples, nothing is dropped or joined: the rows of an item may be more or

@@ -69,7 +69,7 @@ class Labels:
     def _open(self, source: object, folder: Path | None) -> None:
         if isinstance(source, str) and source.startswith("re:"):
             self._pattern = _compiled(source[3:])
-        elif source == "folders":
+        elif isinstance(source, str) and source == "folders":
             self._classes = _classes(folder)
         elif isinstance(source, Mapping):
             self._names = _named(source, "the labels")
