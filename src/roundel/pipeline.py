@@ -138,7 +138,6 @@ def quantize(
     told, clock = listener or Silent(), Clock()
     with ExitStack() as cleanup:
         cleanup.callback(told.close)
-        cleanup.enter_context(blaming(model))
         settings = load_recipe(recipe, changed(changes, samples, exclude, effort))
         settings = for_effort(for_device(settings, device))
         target = _checked_output(output, model, recipe, stats)
@@ -148,6 +147,7 @@ def quantize(
         told.step("load and prepare")
         with clock("prepare"):
             model, exported = _as_onnx(model, example_inputs, dynamic_batch, dynamic_shapes)
+            cleanup.enter_context(blaming(model))
             ready = entrance = load_prepared(model, settings)
         _refuse_external_target(target, ready.loaded)
         with clock("outliers"):
