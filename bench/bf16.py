@@ -1,6 +1,6 @@
 """BF16 in every form: size, closeness to float, and whether the logits are equal bit for bit.
 
-``python bench/bf16.py MODEL.onnx EVAL.npz`` where Roundel is installed; EVAL.npz holds the images as `x`. The
+``python bench/bf16.py MODEL.onnx EVAL.npz [--learn CALIB.npz]`` where Roundel is installed; EVAL.npz holds the images as `x`. The
 files run in a stock ONNX Runtime session. Beside them stand AMD Quark's own files, and Roundel's file without
 function bodies, both under Quark's operator library, in the ``quark`` environment.
 """
@@ -33,6 +33,12 @@ FORMS: dict[str, dict[str, Any]] = {
     "plain, 16-bit weights": {"form": "plain", "half_weights": True},
     "bare": {"form": "pair", "strip_functions": True},
 }
+IMPROVED: dict[str, dict[str, Any]] = {
+    "pair, with data": {"floats.form": "pair"},
+    "pair, with data, 16-bit weights": {"floats.form": "pair", "output.half_weights": True},
+    "cast, with data": {"floats.form": "cast"},
+    "cast, with data, 16-bit weights": {"floats.form": "cast", "output.half_weights": True},
+}
 QUARK = {"pair": "quark_pair", "cast": "quark_cast", "plain": "quark_plain"}
 
 
@@ -64,6 +70,18 @@ def written(model: Path, folder: Path) -> dict[str, tuple[Path, float]]:
     return made
 
 
+def improved(model: Path, folder: Path, images: Any) -> dict[str, tuple[Path, float]]:
+    """The preset as it is with samples to learn from: biases take up what rounding shifts."""
+    name = ort.InferenceSession(str(model), providers=["CPUExecutionProvider"]).get_inputs()[0].name
+    made = {}
+    for number, (form, changes) in enumerate(IMPROVED.items()):
+        path = folder / f"roundel_improved_{number}.onnx"
+        start = time.perf_counter()
+        roundel.quantize(model, path, recipe="bf16", data=[{name: x[None]} for x in images], changes=changes)
+        made[form] = path, time.perf_counter() - start
+    return made
+
+
 def row(who: str, form: str, path: Path, seconds: float, whole: int, db: float) -> dict[str, Any]:
     """One line of the table."""
     share = path.stat().st_size / whole
@@ -92,7 +110,8 @@ def compared(
             same.append(_word("pair, all optimizations off", strict["pair"], peer[f"{path.stem} strict"]))
             same.append(_word("Quark's pair", peer["quark_pair"], peer[path.stem]))
         else:
-            family = "plain" if name.startswith("plain") else "pair"
+            plain = "plain" if name.startswith("plain") else "pair"
+            family = "pair, with data" if name in IMPROVED else plain
             same.append(_word(family, stock[family], stock[name]))
             if name in QUARK and name != "pair":
                 same.append(_word(f"Quark's {name}", peer[QUARK[name]], stock[name]))
@@ -111,6 +130,7 @@ def main() -> int:
     )
     parser.add_argument("model", type=Path)
     parser.add_argument("data", type=Path)
+    parser.add_argument("--learn", type=Path, help="samples to learn from, as `x`: adds rows with data")
     parser.add_argument("--images", type=int, default=400)
     parser.add_argument("--strict-images", type=int, default=20, help="with all optimizations off")
     parser.add_argument("--out", type=Path, default=BENCH_DIR / "results" / "bf16")
@@ -118,6 +138,8 @@ def main() -> int:
     facts, folder = machine.describe(), WORK_DIR / "out" / "bf16"
     folder.mkdir(parents=True, exist_ok=True)
     made = written(args.model, folder)
+    if args.learn:
+        made |= improved(args.model, folder, np.load(args.learn)["x"])
     images = np.load(args.data)["x"][: args.images]
     reference = logits(args.model, images)
     stock = {name: logits(path, images) for name, (path, _) in made.items() if name != "bare"}

@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field, replace
+from itertools import islice
 from pathlib import Path
 from typing import Any
 
@@ -75,7 +76,10 @@ def gather(
         return _remembered(model, samples, recipe, told)
     if stats is None:
         keep = _kept(recipe, model)
-        collected = collect(model, requests, samples, keep=keep, progress=told.advance, work=work)
+        # Where no range is needed, samples beyond those that are compared would run for nothing.
+        idle = recipe.mode == "static" and not requests
+        used = islice(samples, max(1, keep)) if idle else samples
+        collected = collect(model, requests, used, keep=keep, progress=told.advance, work=work)
         give_memory_back()
         return _evidence(collected, samples, recipe.verify.samples)
     path, key = Path(stats), fingerprint(model)

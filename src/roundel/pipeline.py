@@ -36,7 +36,7 @@ from roundel.preparation import Prepared, load_prepared
 from roundel.qdq import simulate, strip, write_dynamic, write_qdq
 from roundel.qdq.weight_only import check_kernel, write_weights
 from roundel.recipe import Recipe, WeightOnly, merge
-from roundel.recipe_file import RecipeSource, load_recipe
+from roundel.recipe_file import RecipeSource, load_recipe, unfolded
 from roundel.report.clock import Clock
 from roundel.report.listener import Listener, Silent
 from roundel.report.record import Record, plan_counts, recipe_dict
@@ -118,7 +118,7 @@ def quantize(
             DataLoader, a folder of images or .npy files, or `roundel.RandomData()`.
         samples: use at most this many samples.
         exclude: nodes that stay float: names, globs, 're:REGEX' or 'op:TYPE'.
-        changes: recipe values that differ from the recipe's own, nested as in the file.
+        changes: recipe values that differ from the recipe's own, nested as in the file or with dots, {"weights.type": "int8"}.
         stats: a statistics file to reuse, or to write when it does not fit this model and data.
         device: the NPU it is for (phx, stx, krk …): what helps placement there and is exact is applied, and
             what is left is listed in the record's notes.
@@ -207,7 +207,7 @@ def changed(
     effort: str | None = None,
 ) -> dict[str, Any]:
     """The short options as recipe changes."""
-    tree: dict[str, Any] = dict(changes or {})
+    tree = unfolded(changes or {})
     if effort is not None:
         tree["effort"] = effort
     if samples is not None:

@@ -34,15 +34,28 @@ def load_recipe(source: RecipeSource, changes: Mapping[str, Any] | None = None) 
 
     Args:
         source: a preset name in any case, a YAML or JSON file, a mapping, or a recipe.
-        changes: nested values that win over the source's.
+        changes: values that win over the source's, nested or with dots: `{"weights.type": "int8"}`.
     """
+    told = unfolded(changes or {})
     if isinstance(source, Recipe):
-        return validate(merge(source.model_dump(), dict(changes)), "the changes") if changes else source
+        return validate(merge(source.model_dump(), told), "the changes") if told else source
     if isinstance(source, Mapping):
         tree, where = dict(source), "the recipe mapping"
     else:
         tree, where = _read_named(source)
-    return validate(merge(_extended(tree, where), dict(changes or {})), where)
+    return validate(merge(_extended(tree, where), told), where)
+
+
+def unfolded(changes: Mapping[str, Any]) -> dict[str, Any]:
+    """Changes with dots in their names as nested sections; later ones win."""
+    tree: dict[str, Any] = {}
+    for key, value in changes.items():
+        *path, last = str(key).split(".")
+        part: Any = {last: value}
+        for name in reversed(path):
+            part = {name: part}
+        tree = merge(tree, part)
+    return tree
 
 
 def preset_names() -> tuple[str, ...]:

@@ -208,3 +208,10 @@ def test_where_a_fault_is(tmp_path: Path) -> None:
     with pytest.raises(RecipeError) as caught:
         validate({"x": 1}, "over there")
     assert caught.value.where == "over there"
+
+
+def test_changes_with_dots_are_nested_ones() -> None:
+    dotted = load_recipe("a8w8", {"weights.type": "int16", "data.samples": 7, "effort": "none"})
+    nested = load_recipe("a8w8", {"weights": {"type": "int16"}, "data": {"samples": 7}, "effort": "none"})
+    assert dotted == nested
+    assert load_recipe(dotted, {"data.samples": 9}).data.samples == 9
