@@ -1,8 +1,8 @@
 """BF16 in every form: size, closeness to float, and whether the logits are equal bit for bit.
 
-``python bench/bf16.py MODEL.onnx EVAL.npz [--learn CALIB.npz]`` where Roundel is installed; EVAL.npz holds the images as `x`. The
-files run in a stock ONNX Runtime session. Beside them stand AMD Quark's own files, and Roundel's file without
-function bodies, both under Quark's operator library, in the ``quark`` environment.
+``python bench/bf16.py MODEL.onnx EVAL.npz [--learn CALIB.npz]`` where Roundel is installed; both hold images
+as `x`. The files run in a stock ONNX Runtime session. Beside them stand AMD Quark's own files, and Roundel's
+file without function bodies, both under Quark's operator library, in the ``quark`` environment.
 """
 
 from __future__ import annotations

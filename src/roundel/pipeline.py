@@ -118,7 +118,8 @@ def quantize(
             DataLoader, a folder of images or .npy files, or `roundel.RandomData()`.
         samples: use at most this many samples.
         exclude: nodes that stay float: names, globs, 're:REGEX' or 'op:TYPE'.
-        changes: recipe values that differ from the recipe's own, nested as in the file or with dots, {"weights.type": "int8"}.
+        changes: recipe values that differ from the recipe's own, nested as in the file or with dots:
+            `{"weights.type": "int8"}`.
         stats: a statistics file to reuse, or to write when it does not fit this model and data.
         device: the NPU it is for (phx, stx, krk …): what helps placement there and is exact is applied, and
             what is left is listed in the record's notes.
