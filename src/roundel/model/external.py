@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Collection, Iterator
 
 import onnx_ir as ir
 
@@ -16,11 +16,18 @@ def external_values(model: ir.Model) -> Iterator[tuple[ir.Value, ir.ExternalTens
                     yield value, value.const_value
 
 
-def self_contained(model: ir.Model) -> ir.Model:
-    """The model, or a clone that refers to no other file; the clone's weights stay mapped, not copied."""
-    if next(external_values(model), None) is None:
+def self_contained(model: ir.Model, keep: Collection[str] = ()) -> ir.Model:
+    """The model, or a clone that refers to no other file; the clone's weights stay mapped, not copied.
+
+    Args:
+        model: any model.
+        keep: initializers that may go on referring to their file.
+    """
+    if all(value.name in keep for value, _ in external_values(model)):
         return model
     clone = model.clone()
     for value, tensor in list(external_values(clone)):
-        value.const_value = ir.Tensor(tensor.numpy(), dtype=tensor.dtype, shape=tensor.shape, name=value.name)
+        if value.name not in keep:
+            content = tensor.numpy()
+            value.const_value = ir.Tensor(content, dtype=tensor.dtype, shape=tensor.shape, name=value.name)
     return clone

@@ -14,7 +14,10 @@ from google.protobuf.message import DecodeError  # type: ignore[import-untyped, 
 from onnxruntime.capi import onnxruntime_pybind11_state as ort_state
 
 from roundel.errors import ModelError
-from roundel.model.external import self_contained
+from roundel.model.external import external_values, self_contained
+from roundel.model.graph import weight_bytes
+from roundel.model.memory import budget
+from roundel.model.outline import Outline, outline_of
 
 _WORTH_LENDING = 1024  # bytes; small constants (axes, shapes) are read while the graph is optimised
 _LENDABLE = frozenset(
@@ -30,6 +33,8 @@ _LENDABLE = frozenset(
         ir.DataType.INT64,
     }
 )
+# Where ONNX Runtime looks for the weights of a model that it gets as bytes.
+_DATA_FOLDER = "session.model_external_initializers_file_folder_path"
 # Drops a Clip whose bounds a quantizer nearly, but not exactly, enforces.
 _INEXACT = ["ClipQuantRewrite"]
 # ONNX Runtime's exceptions share no base class.
@@ -68,24 +73,38 @@ def open_session(
     options.enable_mem_pattern = False
     if threads is not None:
         options.intra_op_num_threads = threads
+    seen = _outline(model)
+    # Stored codes would be unfolded to float32 before the first run.
+    lean = seen.weight_bytes * (4 if simulate else 1) > budget().lean
+    if lean:
+        _keep_weights_in_place(options)
     if simulate:
         options.add_session_config_entry("session.disable_quant_qdq", "1")
         # Function bodies make thousands of tensors. The time to plan which of them share memory grows with
         # the square of their number: seconds, where freeing them early does as well.
-        options.enable_mem_reuse = not _has_functions(model)
+        options.enable_mem_reuse = not seen.functions
     if isinstance(model, ir.Model):
-        return _from_ir(model, options)
+        return _from_ir(model, options, lean=lean)
     return _open(model if isinstance(model, bytes) else str(model), options)
 
 
-def _has_functions(model: ir.Model | bytes | Path) -> bool:
+def _keep_weights_in_place(options: ort.SessionOptions) -> None:
+    """No copies of the weights in another layout or type: slower runs, in a fraction of the memory."""
+    options.graph_optimization_level = ort.GraphOptimizationLevel.ORT_DISABLE_ALL
+    options.add_session_config_entry("session.disable_prepacking", "1")
+    # In the order of the file a weight is unfolded right before its layer; else all of them come first.
+    options.execution_order = ort.ExecutionOrder.PRIORITY_BASED
+
+
+def _outline(model: ir.Model | bytes | Path) -> Outline:
     if isinstance(model, ir.Model):
-        return bool(model.functions)
+        return Outline(bool(model.functions), weight_bytes(model))
+    if isinstance(model, Path):
+        return outline_of(model)
     try:
-        data = model if isinstance(model, bytes) else model.read_bytes()
-        return bool(onnx.ModelProto.FromString(data).functions)
-    except (OSError, DecodeError):
-        return False  # ONNX Runtime, which reads it next, says what is wrong
+        return Outline(bool(onnx.ModelProto.FromString(model).functions), len(model))
+    except DecodeError:
+        return Outline(False, len(model))  # ONNX Runtime, which reads it next, says what is wrong
 
 
 def _open(source: str | bytes, options: ort.SessionOptions) -> ort.InferenceSession:
@@ -104,17 +123,22 @@ def _open(source: str | bytes, options: ort.SessionOptions) -> ort.InferenceSess
     return session
 
 
-def _from_ir(model: ir.Model, options: ort.SessionOptions) -> ort.InferenceSession:
+def _from_ir(model: ir.Model, options: ort.SessionOptions, *, lean: bool) -> ort.InferenceSession:
     """A session on the model's own weights: lent to ONNX Runtime, not serialised and parsed again.
 
-    That also lifts protobuf's limit of 2 GB, since only the structure is serialised.
+    That also lifts protobuf's limit of 2 GB, since only the structure is serialised. Lent weights are copied
+    once; where that is too much, those in a file stay there, and ONNX Runtime maps it.
     """
-    outline = self_contained(model).clone()
+    folder = _data_folder(model) if lean else None
+    mapped = {name for name, value in model.graph.initializers.items() if _lies_in(value, folder)}
+    outline = self_contained(model.clone(), keep=mapped)
     names: list[str] = []
     lent: list[ort.OrtValue] = []
     for name, value in outline.graph.initializers.items():
         tensor = value.const_value
-        if tensor is None or tensor.nbytes < _WORTH_LENDING or tensor.dtype not in _LENDABLE:
+        if name in mapped or tensor is None:
+            continue
+        if tensor.nbytes < _WORTH_LENDING or tensor.dtype not in _LENDABLE:
             continue
         names.append(name)
         lent.append(ort.OrtValue.ortvalue_from_numpy(np.ascontiguousarray(tensor.numpy())))
@@ -122,7 +146,21 @@ def _from_ir(model: ir.Model, options: ort.SessionOptions) -> ort.InferenceSessi
         value.const_value = ir.ExternalTensor("lent", 0, tensor.nbytes, tensor.dtype, shape=shape, name=name)
     if names:
         options.add_external_initializers(names, lent)
+    if folder is not None:
+        options.add_session_config_entry(_DATA_FOLDER, folder)
     return _open(ir.to_proto(outline).SerializeToString(), options)
+
+
+def _data_folder(model: ir.Model) -> str | None:
+    """Where the weights in files lie; ONNX Runtime looks in one folder only."""
+    return next((str(Path(tensor.base_dir)) for _, tensor in external_values(model)), None)
+
+
+def _lies_in(value: ir.Value, folder: str | None) -> bool:
+    tensor = value.const_value
+    if folder is None or not isinstance(tensor, ir.ExternalTensor) or tensor.nbytes < _WORTH_LENDING:
+        return False
+    return str(Path(tensor.base_dir)) == folder
 
 
 def give_memory_back() -> None:

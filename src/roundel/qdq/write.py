@@ -9,7 +9,8 @@ import onnx_ir as ir
 from numpy.typing import NDArray
 
 from roundel.calibrate.state import QuantState
-from roundel.model.graph import constant_array, opset_version, values_by_name
+from roundel.model.graph import constant_array, opset_version, values_by_name, weight_bytes
+from roundel.model.memory import budget
 from roundel.numerics.affine import quantize
 from roundel.plan.types import Role, Shared, TensorPlan
 from roundel.qdq.blocks import block_nodes
@@ -55,6 +56,7 @@ class _Writer:
         self.values = values_by_name(self.graph)
         self.names = Names(self.graph)
         self.dedicated = recipe.placement.dedicated_pairs
+        self._lean = weight_bytes(model) > budget().lean
         self._constants: dict[str, tuple[ir.Value, ir.Value]] = {}
         self._cells: dict[str, FloatCell] = {}
 
@@ -111,7 +113,7 @@ class _Writer:
         """Codes in the file, and a node that reads them; the float constant goes where nothing needs it."""
         params = self.state.params[tensor.name]
         codes_name = self.names(f"{tensor.name}_quantized")
-        codes = constant(self.graph, codes_name, weight_codes(array, tensor, self.state))
+        codes = self._codes(codes_name, array, tensor)
         is_bias = tensor.role is Role.BIAS
         scales = self._scales(tensor, f"{tensor.name}_quantized" if is_bias else tensor.name)
         if leaves:
@@ -120,6 +122,21 @@ class _Writer:
         out_name = tensor.name if is_bias and leaves else self.names(out_name)
         names = (self.names(f"{tensor.name}_DequantizeLinear"), out_name)
         return [dequantize_node(self.dialect.domain(params.qtype), codes, scales, names, params)]
+
+    def _codes(self, name: str, array: NDArray[Any], tensor: TensorPlan) -> ir.Value:
+        """The stored content; that of a large model is computed when somebody reads it, one at a time."""
+        if not self._lean or tensor.name in self.state.codes:
+            return constant(self.graph, name, weight_codes(array, tensor, self.state))
+        state, dtype = self.state, ir.DataType.from_numpy(tensor.integer.qtype.dtype)
+        lazy = ir.LazyTensor(
+            lambda: ir.tensor(weight_codes(array, tensor, state), name=name),
+            dtype,
+            ir.Shape(array.shape),
+            name=name,
+        )
+        value = ir.Value(name=name, shape=lazy.shape, type=ir.TensorType(dtype), const_value=lazy)
+        self.graph.register_initializer(value)
+        return value
 
     def _short_constant(self, tensor: TensorPlan, array: NDArray[Any], *, leaves: bool) -> list[ir.Node]:
         """A short float or a block format: float32 in the file, unless 16 bits can hold it."""
