@@ -36,6 +36,7 @@ if TYPE_CHECKING:
     from roundel.recipe_file import load_recipe, preset_names
     from roundel.reporting import write_report
     from roundel.sensitivity.measure import sensitivity
+    from roundel.studies import SearchResult, search
 
 __version__ = VERSION
 
@@ -54,6 +55,7 @@ _HOMES = {
     "Recipe": "roundel.recipe",
     "RecipeError": "roundel.errors",
     "RoundelError": "roundel.errors",
+    "SearchResult": "roundel.studies",
     "SelectionError": "roundel.errors",
     "VerifyError": "roundel.errors",
     "auto": "roundel.ladder",
@@ -67,6 +69,7 @@ _HOMES = {
     "load_recipe": "roundel.recipe_file",
     "preset_names": "roundel.recipe_file",
     "quantize": "roundel.pipeline",
+    "search": "roundel.studies",
     "sensitivity": "roundel.sensitivity",
     "write_report": "roundel.reporting",
 }
@@ -86,6 +89,7 @@ __all__ = [
     "Recipe",
     "RecipeError",
     "RoundelError",
+    "SearchResult",
     "SelectionError",
     "VerifyError",
     "auto",
@@ -99,6 +103,7 @@ __all__ = [
     "load_recipe",
     "preset_names",
     "quantize",
+    "search",
     "sensitivity",
     "write_report",
 ]

@@ -24,6 +24,7 @@ from roundel.cli import (
     npu_report,
     presets,
     quantize,
+    search,
     sensitivity,
     tools,
 )
@@ -56,6 +57,7 @@ app = typer.Typer(
 for _command in (
     quantize,
     auto,
+    search,
     convert,
     check,
     explain,

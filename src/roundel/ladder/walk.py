@@ -5,17 +5,14 @@ from __future__ import annotations
 import tempfile
 import time as clock
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 from roundel.check.report import check_model
-from roundel.data import Samples
-from roundel.data.splitting import JUDGED_EVERY, learning_part, repeatable
-from roundel.errors import DataError, OutputError, RecipeError, VerifyError
+from roundel.errors import OutputError, RecipeError, VerifyError
+from roundel.evaluate.judging import Judging, Question, prepare_judging
 from roundel.evaluate.metric import Metric
-from roundel.evaluate.yardstick import Yardstick
-from roundel.evidence import open_data
 from roundel.ladder.budget import Drop, parse_drop, parse_time
 from roundel.ladder.deadline import Forecast, OutOfTime, Watch
 from roundel.ladder.mixing import mixtures
@@ -24,13 +21,10 @@ from roundel.ladder.types import AutoResult, Step, Verdict
 from roundel.model.load import ModelSource
 from roundel.model.save import check_writable, same_file, write_text
 from roundel.pipeline import QuantizeResult, changed, quantize, record_path
-from roundel.preparation import load_prepared
-from roundel.recipe import Recipe
 from roundel.recipe_file import load_recipe
 from roundel.report.listener import Listener, Silent
 
 _DEVICE = "stx"  # whose placement is predicted where none was named
-_FEWEST = 2
 
 
 def auto(
@@ -87,16 +81,16 @@ def auto(
             hint="Use --metric fidelity: 99 % is 20 dB, 99.9 % is 30 dB.",
         )
     settings = changed(changes, None, exclude)
-    recipes = [load_recipe(rung.preset, settings) for rung in ladder]
+    recipes, out = [load_recipe(rung.preset, settings) for rung in ladder], refused(ladder, device)
     target = None if output is None else _checked(Path(output), (model, data, eval_data))
+    question = Question(data, eval_data, labels, metric, lower_is_better)
     with tempfile.TemporaryDirectory(prefix="roundel-auto-") as name:
-        folder = Path(name)
+        folder, outputs = Path(name), Path(name) / "float"
+        outputs.mkdir()
         try:
-            judged = _prepare_judging(
-                model, recipes[0], (data, eval_data, labels), (metric, lower_is_better), folder, told
-            )
+            judged = prepare_judging(model, recipes[0], question, outputs, told)
             walk = _Walk(model, judged, folder, budget, device, settings, told, on_step)
-            walk.up(ladder, refused(ladder, device), None if limit is None else start + limit)
+            walk.up(ladder, out, None if limit is None else start + limit)
         finally:
             told.close()
         if walk.best is None:
@@ -114,6 +108,10 @@ def ladder_path(model_path: Path) -> Path:
 
 def _checked(target: Path, sources: Sequence[object]) -> Path:
     """Fail now, not after minutes of work, when a file cannot be written, or would cover what is read."""
+    if record_path(target) == target:
+        raise OutputError(
+            "The output's name is that of its record.", where=target, expected="a name such as out.onnx"
+        )
     for path in (target, record_path(target), ladder_path(target)):
         check_writable(path)
         for source in sources:
@@ -126,63 +124,13 @@ def _checked(target: Path, sources: Sequence[object]) -> Path:
     return target
 
 
-@dataclass(frozen=True, slots=True, eq=False)
-class _Judging:
-    """What is learned from, and what is judged by."""
-
-    learn: Samples
-    yardstick: Yardstick
-    words: str
-
-
-def _prepare_judging(
-    model: ModelSource,
-    recipe: Recipe,
-    sources: tuple[object, object, object],
-    metric: tuple[str | Metric | None, bool],
-    folder: Path,
-    told: Listener,
-) -> _Judging:
-    data, eval_data, labels = sources
-    outputs = folder / "float"
-    outputs.mkdir()
-    float_model = load_prepared(model, recipe).model
-    samples = repeatable(open_data(float_model, recipe.data, data))
-    every = None
-    if eval_data is None:
-        every = _held_out_every(samples)
-        learn, judge = learning_part(samples, every), samples
-    else:
-        options = recipe.data.model_copy(update={"samples": None})
-        learn, judge = samples, repeatable(open_data(float_model, options, eval_data))
-    yardstick = Yardstick(
-        model, judge, outputs, labels=labels, metric=metric[0], lower=metric[1], every=every, listener=told
-    )
-    where = "the evaluation data" if every is None else f"the calibration data, one of {every} held out"
-    return _Judging(learn, yardstick, f"{yardstick.samples} samples of {where}")
-
-
-def _held_out_every(samples: Samples) -> int:
-    count = samples.count
-    if count is None or count < 2 * JUDGED_EVERY:
-        count = sum(1 for _ in samples.named())
-    if count < _FEWEST:
-        raise DataError(
-            "One sample cannot be learned from and judged by.",
-            observed=f"{count} sample",
-            expected="at least two, better a hundred",
-            hint="Give data to judge by: --eval-data.",
-        )
-    return min(JUDGED_EVERY, count)
-
-
 class _Walk:
     """The state of one walk."""
 
     def __init__(
         self,
         model: ModelSource,
-        judged: _Judging,
+        judged: Judging,
         folder: Path,
         budget: Drop,
         device: str | None,
