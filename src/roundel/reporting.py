@@ -16,6 +16,7 @@ from roundel.check import CheckReport, check_model
 from roundel.compare import Comparison, compare
 from roundel.errors import DataError, OutputError, RoundelError
 from roundel.evaluate import ModelScore
+from roundel.executors import Executor
 from roundel.model.load import ModelSource
 from roundel.model.save import check_writable, same_file, write_text
 from roundel.pipeline import QuantizeResult, record_path
@@ -38,6 +39,9 @@ def write_report(
     options: Data | None = None,
     device: str = DEVICE,
     scores: Sequence[ModelScore] = (),
+    executor: Executor | None = None,
+    checkpoint: str | Path | None = None,
+    resume: bool = False,
     listener: Listener | None = None,
 ) -> Comparison:
     """Write one self-contained HTML page about a quantized model.
@@ -50,6 +54,9 @@ def write_report(
         options: how files become samples, and how many; by default as in the run, and at most 32.
         device: the NPU whose split is predicted.
         scores: of the float and the quantized model, from `roundel.evaluate_models`.
+        executor: where the comparison runs, from `roundel.executor(…)`; this process when not given.
+        checkpoint: a folder that holds what is done, shard by shard.
+        resume: go on from the checkpoint where there is one.
         listener: told about progress.
 
     Returns:
@@ -63,7 +70,16 @@ def write_report(
     check_report(target, data, _files(float_model, quantized))
     with _file_of(quantized) as (source, record):
         recipe = _recipe_of(record)
-        found = compare(float_model, source, data, options=options or _moderate(recipe), listener=listener)
+        found = compare(
+            float_model,
+            source,
+            data,
+            options=options or _moderate(recipe),
+            executor=executor,
+            checkpoint=checkpoint,
+            resume=resume,
+            listener=listener,
+        )
         check, refused = _placement(source, recipe, device)
     if isinstance(quantized, QuantizeResult) and quantized.path is None:
         found = replace(found, quantized_model="in memory")

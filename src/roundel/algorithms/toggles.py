@@ -29,6 +29,7 @@ class Toggles:
         tensors: those that can be switched; all are stored in integers.
         recipe: the domain of Q/DQ nodes.
         samples, outputs: inputs, and the float model's own outputs for them.
+        threads: samples that run at once.
     """
 
     def __init__(
@@ -39,8 +40,10 @@ class Toggles:
         recipe: Recipe,
         samples: Sequence[Sample],
         outputs: Sequence[Sample],
+        *,
+        threads: int = _THREADS,
     ) -> None:
-        self._samples, self._outputs = samples, outputs
+        self._samples, self._outputs, self._threads = samples, outputs, threads
         self._names = [str(value.name) for value in model.graph.outputs]
         wired = Wiring(model.clone(), state, recipe)
         self._switches = {name: wired.toggle(name) for name in tensors}
@@ -61,7 +64,7 @@ class Toggles:
             }
 
         total: dict[str, Closeness] = {}
-        with ThreadPoolExecutor(_THREADS) as pool:
+        with ThreadPoolExecutor(self._threads) as pool:
             for part in pool.map(one, range(min(count, len(self._samples)))):
                 for name, close in part.items():
                     total[name] = total.get(name, Closeness()).merge(close)

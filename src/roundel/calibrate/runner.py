@@ -13,6 +13,7 @@ import onnx_ir as ir
 from numpy.typing import NDArray
 from onnxruntime.capi import onnxruntime_pybind11_state as ort_state
 
+from roundel.calibrate.masks import masked_tensors
 from roundel.errors import DataError, ModelError
 from roundel.model.graph import values_by_name
 from roundel.model.session import open_session
@@ -50,7 +51,7 @@ class Runner:
 
     Full graph optimisation stays on: ONNX Runtime keeps every graph output as written. Tensors of which only
     the extremes count are reduced inside the graph (as fast as fetching them, and their memory is free again
-    at once); the others are fetched.
+    at once); the others are fetched. What an attention mask hides comes as `Mask.tamed` has it.
 
     Several samples run at once with one thread each, instead of one sample on all threads: nothing waits
     at the end of each operator, and observing runs in parallel with other samples' operators. Memory may
@@ -76,6 +77,9 @@ class Runner:
         extremes: Collection[str] = (),
     ) -> None:
         self._model = model
+        self._masks = masked_tensors(model.graph)
+        extremes = [name for name in extremes if name not in self._masks]
+        self._spare: dict[str, Any] = {}
         self._finals = [value.name for value in model.graph.outputs if value.name]
         self._reduced = [name for name in tensors if name in extremes]
         tensors = [name for name in tensors if name not in extremes]
@@ -117,7 +121,7 @@ class Runner:
             arrays = run_session(session, names or self._finals, sample, index)
             seconds = time.perf_counter() - start
             # A final tensor may be observed in a later group: it must not count twice.
-            tensors = {name: arrays[name] for name in group}
+            tensors = {name: self._tamed(name, arrays[name]) for name in group}
             extremes: dict[str, Extremes] = {}
             for name in reduced:
                 low, high, total, count = (arrays[end] for end in _ends(name))
@@ -128,8 +132,16 @@ class Runner:
                     tensors[name] = self._fetch(name, sample, index)
             yield Run(tensors, extremes, {name: arrays[name] for name in own}, seconds)
 
+    def _tamed(self, name: str, array: NDArray[Any]) -> NDArray[Any]:
+        mask = self._masks.get(name)
+        return array if mask is None else mask.tamed(array)
+
     def _fetch(self, name: str, sample: Sample, index: int) -> NDArray[Any]:
-        session = open_session(_with_outputs(self._model, [name], keep_own=False), threads=self._threads)
+        session = self._spare.get(name)
+        if session is None:
+            # Another thread may open it, too; the later one stays.
+            session = open_session(_with_outputs(self._model, [name], keep_own=False), threads=self._threads)
+            self._spare[name] = session
         return run_session(session, [name], sample, index)[name]
 
 

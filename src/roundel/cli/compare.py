@@ -11,6 +11,7 @@ import typer
 
 from roundel.cli.data_options import DataChoice, takes_data
 from roundel.cli.options import Json, Report
+from roundel.cli.work_options import WorkChoice, takes_work
 
 _EPILOG = """[bold]Examples[/]
 
@@ -24,7 +25,7 @@ roundel compare model.onnx model.a8w8.onnx --data images/ --report report.html
 
 def register(app: typer.Typer) -> None:
     """Add the command."""
-    app.command(epilog=_EPILOG, no_args_is_help=True)(takes_data(compare))
+    app.command(epilog=_EPILOG, no_args_is_help=True)(takes_work(takes_data(compare)))
 
 
 def compare(
@@ -33,6 +34,7 @@ def compare(
         Path, typer.Argument(help="Its quantized form, from any tool.", show_default=False)
     ],
     data: DataChoice,
+    work: WorkChoice,
     everything: Annotated[
         bool, typer.Option("--all", help="All tensors, in order of execution, not only the worst.")
     ] = False,
@@ -63,7 +65,7 @@ def compare(
         check_writable(csv)
     listener = None if as_json else ProgressListener()
     if report is None:
-        result = run(float_model, quantized_model, source, options=options, listener=listener)
+        result = run(float_model, quantized_model, source, options=options, **work, listener=listener)
     else:
         from roundel.reporting import DEVICE, write_report
 
@@ -74,6 +76,7 @@ def compare(
             source,
             options=options,
             device=device or DEVICE,
+            **work,
             listener=listener,
         )
     if csv is not None:

@@ -11,6 +11,7 @@ import typer
 
 from roundel.cli.data_options import DataChoice, takes_data
 from roundel.cli.options import Json
+from roundel.cli.work_options import WorkChoice, takes_work
 from roundel.errors import RecipeError
 
 _EPILOG = """[bold]Examples[/]
@@ -26,11 +27,12 @@ _FOLDERS, _MODELS = "Two folders of results", "Models on data"
 
 def register(app: typer.Typer) -> None:
     """Add the command."""
-    app.command(epilog=_EPILOG, no_args_is_help=True)(takes_data(evaluate))
+    app.command(epilog=_EPILOG, no_args_is_help=True)(takes_work(takes_data(evaluate)))
 
 
 def evaluate(
     data: DataChoice,
+    work: WorkChoice,
     what: Annotated[
         list[Path] | None,
         typer.Argument(
@@ -83,12 +85,17 @@ def evaluate(
     if not baseline and not quantized and len(given) == 2 and all(path.is_dir() for path in given):
         baseline, quantized, given = given[0], given[1], []
     if baseline is None and quantized is None:
-        _models(given, data, (labels, metric), csv, as_json=as_json)
+        _models(given, data, work, (labels, metric), csv, as_json=as_json)
     elif baseline is None or quantized is None or given:
         raise RecipeError(
             "Two folders are compared, or models are run; this is something in between.",
             observed=" ".join(map(str, given)) or "one folder",
             expected="--baseline DIR --quantized DIR, or MODEL … --data DIR",
+        )
+    elif any(work.values()):
+        raise RecipeError(
+            "Folders of results are compared at once, in this process.",
+            expected="no --executor, --checkpoint or --resume",
         )
     else:
         _folders(baseline, quantized, csv, as_json=as_json)
@@ -114,6 +121,7 @@ def _folders(baseline: Path, quantized: Path, csv: Path | None, *, as_json: bool
 def _models(
     models: list[Path],
     data: DataChoice,
+    work: WorkChoice,
     judges: tuple[str | None, str | None],
     csv: Path | None,
     *,
@@ -135,7 +143,9 @@ def _models(
     if csv is not None:
         check_writable(csv)
     listener = None if as_json else ProgressListener()
-    scores = evaluate_models(models, source, labels=labels, metric=metric, options=options, listener=listener)
+    scores = evaluate_models(
+        models, source, labels=labels, metric=metric, options=options, **work, listener=listener
+    )
     tree = [score.to_dict() for score in scores]
     if csv is not None:
         write_text(csv, scores_csv(scores))

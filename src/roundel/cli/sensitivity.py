@@ -20,6 +20,7 @@ from roundel.cli.options import (
     chosen_recipe,
     recipe_changes,
 )
+from roundel.cli.work_options import WorkChoice, takes_work
 
 _EPILOG = """[bold]Examples[/]
 
@@ -31,12 +32,13 @@ roundel sensitivity model.onnx -p xint8 --data inputs.npz --worst 3 --json
 
 def register(app: typer.Typer) -> None:
     """Add the command."""
-    app.command(epilog=_EPILOG, no_args_is_help=True)(takes_data(sensitivity))
+    app.command(epilog=_EPILOG, no_args_is_help=True)(takes_work(takes_data(sensitivity)))
 
 
 def sensitivity(
     model: Model,
     data: DataChoice,
+    work: WorkChoice,
     preset: Preset = None,
     recipe: RecipeFile = None,
     exclude: Exclude = None,
@@ -61,6 +63,7 @@ def sensitivity(
         changes=changes,
         samples=look,
         worst=worst,
+        **work,
         listener=None if as_json else ProgressListener(),
     )
     if as_json:

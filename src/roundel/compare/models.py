@@ -9,20 +9,24 @@ from typing import Any
 
 from roundel.check.pairs import QUARK
 from roundel.check.stored import StoredTensors
+from roundel.checkpoints import open_store
 from roundel.compare.blocks import strip_stored, with_plain_constants
 from roundel.compare.matching import Matches, match
 from roundel.compare.measure import TensorSums, channel_errors, coarse_histogram
 from roundel.compare.points import Point, find_points
 from roundel.compare.reference import Reference, find_reference
 from roundel.compare.rescaling import find_factors
-from roundel.compare.runner import Outcome, Subject, run_both
+from roundel.compare.runner import Mark, Outcome, Subject, run_both
 from roundel.compare.shadow import extend
+from roundel.compare.shard_sums import compare_shards
 from roundel.compare.storage import describe
 from roundel.compare.types import Comparison, OutputComparison, Storage, TensorComparison, WeightComparison
 from roundel.compare.weights import compare_weights
 from roundel.data.lint_difference import record_findings
 from roundel.errors import ModelError
 from roundel.evidence import open_data
+from roundel.executors import Executor, Work
+from roundel.executors.local import usable_cores
 from roundel.model import load_model
 from roundel.model.load import ModelSource
 from roundel.passes import refresh_shapes
@@ -39,6 +43,9 @@ def compare(
     data: object,
     *,
     options: Data | None = None,
+    executor: Executor | None = None,
+    checkpoint: str | Path | None = None,
+    resume: bool = False,
     listener: Listener | None = None,
 ) -> Comparison:
     """Run both models over the data once and compare every tensor that both have.
@@ -48,19 +55,26 @@ def compare(
         quantized_model: a Q/DQ model that any tool has made from it.
         data: whatever `roundel.quantize` takes.
         options: how files become samples, and how many; see the `data` section of recipes.
+        executor: where it runs, from `roundel.executor(…)`; this process when not given.
+        checkpoint: a folder that holds what is done, shard by shard.
+        resume: go on from the checkpoint where there is one; the result is that of a run without a break.
         listener: told about progress.
 
     Raises:
         RoundelError: a model does not load, the two do not belong together, or the data does not fit.
     """
     told, started = listener or Silent(), time.perf_counter()
+    work = Work(executor, open_store(checkpoint, resume=resume))
     try:
         told.step("match tensors")
         pair = _Pair(float_model, quantized_model)
         samples = open_data(pair.reference.model, options or Data(), data)
         loaded = time.perf_counter()
         told.step("compare", samples.count)
-        outcome = run_both(pair.subject, samples, told.advance)
+        if work.alone:
+            outcome = run_both(pair.subject, samples, told.advance, work.threads or usable_cores())
+        else:
+            outcome = compare_shards(pair.subject, samples, told.advance, work)
         finished = time.perf_counter()
     finally:
         told.close()
@@ -94,8 +108,10 @@ class _Pair:
         self.weights = compare_weights(
             loaded.model, stripped, stored, self.matches, rescaled, self.reference.plain
         )
+        self.points = points
+        marks = tuple(map(Mark.of, points))
         self.subject = Subject(
-            self.reference.model, extend(plain, points), points, _storages(points, stored), factors
+            self.reference.model, extend(plain, points), marks, _storages(points, stored), factors
         )
 
     def comparison(
@@ -104,7 +120,7 @@ class _Pair:
         """Everything put together."""
         tensors = [
             self._tensor(point, outcome.sums[point.name])
-            for point in self.subject.points
+            for point in self.points
             if outcome.sums[point.name].total.sums.count
         ]
         unmatched = dict.fromkeys(self.matches.unmatched, "no tensor of the float model corresponds to it")

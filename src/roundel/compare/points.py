@@ -57,10 +57,15 @@ class Point:
         return self.shown is not self.raw
 
     def channel_axis(self, rank: int) -> int | None:
-        """Where its channels are, by the habits of its operator and rank."""
-        if rank < 2:
-            return None
-        return 1 if rank in (2, 4, 5) or self.op in _CHANNELS_SECOND else rank - 1
+        """Where its channels are."""
+        return channel_axis(self.op, rank)
+
+
+def channel_axis(op: str, rank: int) -> int | None:
+    """Where the channels of a layer's output are, by the habits of its operator and rank."""
+    if rank < 2:
+        return None
+    return 1 if rank in (2, 4, 5) or op in _CHANNELS_SECOND else rank - 1
 
 
 def find_points(quantized: ir.Model, matches: Matches) -> tuple[Point, ...]:

@@ -3,12 +3,11 @@
 from __future__ import annotations
 
 import itertools
-import os
 import time
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 import onnx_ir as ir
@@ -19,10 +18,11 @@ from roundel.calibrate.runner import run_session
 from roundel.check.pairs import QUARK
 from roundel.compare.cutting import cut_to
 from roundel.compare.measure import Arrays, TensorSums, measure
-from roundel.compare.points import Point
+from roundel.compare.points import Point, channel_axis
 from roundel.compare.rescaling import Factors
 from roundel.compare.shadow import Extended, Fetch
 from roundel.compare.types import Storage
+from roundel.data.shards import SIZE
 from roundel.errors import DataError
 from roundel.model.graph import values_by_name
 from roundel.model.session import open_session
@@ -32,6 +32,29 @@ MAX_LIVE_BYTES = 1_500_000_000
 """Tensors of all runs in flight; a sample that needs more runs once for each group of points."""
 
 _COPIES = 4  # float, shown, shadow, stored
+_STEPS = ("float", "quantized", "figures")
+
+
+@dataclass(frozen=True, slots=True)
+class Mark:
+    """What a run must know of a point.
+
+    Attributes:
+        name: in the float model.
+        output: whether it is a graph output.
+        op: the operator of its layer.
+        sources: names of the points that the layer reads.
+    """
+
+    name: str
+    output: bool
+    op: str
+    sources: tuple[str, ...]
+
+    @staticmethod
+    def of(point: Point) -> Mark:
+        """The mark of a point."""
+        return Mark(point.name, point.place == "output", point.op, point.sources)
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -41,14 +64,14 @@ class Subject:
     Attributes:
         reference: the float model.
         extended: the quantized model with its shadow.
-        points: the tensors.
+        points: marks of the tensors.
         storages: how each is stored, by name; a point that stays float has none.
         factors: what float channels are multiplied by, by name.
     """
 
     reference: ir.Model
     extended: Extended
-    points: Sequence[Point]
+    points: Sequence[Mark]
     storages: Mapping[str, Storage]
     factors: Mapping[str, Factors]
 
@@ -72,66 +95,111 @@ class Outcome:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class _Group:
-    points: Sequence[Point]
+    points: Sequence[Mark]
     float_names: list[str]
     float_session: ort.InferenceSession | None  # None where the graph inputs are all that is needed
     quantized_sessions: Sequence[tuple[ort.InferenceSession, list[str]]]
 
 
-@dataclass(frozen=True, slots=True, eq=False)
-class _One:
-    """One sample."""
+@dataclass(slots=True, eq=False)
+class Tally:
+    """What some samples show: one, a shard, or all.
 
-    sums: dict[str, TensorSums]
-    mismatched: dict[str, str]
-    seconds: dict[str, float]
+    Attributes:
+        sums: of each point, by name.
+        mismatched: points whose shapes differ between the models, with both shapes.
+        seconds: inside ONNX Runtime (`float`, `quantized`) and for the figures, added up over threads.
+    """
+
+    sums: dict[str, TensorSums] = field(default_factory=dict)
+    mismatched: dict[str, str] = field(default_factory=dict)
+    seconds: dict[str, float] = field(default_factory=lambda: dict.fromkeys(_STEPS, 0.0))
+
+    def merge(self, more: Tally) -> None:
+        """Add samples behind these."""
+        for name, sums in more.sums.items():
+            self.sums.setdefault(name, TensorSums()).merge(sums)
+        self.mismatched |= more.mismatched
+        for step, spent in more.seconds.items():
+            self.seconds[step] += spent
 
 
-def run_both(subject: Subject, samples: Iterable[Sample], progress: Callable[[int], None]) -> Outcome:
-    """Compare every point over every sample.
+class Bench:
+    """Both models, ready to run.
 
-    Several samples run at once, one to a core; their sums are added in the order of the samples, so that the
-    result does not depend on how many.
+    Args:
+        subject: the models and the points.
+        first: a sample that tells how large the tensors are.
+        cores: how many threads may work in all.
+        samples: the most samples that can run at once.
+    """
+
+    def __init__(self, subject: Subject, first: Sample, *, cores: int, samples: int) -> None:
+        self._subject = subject
+        sizes = _bytes(subject, first)
+        parts = _split(subject.points, sizes)
+        live = max(sum(sizes[p.name] for p in part) for part in parts)
+        self.workers = max(1, min(samples, MAX_LIVE_BYTES // max(live, 1)))
+        self._groups = [_group(subject, part, max(1, cores // self.workers)) for part in parts]
+
+    def sample(self, sample: Sample, index: int) -> Tally:
+        """Compare every point of one sample. Safe to call from several threads.
+
+        Raises:
+            DataError: the sample does not fit.
+            ModelError: ONNX Runtime cannot run a model.
+        """
+        return _sample(self._subject, self._groups, sample, index)
+
+
+def run_both(
+    subject: Subject, samples: Iterable[Sample], progress: Callable[[int], None], cores: int
+) -> Outcome:
+    """Compare every point over every sample, in this process.
+
+    Several samples run at once, one to a core. Sums run over the samples of a shard, in their order, and then
+    over the shards: the result does not depend on how many run at once, or on how many machines.
 
     Raises:
         DataError: there are no samples, or one does not fit.
         ModelError: ONNX Runtime cannot run a model.
     """
-    cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
     iterator = enumerate(samples)
     ahead = list(itertools.islice(iterator, cores))
     if not ahead:
-        raise DataError("There are no samples.", hint="Give at least one; 32 are plenty.")
-    sizes = _bytes(subject, ahead[0][1])
-    parts = _split(subject.points, sizes)
-    live = max(sum(sizes[p.name] for p in part) for part in parts)
-    workers = max(1, min(len(ahead), MAX_LIVE_BYTES // max(live, 1)))
-    groups = [_group(subject, part, max(1, cores // workers)) for part in parts]
-    sums = {point.name: TensorSums() for point in subject.points}
-    mismatched: dict[str, str] = {}
-    seconds = dict.fromkeys(("float", "quantized", "figures"), 0.0)
-    done = 0
-    for result in _in_order(subject, groups, itertools.chain(ahead, iterator), workers):
-        for name, more in result.sums.items():
-            sums[name].merge(more)
-        mismatched |= result.mismatched
-        for step, spent in result.seconds.items():
-            seconds[step] += spent
+        raise nothing()
+    bench = Bench(subject, ahead[0][1], cores=cores, samples=len(ahead))
+    total, shard, done = Tally(), Tally(), 0
+    for result in _in_order(bench, itertools.chain(ahead, iterator)):
+        shard.merge(result)
         done += 1
+        if done % SIZE == 0:
+            total.merge(shard)
+            shard = Tally()
         progress(done)
-    return Outcome(sums, done, mismatched, seconds)
+    total.merge(shard)
+    return outcome(subject, total, done)
 
 
-def _in_order(
-    subject: Subject, groups: Sequence[_Group], samples: Iterator[tuple[int, Sample]], workers: int
-) -> Iterator[_One]:
-    with ThreadPoolExecutor(workers, thread_name_prefix="roundel-compare") as pool:
-        waiting: deque[Future[_One]] = deque()
+def outcome(subject: Subject, total: Tally, samples: int) -> Outcome:
+    """What all samples show together."""
+    sums = {point.name: total.sums.get(point.name) or TensorSums() for point in subject.points}
+    return Outcome(sums, samples, total.mismatched, total.seconds)
+
+
+def nothing() -> DataError:
+    """The error for data without samples."""
+    return DataError("There are no samples.", hint="Give at least one; 32 are plenty.")
+
+
+def _in_order(bench: Bench, samples: Iterator[tuple[int, Sample]]) -> Iterator[Tally]:
+    with ThreadPoolExecutor(bench.workers, thread_name_prefix="roundel-compare") as pool:
+        waiting: deque[Future[Tally]] = deque()
         try:
             for index, sample in samples:
-                if len(waiting) >= workers:
+                if len(waiting) >= bench.workers:
                     yield waiting.popleft().result()
-                waiting.append(pool.submit(_sample, subject, groups, dict(sample), index))
+                waiting.append(pool.submit(bench.sample, dict(sample), index))
             while waiting:
                 yield waiting.popleft().result()
         finally:
@@ -139,8 +207,8 @@ def _in_order(
                 future.cancel()
 
 
-def _sample(subject: Subject, groups: Sequence[_Group], sample: Sample, index: int) -> _One:
-    one = _One({}, {}, dict.fromkeys(("float", "quantized", "figures"), 0.0))
+def _sample(subject: Subject, groups: Sequence[_Group], sample: Sample, index: int) -> Tally:
+    one = Tally()
     for group in groups:
         started = time.perf_counter()
         floats = {n: a for n, a in sample.items() if n in group.float_names}
@@ -168,7 +236,7 @@ def _sample(subject: Subject, groups: Sequence[_Group], sample: Sample, index: i
 
 
 def _figures(
-    subject: Subject, point: Point, floats: NDArray[Any], results: Mapping[str, NDArray[Any]], one: _One
+    subject: Subject, point: Mark, floats: NDArray[Any], results: Mapping[str, NDArray[Any]], one: Tally
 ) -> None:
     fetch = subject.extended.fetches[point.name]
     shown = results[fetch.shown]
@@ -181,12 +249,12 @@ def _figures(
         shadow=None if fetch.shadow is None else results[fetch.shadow],
         stored=None if fetch.stored is None else results[fetch.stored],
     )
-    axis = point.channel_axis(floats.ndim)
+    axis = channel_axis(point.op, floats.ndim)
     storage = subject.storages.get(point.name)
-    one.sums[point.name] = measure(arrays, axis, storage, classes=point.place == "output")
+    one.sums[point.name] = measure(arrays, axis, storage, classes=point.output)
 
 
-def _group(subject: Subject, points: Sequence[Point], threads: int) -> _Group:
+def _group(subject: Subject, points: Sequence[Mark], threads: int) -> _Group:
     fetches = subject.extended.fetches
     known = {point.name: point for point in subject.points}
     names = dict.fromkeys(name for p in points for name in (p.name, *p.sources) if name in known)
@@ -242,8 +310,8 @@ def _bytes(subject: Subject, sample: Sample) -> dict[str, int]:
     return {name: _COPIES * 4 * max(size, 1) for name, size in sizes.items()}
 
 
-def _split(points: Sequence[Point], sizes: Mapping[str, int]) -> list[list[Point]]:
-    groups: list[list[Point]] = [[]]
+def _split(points: Sequence[Mark], sizes: Mapping[str, int]) -> list[list[Mark]]:
+    groups: list[list[Mark]] = [[]]
     live = 0
     for point in points:
         if groups[-1] and live + sizes[point.name] > MAX_LIVE_BYTES:

@@ -16,7 +16,7 @@ from roundel.data.lint_alternatives import alternative_findings
 from roundel.data.lint_difference import difference_findings, preprocessing_finding
 from roundel.data.lint_ranges import range_findings
 from roundel.data.lint_values import FirstNorm, Form, form_of, norm_finding, scaling_findings
-from roundel.evaluate.models import class_scores
+from roundel.evaluate.looks import class_scores
 from roundel.evidence import open_data
 from roundel.model.graph import input_specs, is_constant, is_float32, iter_values, values_by_name
 from roundel.model.load import ModelSource

@@ -4,31 +4,31 @@ from __future__ import annotations
 
 import csv
 import io
-import time
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, field, fields, replace
 from pathlib import Path
 from typing import Any
 
 import numpy as np
-from numpy.typing import NDArray
 
+from roundel.checkpoints import open_store
 from roundel.data import Samples
 from roundel.data.lint_difference import record_findings
 from roundel.errors import DataError, ModelError
 from roundel.evaluate.labels import Labels
+from roundel.evaluate.looks import TOP, Look
 from roundel.evaluate.metric import Metric, load_metric, scores
 from roundel.evaluate.predictor import Predictor
+from roundel.evaluate.run_looks import Item, run_looks
 from roundel.evidence import open_data
+from roundel.executors import Executor, Work
 from roundel.model.load import ModelSource
 from roundel.numerics.metrics import Closeness
 from roundel.recipe import Data
 from roundel.report.listener import Listener, Silent
-from roundel.types import InputSpec, Sample
+from roundel.types import InputSpec
 
 Inputs = tuple[InputSpec, ...]
-
-_TOP = 5
 
 
 @dataclass(frozen=True, slots=True)
@@ -84,30 +84,27 @@ class _Tally:
     kept: list[Any] = field(default_factory=list)
     seconds: float = 0.0
 
-    def add(self, scores: NDArray[Any], labels: Sequence[int] | None, first: NDArray[Any] | None) -> None:
+    def add(self, look: Look, labels: Sequence[int] | None) -> None:
         """Count one sample's rows.
 
         Args:
-            scores: the first output.
-            labels: of its rows.
-            first: what the first model says.
+            look: what the model says.
+            labels: of the rows.
         """
-        comparable = first is not None and first.shape == scores.shape
-        if first is not None and comparable:
-            self.close = self.close.merge(Closeness.of(first, scores))
-        table = class_scores(scores)
-        if table is None:
+        self.seconds += look.seconds
+        if look.close is not None:
+            self.close = self.close.merge(look.close)
+        if look.outputs is not None:
+            self.kept.append(next(iter(look.outputs.values())) if len(look.outputs) == 1 else look.outputs)
+        if not look.classes:
             return
-        self.rows += len(table)
-        self.classes = table.shape[1]
-        top = table.argmax(1)
+        self.rows += len(look.best)
+        self.classes = look.classes
+        self.same += look.same
         if labels is not None:
-            wanted = np.asarray(labels)
-            self.right += int((top == wanted).sum())
-            best = np.argpartition(-table, min(_TOP, table.shape[1]) - 1, axis=1)[:, :_TOP]
-            self.near += int((best == wanted[:, None]).any(1).sum())
-        if first is not None and comparable:
-            self.same += int((top == first.reshape(table.shape).argmax(1)).sum())
+            hits = look.best == np.asarray(labels)[:, None]
+            self.right += int(hits[:, 0].sum())
+            self.near += int(hits[:, 1:].any(1).sum())
 
 
 def evaluate_models(
@@ -117,6 +114,9 @@ def evaluate_models(
     labels: object = None,
     metric: str | Metric | None = None,
     options: Data | None = None,
+    executor: Executor | None = None,
+    checkpoint: str | Path | None = None,
+    resume: bool = False,
     listener: Listener | None = None,
 ) -> tuple[ModelScore, ...]:
     """Run models over one set of data, in one pass.
@@ -128,6 +128,9 @@ def evaluate_models(
             either (.npy, .npz, .json, .csv, .txt), 'folders', or 're:REGEX'.
         metric: a function, 'module:function' or 'file.py:function'; see docs/evaluate.md.
         options: how files become samples, and how many; see the `data` section of recipes.
+        executor: where the models run, from `roundel.executor(…)`; this process when not given.
+        checkpoint: a folder that holds what is done, shard by shard.
+        resume: go on from the checkpoint where there is one; the scores are those of a run without a break.
         listener: told about progress.
 
     Raises:
@@ -135,25 +138,22 @@ def evaluate_models(
     """
     if not models:
         raise ModelError("There is no model to evaluate.")
-    told = listener or Silent()
+    told, work = listener or Silent(), Work(executor, open_store(checkpoint, resume=resume))
     tallies = [_Tally(Predictor(model)) for model in models]
+    predictors = [tally.predictor for tally in tallies]
     name, function = _metric(metric)
     truth = Labels(labels, Path(data) if isinstance(data, str | Path) else None)
     opened = _opened(tallies, data, options or Data())
     kept: list[list[int] | None] = []
     told.step("evaluate", next(iter(opened.values())).count)
     try:
-        for index, (origin, samples) in enumerate(_together(tallies, opened)):
-            results = [_run(tally, sample, index) for tally, sample in zip(tallies, samples, strict=True)]
-            first = results[0][tallies[0].predictor.outputs[0]]
-            answers = truth.of(origin, _labelled_rows(first, tallies[0], truth, metric))
+        seen = run_looks(predictors, _together(tallies, opened), keep=function is not None, work=work)
+        for item, looks in seen:
+            answers = truth.of(item.origin, _labelled_rows(looks[0], tallies[0], truth, metric))
             kept.append(answers)
-            for tally, result in zip(tallies, results, strict=True):
-                main = result[tally.predictor.outputs[0]]
-                tally.add(main, answers, None if tally is tallies[0] else first)
-                if function is not None:
-                    tally.kept.append(main if len(result) == 1 else result)
-            told.advance(index + 1)
+            for tally, look in zip(tallies, looks, strict=True):
+                tally.add(look, answers)
+            told.advance(len(kept))
     finally:
         told.close()
     wanted = kept if truth.known else None
@@ -183,13 +183,6 @@ def _metric(metric: str | Metric | None) -> tuple[str, Metric | None]:
     return getattr(metric, "__name__", "metric"), metric
 
 
-def _run(tally: _Tally, sample: Sample, index: int) -> dict[str, NDArray[Any]]:
-    started = time.perf_counter()
-    results = tally.predictor.run(sample, index)
-    tally.seconds += time.perf_counter() - started
-    return results
-
-
 def _opened(tallies: Sequence[_Tally], data: object, options: Data) -> dict[Inputs, Samples]:
     """The data as each model takes it; models with the same inputs share it."""
     kinds = {tally.predictor.inputs: tally.predictor.model for tally in tallies}
@@ -202,36 +195,27 @@ def _opened(tallies: Sequence[_Tally], data: object, options: Data) -> dict[Inpu
     return opened
 
 
-def _together(
-    tallies: Sequence[_Tally], opened: Mapping[Inputs, Samples]
-) -> Iterator[tuple[str, list[Sample]]]:
+def _together(tallies: Sequence[_Tally], opened: Mapping[Inputs, Samples]) -> Iterator[Item]:
     """Each item of the data, with its origin, for every model."""
     for items in zip(*(samples.named() for samples in opened.values()), strict=True):
         by_inputs = {inputs: sample for inputs, (_, sample) in zip(opened, items, strict=True)}
-        yield items[0][0], [by_inputs[tally.predictor.inputs] for tally in tallies]
+        yield Item(items[0][0], tuple(by_inputs[tally.predictor.inputs] for tally in tallies))
 
 
 def _seen_by(tallies: Sequence[_Tally], opened: Mapping[Inputs, Samples]) -> list[Samples]:
     return [opened[tally.predictor.inputs] for tally in tallies]
 
 
-def class_scores(array: NDArray[Any]) -> NDArray[Any] | None:
-    """[rows, classes] of an output that is class scores, None of any other."""
-    if array.ndim < 2 or array.shape[1] < 2 or array.size != array.shape[0] * array.shape[1]:
-        return None
-    return array.reshape(array.shape[:2])
-
-
-def _labelled_rows(main: NDArray[Any], tally: _Tally, truth: Labels, metric: object) -> int:
-    if truth.known and metric is None and class_scores(main) is None:
+def _labelled_rows(first: Look, tally: _Tally, truth: Labels, metric: object) -> int:
+    if truth.known and metric is None and not first.classes:
         raise DataError(
             "The first output is not class scores, so that labels cannot be used.",
             where=f"{tally.predictor.name}, output '{tally.predictor.outputs[0]}'",
-            observed=f"shape {list(main.shape)}",
+            observed=f"shape {list(first.shape)}",
             expected="[rows, classes]",
             hint="Give a metric of your own: --metric file.py:function.",
         )
-    return len(main) if main.ndim > 1 else 1
+    return first.rows
 
 
 def _score(
@@ -245,7 +229,7 @@ def _score(
         file_bytes=predictor.file_bytes,
         rows=rows,
         top1=tally.right / rows if judged else None,
-        top5=tally.near / rows if judged and tally.classes > _TOP else None,
+        top5=tally.near / rows if judged and tally.classes > TOP else None,
         agreement=None if is_first or not rows else tally.same / rows,
         sqnr_db=None if is_first or not tally.close.count else tally.close.sqnr_db,
         cosine=None if is_first or not tally.close.count else tally.close.cosine,

@@ -25,9 +25,10 @@ class Predictor:
 
     Args:
         source: an ONNX file, serialised bytes, a ModelProto, or an onnx-ir model.
+        threads: that it computes with; None for every core.
     """
 
-    def __init__(self, source: ModelSource) -> None:
+    def __init__(self, source: ModelSource, *, threads: int | None = None) -> None:
         loaded = load_model(source, allow_quantized=True, opaque=AMD_DOMAIN)
         self.model: ir.Model = loaded.model
         self.path = loaded.path
@@ -38,7 +39,7 @@ class Predictor:
         # A file runs as it is, not as loading has normalised it; only AMD's operators may lack their bodies.
         custom = any(node.domain == AMD_DOMAIN for node in loaded.model.graph.all_nodes())
         runs: ir.Model | Path = loaded.path if loaded.path and not custom else attach(loaded.model)
-        self._session: ort.InferenceSession = open_session(runs, simulate=True)
+        self._session: ort.InferenceSession = open_session(runs, threads=threads, simulate=True)
         self.outputs = tuple(out.name for out in self._session.get_outputs())
 
     def run(self, sample: Sample, index: int) -> dict[str, NDArray[Any]]:

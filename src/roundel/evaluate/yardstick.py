@@ -17,8 +17,8 @@ from roundel.data import Samples
 from roundel.data.splitting import held_out
 from roundel.errors import DataError, RecipeError, did_you_mean
 from roundel.evaluate.labels import Labels
+from roundel.evaluate.looks import class_scores
 from roundel.evaluate.metric import Metric, load_metric, scores
-from roundel.evaluate.models import class_scores
 from roundel.evaluate.predictor import Predictor
 from roundel.model.load import ModelSource
 from roundel.numerics.metrics import Closeness

@@ -5,14 +5,16 @@ from __future__ import annotations
 import time
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import replace
+from pathlib import Path
 from typing import Any
 
-from roundel.algorithms.toggles import Toggles
 from roundel.calibrate.positions import refine
 from roundel.calibrate.resolve import resolve
 from roundel.calibrate.state import QuantState
+from roundel.checkpoints import open_store
 from roundel.errors import RecipeError
 from roundel.evidence import gather
+from roundel.executors import Executor, Work
 from roundel.model.load import ModelSource
 from roundel.plan import build_plan
 from roundel.preparation import load_prepared
@@ -20,6 +22,7 @@ from roundel.recipe import Recipe
 from roundel.recipe_file import RecipeSource, load_recipe
 from roundel.report.listener import Listener, Silent
 from roundel.sensitivity.advice import remedies, together
+from roundel.sensitivity.asking import Board, Question
 from roundel.sensitivity.heads import find_head
 from roundel.sensitivity.layers import Layer, layers_of
 from roundel.sensitivity.types import Head, Kind, LayerCost, Sensitivity, decibels
@@ -37,6 +40,9 @@ def sensitivity(
     changes: Mapping[str, Any] | None = None,
     samples: int = _LOOKED,
     worst: int = 5,
+    executor: Executor | None = None,
+    checkpoint: str | Path | None = None,
+    resume: bool = False,
     listener: Listener | None = None,
 ) -> Sensitivity:
     """Quantize each layer alone, all else in float, and see what it does to the outputs.
@@ -48,6 +54,9 @@ def sensitivity(
         changes: recipe values that differ from the recipe's own, nested as in the file.
         samples: how many each layer is measured with.
         worst: how many layers, at most, get proposals, whose effect together is measured as well.
+        executor: where it runs, from `roundel.executor(…)`; this process when not given.
+        checkpoint: a folder that holds what is done: shards of the samples, and layers.
+        resume: go on from the checkpoint where there is one; the result is that of a run without a break.
         listener: told about progress.
 
     Raises:
@@ -61,8 +70,9 @@ def sensitivity(
         )
     told, start = listener or Silent(), time.perf_counter()
     settings = load_recipe(recipe, changes)
+    work = Work(executor, open_store(checkpoint, resume=resume))
     try:
-        return _measured(model, settings, data, (samples, worst), told, start)
+        return _measured(model, settings, data, (samples, worst), told, start, work)
     finally:
         told.close()
 
@@ -74,12 +84,13 @@ def _measured(
     counts: tuple[int, int],
     told: Listener,
     start: float,
+    work: Work,
 ) -> Sensitivity:
     plain = calibrated_only(settings, max(counts[0], _CHECKED))
     told.step("load and prepare")
     ready = load_prepared(source, plain)
     plan = build_plan(ready.model, plain)
-    evidence = gather(ready.model, plan, plain, data, None, told)
+    evidence = gather(ready.model, plan, plain, data, None, told, work)
     state = refine(ready.model, resolve(ready.model, plan, evidence.stats, plain), plain.npu)
     layers = layers_of(ready.model, state)
     if not layers:
@@ -89,7 +100,7 @@ def _measured(
             expected="a static recipe of int8 or int16, such as a8w8, and operators that it quantizes",
         )
     every = [name for name in state.params if name in plan.tensors]
-    board = Toggles(ready.model, state, every, plain, evidence.inputs, evidence.outputs)
+    board = Board(ready.model, state, every, plain, evidence.inputs, evidence.outputs, work)
     costs = _costs(board, layers, counts[0], told)
     ranked = sorted(costs, key=lambda layer: -costs[layer].cost)
     advised = [
@@ -130,12 +141,14 @@ def calibrated_only(recipe: Recipe, samples: int) -> Recipe:
     return recipe.merged({"effort": "none", "improve": steps, "verify": {"samples": samples}})
 
 
-def _costs(board: Toggles, layers: Sequence[Layer], count: int, told: Listener) -> dict[Layer, LayerCost]:
+def _costs(board: Board, layers: Sequence[Layer], count: int, told: Listener) -> dict[Layer, LayerCost]:
     told.step("measure each layer", len(layers))
+    asked = [on for layer in layers for on in (layer.activations, layer.weights) if on]
+    answers = board.answers("layers", (Question(n, tuple(on), count) for n, on in enumerate(asked)))
     found = []
     for done, layer in enumerate(layers):
-        moving = board.error(layer.activations, count) if layer.activations else 0.0
-        stored = board.error(layer.weights, count) if layer.weights else 0.0
+        moving = next(answers) if layer.activations else 0.0
+        stored = next(answers) if layer.weights else 0.0
         found.append(LayerCost(layer.name, layer.op, layer.nodes, moving, stored, 0.0))
         told.advance(done + 1)
     total = sum(cost.cost for cost in found) or 1.0
@@ -143,7 +156,7 @@ def _costs(board: Toggles, layers: Sequence[Layer], count: int, told: Listener) 
 
 
 def _check(
-    board: Toggles,
+    board: Board,
     every: Sequence[str],
     advised: Sequence[Layer],
     costs: dict[Layer, LayerCost],
@@ -151,11 +164,14 @@ def _check(
 ) -> float:
     """Measure what the proposals for the worst layers win back together; gives the whole model's error."""
     told.step("check the worst", len(advised) + 1)
-    whole = board.error(every, _CHECKED)
-    on = set(every)
+    left_on, asked = set(every), [Question(0, tuple(every), _CHECKED)]
+    for number, layer in enumerate(advised, 1):
+        left_on -= _relieved(layer, costs[layer].remedies[0].kind)
+        asked.append(Question(number, tuple(sorted(left_on)), _CHECKED))
+    answers = board.answers("together", asked)
+    whole = next(answers)
     for done, layer in enumerate(advised):
-        on -= _relieved(layer, costs[layer].remedies[0].kind)
-        left = board.error(on, _CHECKED)
+        left = next(answers)
         won = 1 - left / whole if whole > 0 else 0.0
         costs[layer] = replace(costs[layer], won_back=won)
         told.advance(done + 2)
