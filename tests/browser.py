@@ -90,7 +90,8 @@ def fetch() -> None:
             _run(node, "-e", _UNPACK, parts / packed, target)
         for archive in ("libraries.tar", "fonts.tar"):
             with tarfile.open(folder / archive) as tar:
-                tar.extractall(staged, filter="data")
+                # Pythons before 3.11.4 do not know the filter.
+                tar.extractall(staged, **({"filter": "data"} if hasattr(tarfile, "data_filter") else {}))
         (staged / "headless_shell").chmod(0o755)
         (staged / "fonts.conf").write_text(_FONTS.format(folder=HOME))
         (staged / "chromium").write_text(_START)
