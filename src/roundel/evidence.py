@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from itertools import islice
 from pathlib import Path
@@ -17,6 +17,7 @@ from roundel.calibrate.resolve import requests_for
 from roundel.calibrate.statistics_file import Statistics, load_statistics, save_statistics
 from roundel.data import ImagePreprocess, RandomSpec, SampleDigest, Samples, open_samples
 from roundel.data.lint_ranges import range_findings
+from roundel.data.spool import KeptSamples
 from roundel.errors import DataError, RecipeError
 from roundel.executors import Work
 from roundel.model.graph import fingerprint, input_specs, is_constant, is_float32, iter_values
@@ -34,8 +35,8 @@ class Evidence:
     """Statistics by tensor, and the samples that verification uses."""
 
     stats: Mapping[str, Observer] = field(default_factory=dict)
-    inputs: list[Sample] = field(default_factory=list)
-    outputs: list[Sample] = field(default_factory=list)
+    inputs: Sequence[Sample] = ()
+    outputs: Sequence[Sample] = ()
     data: Mapping[str, Any] = field(default_factory=dict)
     notes: tuple[str, ...] = ()
 
@@ -116,7 +117,7 @@ def most_samples(recipe: Recipe, model: ir.Model) -> int:
 def _remembered(model: ir.Model, samples: Samples, recipe: Recipe, told: Listener) -> Evidence:
     """All inputs, as far as memory goes, and the outputs of those that verify."""
     verified = max(1, recipe.verify.samples)
-    inputs: list[Sample] = []
+    inputs = KeptSamples()
     room = _KEPT_BYTES
 
     def watched() -> Iterator[Sample]:
@@ -181,7 +182,7 @@ def _reuse(
 ) -> Evidence | None:
     """The saved statistics, once the data proves to be the same; only the kept samples run forward."""
     digest = SampleDigest()
-    inputs: list[Sample] = []
+    inputs = KeptSamples()
     for sample in samples:
         digest.update(sample)
         if len(inputs) < _kept(recipe, model):
@@ -196,7 +197,8 @@ def _reuse(
         )
     session = open_session(model)
     names = [out.name for out in session.get_outputs()]
-    outputs = [dict(zip(names, session.run(None, sample), strict=True)) for sample in inputs]
+    runs = (session.run(None, sample) for sample in inputs)
+    outputs = KeptSamples(dict(zip(names, run, strict=True)) for run in runs)
     facts = {
         **samples.description,
         "samples_seen": saved.samples_seen,

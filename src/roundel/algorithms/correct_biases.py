@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import math
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -152,10 +152,10 @@ class _Correction:
         self.constants.restore(changed)
         self._delivered.replace(changed)
         # The layer has run: what it gave moves by as much as its bias.
-        self._short.values[name] = [
-            array + _along(moved, array.ndim, shift.axis).astype(array.dtype)
-            for array in self._short.values[name]
-        ]
+        before = self._short.values[name]
+        self._short.change(
+            name, (array + _along(moved, array.ndim, shift.axis).astype(array.dtype) for array in before)
+        )
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -168,17 +168,19 @@ class _Sums:
 
 
 def _sums(got: Sequence[NDArray[Any]], wanted: Sequence[NDArray[Any]], axis: int) -> _Sums:
-    missing = _moments([b - a for a, b in zip(got, wanted, strict=True)], axis)
+    missing = _moments((b - a for a, b in zip(got, wanted, strict=True)), axis)
     signal = _moments(wanted, axis)
     return _Sums(*missing, float((signal[1] - signal[0] ** 2).sum()))
 
 
-def _moments(arrays: Sequence[NDArray[Any]], axis: int) -> tuple[Array, Array]:
+def _moments(arrays: Iterable[NDArray[Any]], axis: int) -> tuple[Array, Array]:
     """The mean and the mean square of each channel."""
-    rest = tuple(i for i in range(arrays[0].ndim) if i != axis % arrays[0].ndim)
-    count = sum(array.size for array in arrays) / arrays[0].shape[axis]
-    first = sum(array.sum(rest, dtype=np.float64) for array in arrays)
-    second = sum(np.square(array).sum(rest, dtype=np.float64) for array in arrays)
+    count, first, second = 0.0, np.zeros(()), np.zeros(())
+    for array in arrays:
+        rest = tuple(i for i in range(array.ndim) if i != axis % array.ndim)
+        count += array.size / array.shape[axis]
+        first = first + array.sum(rest, dtype=np.float64)
+        second = second + np.square(array).sum(rest, dtype=np.float64)
     return np.asarray(first / count), np.asarray(second / count)
 
 

@@ -14,7 +14,10 @@ import onnxruntime as ort
 from numpy.typing import NDArray
 
 from roundel.algorithms.frontier import Frontier
+from roundel.model.memory import budget
 from roundel.types import Sample
+
+_IN_MEMORY = 4  # times what else is kept of one kind: rows of a layer are read again and again
 
 
 @dataclass(frozen=True, slots=True)
@@ -22,41 +25,27 @@ class Store:
     """Allocates arrays as the memory level asks.
 
     Attributes:
-        level: 0 and 1 allocate in memory, 2 in temporary files that vanish with their array.
+        level: 2 allocates in temporary files that vanish with their array, 0 and 1 only what is large.
     """
 
     level: Literal[0, 1, 2]
 
     def empty(self, shape: tuple[int, ...], dtype: np.dtype[Any]) -> NDArray[Any]:
         """An array to be filled."""
-        if self.level < 2 or 0 in shape:
+        size = int(np.prod(shape, dtype=np.int64)) * dtype.itemsize
+        if size == 0 or (self.level < 2 and size <= _IN_MEMORY * budget().held):
             return np.empty(shape, dtype)
         with tempfile.TemporaryFile(prefix="roundel-") as file:  # the mapping outlives the handle
             return np.memmap(file, dtype, "w+", shape=shape)
-
-    def keep(self, array: NDArray[Any]) -> NDArray[Any]:
-        """The array itself, or a copy on disk."""
-        if self.level < 2 or isinstance(array, np.memmap):
-            return array
-        kept = self.empty(array.shape, array.dtype)
-        kept[...] = array
-        return kept
 
 
 class StoredFrontier(Frontier):
     """A frontier whose values lie where the store puts them, on the device that was asked for."""
 
     def __init__(self, model: ir.Model, samples: Sequence[Sample], store: Store, *, cuda: int | None) -> None:
-        super().__init__(model, samples, threads=max(2, os.cpu_count() or 2))
-        self._store, self._cuda = store, cuda
-
-    def reach(self, name: str) -> list[NDArray[Any]]:
-        """As in `Frontier`; with memory level 2 nothing that was computed stays in memory."""
-        found = super().reach(name)
-        if self._store.level < 2:
-            return found
-        self.values = {key: [self._store.keep(a) for a in arrays] for key, arrays in self.values.items()}
-        return self.values[name]
+        room = None if store.level < 2 else 0
+        super().__init__(model, samples, threads=max(2, os.cpu_count() or 2), room=room)
+        self._cuda = cuda
 
     def _session(
         self, nodes: Sequence[ir.Node], wanted: Sequence[str]

@@ -1,6 +1,7 @@
 """Run a quantized model layer by layer over all samples, computing every node once.
 
-Between layers only the integer codes of the tensors that are still needed stay in memory.
+Between layers only the integer codes of the tensors that are still needed are kept: in memory as far as the
+run's budget goes, else in temporary files.
 """
 
 from __future__ import annotations
@@ -14,7 +15,9 @@ import onnx_ir as ir
 import onnxruntime as ort
 from numpy.typing import NDArray
 
+from roundel.data.spool import Kept, KeptArrays, KeptSamples, Spool
 from roundel.model.graph import is_constant, values_by_name
+from roundel.model.memory import budget
 from roundel.model.session import open_session
 from roundel.types import Sample
 
@@ -28,22 +31,32 @@ class Frontier:
         model: the quantized model; its initializers may change between calls, nodes may not.
         samples: the model's inputs.
         threads: samples that run side by side.
+        room: bytes of values that may lie in memory; what the run's budget gives when not given.
     """
 
-    def __init__(self, model: ir.Model, samples: Sequence[Sample], threads: int = 2) -> None:
+    def __init__(
+        self, model: ir.Model, samples: Sequence[Sample], threads: int = 2, room: int | None = None
+    ) -> None:
         self._model, self._threads, self._count = model, threads, len(samples)
+        self._room = budget().held if room is None else room
         self._named = values_by_name(model.graph)
+        self._order = {node: index for index, node in enumerate(model.graph)}
         self._done: set[ir.Node] = set()
-        self.values: dict[str, list[NDArray[Any]]] = {}
+        self.values: dict[str, Sequence[NDArray[Any]]] = {}
         for value in model.graph.inputs:
             if value.name in samples[0]:
-                self.values[str(value.name)] = [sample[str(value.name)] for sample in samples]
+                self.values[str(value.name)] = _column(samples, str(value.name))
 
-    def reach(self, name: str) -> list[NDArray[Any]]:
+    def reach(self, name: str) -> Sequence[NDArray[Any]]:
         """The named value for each sample; whatever it needs and has not run yet runs now."""
         if name not in self.values:
             self._advance(name)
         return self.values[name]
+
+    def change(self, name: str, arrays: Iterable[NDArray[Any]]) -> None:
+        """Put other values in the place of those of a tensor that has been reached."""
+        spool = self._spool()
+        self.values[name] = KeptArrays([spool.keep(array) for array in arrays])
 
     def release(self) -> None:
         """Forget values that nothing will read any more."""
@@ -58,9 +71,7 @@ class Frontier:
             if node.op_type != _DQ:
                 wanted += [str(v.name) for v in node.outputs if v.name and v.name != name and self._alive(v)]
         session, feeds = self._session(nodes, wanted)
-        results = self._run(session, wanted, feeds)
-        for index, key in enumerate(wanted):
-            self.values[key] = [row[index] for row in results]
+        self.values.update(zip(wanted, self._run(session, wanted, feeds), strict=True))
 
     def _pending(self, target: ir.Value) -> list[ir.Node]:
         """Nodes between the border and the target, in graph order."""
@@ -73,7 +84,7 @@ class Frontier:
                 continue
             found.add(node)
             stack.extend(v for v in _reads(node) if not is_constant(v))
-        return [node for node in self._model.graph if node in found]
+        return sorted(found, key=self._order.__getitem__)
 
     def _alive(self, value: ir.Value) -> bool:
         """Whether a node that has not run reads the value, looking through DequantizeLinear."""
@@ -110,17 +121,28 @@ class Frontier:
 
     def _run(
         self, session: ort.InferenceSession, wanted: Sequence[str], feeds: Sequence[str]
-    ) -> list[list[NDArray[Any]]]:
-        def one(index: int) -> list[NDArray[Any]]:
+    ) -> list[KeptArrays]:
+        """The wanted values of every sample."""
+        spool = self._spool()
+
+        def one(index: int) -> list[Kept]:
             result = session.run(list(wanted), {key: self.values[key][index] for key in feeds})
-            return [self._kept(array) for array in result]
+            return [spool.keep(array) for array in result]
 
         with ThreadPoolExecutor(self._threads) as pool:
-            return list(pool.map(one, range(self._count)))
+            rows = list(pool.map(one, range(self._count)))
+        return [KeptArrays(column) for column in zip(*rows, strict=True)]
 
-    def _kept(self, array: NDArray[Any]) -> NDArray[Any]:
-        """A computed value as it is to be stored."""
-        return array
+    def _spool(self) -> Spool:
+        """With the room that the values kept so far leave."""
+        taken = sum(kept.in_memory for kept in self.values.values() if isinstance(kept, KeptArrays))
+        return Spool(max(0, self._room - taken))
+
+
+def _column(samples: Sequence[Sample], name: str) -> Sequence[NDArray[Any]]:
+    if isinstance(samples, KeptSamples):
+        return samples.column(name)
+    return [sample[name] for sample in samples]
 
 
 def _inputs(nodes: Iterable[ir.Node]) -> Iterable[ir.Value]:

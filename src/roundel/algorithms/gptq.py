@@ -12,9 +12,9 @@ import onnx_ir as ir
 from numpy.typing import NDArray
 
 from roundel.algorithms.carried import Carried
+from roundel.algorithms.frontier import Frontier
 from roundel.algorithms.input_moments import Array, HeldMoments, InputMoments
 from roundel.algorithms.judge import held_out
-from roundel.algorithms.spilling import SpillingFrontier
 from roundel.algorithms.walk import LayerReport, Progress
 from roundel.errors import DataError, RecipeError
 from roundel.model.graph import constant_array, values_by_name
@@ -78,8 +78,8 @@ class _Walker:
         for layer in layers:
             self.readers[layer.key].append(layer)
         self.carried = Carried(model, layers)
-        self.seen = SpillingFrontier(self.carried.model, samples)
-        self.plain = SpillingFrontier(model, samples)
+        self.seen = Frontier(self.carried.model, samples)
+        self.plain = Frontier(model, samples)
 
     def stages(self) -> Iterator[Stage]:
         """Layers to solve together, one for each weight, in the order in which the data reach them."""

@@ -13,6 +13,7 @@ import onnx_ir as ir
 from numpy.typing import NDArray
 
 from roundel.algorithms.layers import Layer
+from roundel.data.spool import Kept, Spool
 from roundel.model.graph import clip_bounds, only_reader, values_by_name
 from roundel.model.session import open_session
 from roundel.types import Sample
@@ -28,7 +29,12 @@ class Glimpse:
 
     places: NDArray[np.intp]
     spatial: tuple[int, ...]
-    values: NDArray[np.float32]
+    kept: Kept
+
+    @property
+    def values(self) -> NDArray[np.float32]:
+        """One row for each place."""
+        return self.kept.get()
 
 
 def float_targets(
@@ -54,13 +60,15 @@ def float_targets(
             shown.add(name)
     session = open_session(watched, threads=1)
     share: list[float] = []
+    spool = Spool()
 
     def glimpse(index: int) -> list[Glimpse]:
         outputs = session.run(names, samples[index])
         if not share:
             share.append(_share(layers, outputs, len(samples)))
         rng = np.random.default_rng([seed, index])
-        return [_glimpse(layer, out, rng, share[0]) for layer, out in zip(layers, outputs, strict=True)]
+        pairs = zip(layers, outputs, strict=True)
+        return [_glimpse(layer, out, rng, share[0], spool) for layer, out in pairs]
 
     first = glimpse(0)  # settles the share before others start
     with ThreadPoolExecutor(threads) as pool:
@@ -85,7 +93,7 @@ def _rows(layer: Layer) -> int:
 
 
 def _share(layers: Sequence[Layer], outputs: Sequence[NDArray[Any]], samples: int) -> float:
-    """The share of the usual rows that fits into memory."""
+    """The share of the usual rows that is worth their room."""
     total = 0
     for layer, out in zip(layers, outputs, strict=True):
         channels = out.shape[1] if layer.kernel else out.shape[-1]
@@ -93,7 +101,9 @@ def _share(layers: Sequence[Layer], outputs: Sequence[NDArray[Any]], samples: in
     return min(1.0, _MOST_BYTES / max(total, 1))
 
 
-def _glimpse(layer: Layer, output: NDArray[Any], rng: np.random.Generator, share: float) -> Glimpse:
+def _glimpse(
+    layer: Layer, output: NDArray[Any], rng: np.random.Generator, share: float, spool: Spool
+) -> Glimpse:
     places = layer.places(output.shape, max(1, int(_rows(layer) * share)), rng)
     spatial = output.shape[2:] if layer.kernel else ()
-    return Glimpse(places, spatial, layer.targets(output, places))
+    return Glimpse(places, spatial, spool.keep(layer.targets(output, places)))

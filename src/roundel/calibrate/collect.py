@@ -5,7 +5,7 @@ from __future__ import annotations
 import itertools
 import time
 from collections import deque
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass
 from queue import SimpleQueue
@@ -18,6 +18,7 @@ from roundel.calibrate.observers import Observer, StatKind
 from roundel.calibrate.runner import Runner
 from roundel.calibrate.shard import Seen, Shard
 from roundel.data.hashing import SampleDigest
+from roundel.data.spool import KeptSamples
 from roundel.errors import DataError, ModelError, did_you_mean
 from roundel.executors import Work
 from roundel.executors.local import usable_cores
@@ -41,8 +42,8 @@ class Collected:
 
     stats: dict[str, Observer]
     samples_seen: int
-    inputs: list[Sample]
-    outputs: list[Sample]
+    inputs: Sequence[Sample]
+    outputs: Sequence[Sample]
     data_digest: str
     forward_seconds: float
     wall_seconds: float
@@ -88,7 +89,7 @@ def collect(
         if not found.seen:
             raise _nothing()
         wall = time.perf_counter() - start
-        kept = found.inputs, found.outputs
+        kept = KeptSamples(found.inputs), KeptSamples(found.outputs)
         return Collected(found.stats, found.seen, *kept, digest.hexdigest(), found.seconds, wall)
     asked = threads if threads is not None or work is None else work.threads
     cores = usable_cores() if asked is None else max(1, asked)
@@ -102,23 +103,25 @@ def collect(
     extremes = {name for name, kind in ordered.items() if kind is StatKind.MINMAX}
     runner = Runner(model, computed, ahead[0][1], cores=cores, samples=len(ahead), extremes=extremes)
     shards = [Shard(ordered) for _ in range(runner.workers)]
-    inputs: list[Sample] = []
-    seen: list[Seen] = []
+    inputs, outputs = KeptSamples(), KeptSamples()
+    seen, seconds = 0, 0.0
     for index, sample, result in _in_order(runner, shards, itertools.chain(ahead, iterator), keep):
         if index < keep:
             inputs.append(sample)
-        seen.append(result)
+        if result.outputs is not None:
+            outputs.append(result.outputs)
+        seen, seconds = seen + 1, seconds + result.seconds
         if progress is not None:
             progress(index + 1)
     for shard in shards[1:]:
         shards[0].merge(shard)
     return Collected(
         stats=shards[0].in_sample_order(),
-        samples_seen=len(seen),
+        samples_seen=seen,
         inputs=inputs,
-        outputs=[result.outputs for result in seen if result.outputs is not None],
+        outputs=outputs,
         data_digest=digest.hexdigest(),
-        forward_seconds=sum(result.seconds for result in seen),
+        forward_seconds=seconds,
         wall_seconds=time.perf_counter() - start,
     )
 

@@ -14,6 +14,7 @@ from onnx import TensorProto, helper
 import roundel
 from helpers import Feed, assert_sound, build, initializers, node, normal, ops, rng, session
 from roundel.errors import DataError, RecipeError
+from roundel.model.memory import Budget, within
 from roundel.numerics.metrics import Closeness
 from roundel.pipeline import QuantizeResult
 
@@ -159,11 +160,11 @@ def test_every_sample_counts(index: int) -> None:
     assert one.model.SerializeToString() != other.model.SerializeToString()
 
 
-def test_the_same_data_give_the_same_file_wherever_values_are_kept(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_same_data_give_the_same_file_wherever_values_are_kept() -> None:
     files = [packed(transformer(), texts(), algorithm="gptq").model.SerializeToString()]
     files.append(packed(transformer(), iter(texts()), algorithm="gptq").model.SerializeToString())
-    monkeypatch.setattr("roundel.algorithms.spilling._IN_MEMORY", 0)
-    files.append(packed(transformer(), texts(), algorithm="gptq").model.SerializeToString())
+    with within(Budget(held=0)):
+        files.append(packed(transformer(), texts(), algorithm="gptq").model.SerializeToString())
     assert files[0] == files[1] == files[2]
 
 

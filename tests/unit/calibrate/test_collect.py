@@ -8,11 +8,11 @@ import onnx_ir as ir
 import pytest
 from onnx import TensorProto, helper, numpy_helper
 
-from roundel.calibrate import runner as runner_module
 from roundel.calibrate.collect import collect
 from roundel.calibrate.observers import HistogramObserver, StatKind
 from roundel.data.hashing import SampleDigest
 from roundel.errors import DataError, ModelError
+from roundel.model.memory import Budget, within
 from roundel.types import Sample
 
 
@@ -100,13 +100,11 @@ def test_any_number_of_threads_gives_identical_results() -> None:
 
 
 @pytest.mark.parametrize("typed", [True, False])
-def test_little_memory_splits_the_tensors_and_changes_nothing(
-    monkeypatch: pytest.MonkeyPatch, typed: bool
-) -> None:
+def test_little_memory_splits_the_tensors_and_changes_nothing(typed: bool) -> None:
     requests = dict.fromkeys(["x", "c", "y", "s", "z"], StatKind.HISTOGRAM)
     whole = collect(build(typed=typed), requests, samples())
-    monkeypatch.setattr(runner_module, "MAX_LIVE_BYTES", 700)
-    split = collect(build(typed=typed), requests, samples())
+    with within(Budget(live=700, held=0)):
+        split = collect(build(typed=typed), requests, samples())
     for name, stat in whole.stats.items():
         assert split.stats[name].lows == stat.lows
         assert split.stats[name].count == stat.count
