@@ -16,11 +16,9 @@ from onnxruntime.capi import onnxruntime_pybind11_state as ort_state
 from roundel.calibrate.masks import masked_tensors
 from roundel.errors import DataError, ModelError
 from roundel.model.graph import values_by_name
+from roundel.model.memory import budget
 from roundel.model.session import open_session
 from roundel.types import Sample
-
-MAX_LIVE_BYTES = 1_500_000_000
-"""Fetched activations of all runs in flight; a sample that needs more runs once per group of tensors."""
 
 _MODEL_FAULTS = (ort_state.NotImplemented, ort_state.EPFail, ort_state.InvalidGraph)
 _RUN_FAULTS = (ort_state.Fail, ort_state.RuntimeException, ort_state.InvalidArgument)
@@ -83,13 +81,15 @@ class Runner:
         self._finals = [value.name for value in model.graph.outputs if value.name]
         self._reduced = [name for name in tensors if name in extremes]
         tensors = [name for name in tensors if name not in extremes]
+        # Of all runs in flight; a sample that needs more runs once per group of tensors.
+        most = budget().live
         sizes = _declared_bytes(model, tensors, first)
-        if sizes is None or sum(sizes.values()) > MAX_LIVE_BYTES:
+        if sizes is None or sum(sizes.values()) > most:
             sizes = _measured_bytes(model, tensors, first)
-        groups = _split(tensors, sizes)
+        groups = _split(tensors, sizes, most)
         live = max(sum(sizes[name] for name in group) for group in groups)
         # With nothing to observe in numpy there is nothing to overlap: one sample at a time saves memory.
-        self.workers = max(1, min(cores, samples, MAX_LIVE_BYTES // max(live, 1))) if tensors else 1
+        self.workers = max(1, min(cores, samples, most // max(live, 1))) if tensors else 1
         threads = max(1, cores // self.workers)
         self._sessions = [
             (open_session(self._augmented(group, first=i == 0), threads=threads), group)
@@ -250,11 +250,11 @@ def _measured_bytes(model: ir.Model, tensors: Sequence[str], first: Sample) -> d
     }
 
 
-def _split(tensors: Sequence[str], sizes: Mapping[str, int]) -> list[list[str]]:
+def _split(tensors: Sequence[str], sizes: Mapping[str, int], most: int) -> list[list[str]]:
     groups: list[list[str]] = [[]]
     live = 0
     for name in tensors:
-        if groups[-1] and live + sizes[name] > MAX_LIVE_BYTES:
+        if groups[-1] and live + sizes[name] > most:
             groups.append([])
             live = 0
         groups[-1].append(name)
