@@ -90,8 +90,9 @@ def fetch() -> None:
             _run(node, "-e", _UNPACK, parts / packed, target)
         for archive in ("libraries.tar", "fonts.tar"):
             with tarfile.open(folder / archive) as tar:
-                # Pythons before 3.11.4 do not know the filter.
-                tar.extractall(staged, **({"filter": "data"} if hasattr(tarfile, "data_filter") else {}))
+                if hasattr(tarfile, "data_filter"):
+                    tar.extraction_filter = tarfile.data_filter  # Pythons before 3.11.4 have none
+                tar.extractall(staged)
         (staged / "headless_shell").chmod(0o755)
         (staged / "fonts.conf").write_text(_FONTS.format(folder=HOME))
         (staged / "chromium").write_text(_START)

@@ -14,7 +14,7 @@ from roundel.report.compare_view import shortened
 Tree = Mapping[str, Any]
 
 _WORST = 10
-_NAME_WIDTH = 30
+_NAME_WIDTH = 24
 _OP_WIDTH = 9
 
 
@@ -42,7 +42,7 @@ def _table(layers: Sequence[Tree]) -> Table:
     table = Table(box=None, padding=(0, 1, 0, 0))
     for heading in ("\nlayer", "\nop"):
         table.add_column(heading, no_wrap=True)
-    for heading in ("alone\ndB", "share\nof all", "from\nweights", "won\nback"):
+    for heading in ("alone\ndB", "share\nof all", "left\nof it", "from\nweights", "won\nback"):
         table.add_column(heading, justify="right", no_wrap=True)
     table.add_column("what\nhelps", no_wrap=True)
     for layer in layers:
@@ -52,6 +52,7 @@ def _table(layers: Sequence[Tree]) -> Table:
             escape(layer["op"][:_OP_WIDTH]),
             "exact" if layer["sqnr_db"] is None else f"{layer['sqnr_db']:.1f}",
             f"{layer['share']:.1%}",
+            f"{layer['left']:.1%}",
             f"{layer['weights'] / cost:.0%}" if cost else "-",
             "-" if layer["won_back"] is None else f"{layer['won_back']:.0%}",
             layer["remedies"][0]["kind"] if layer["remedies"] else "-",

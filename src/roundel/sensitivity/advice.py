@@ -34,7 +34,7 @@ def remedies(
     found = []
     share = cost.activations / cost.cost
     wide = wider(state, layer.touched, recipe)
-    if wide is not None and share >= _HALF:
+    if wide is not None and widened(layer, cost, state, recipe):
         why = f"{share:.0%} of its cost is its activations' rounding"
         found.append(_overridden(Kind.A16W8, layer, {"type": wide}, why))
     else:
@@ -42,6 +42,11 @@ def remedies(
     words = " ".join(f"--exclude {shlex.quote(name)}" for name in layer.nodes)
     found.append(Remedy(Kind.EXCLUDE, words, "in float it costs nothing, and leaves the NPU"))
     return tuple(found)
+
+
+def widened(layer: Layer, cost: LayerCost, state: QuantState, recipe: Recipe) -> bool:
+    """Whether 16-bit activations are what helps first."""
+    return wider(state, layer.touched, recipe) is not None and cost.activations >= _HALF * cost.cost
 
 
 def _for_weights(

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -21,7 +21,7 @@ from roundel.preparation import load_prepared
 from roundel.recipe import Recipe
 from roundel.recipe_file import RecipeSource, load_recipe
 from roundel.report.listener import Listener, Silent
-from roundel.sensitivity.advice import remedies, together
+from roundel.sensitivity.advice import remedies, together, widened
 from roundel.sensitivity.asking import Board, Question
 from roundel.sensitivity.heads import find_head
 from roundel.sensitivity.layers import Layer, layers_of
@@ -101,11 +101,9 @@ def _measured(
         )
     every = [name for name in state.params if name in plan.tensors]
     board = Board(ready.model, state, every, plain, evidence.inputs, evidence.outputs, work)
-    costs = _costs(board, layers, counts[0], told)
-    ranked = sorted(costs, key=lambda layer: -costs[layer].cost)
-    advised = [
-        layer for layer in ranked[: counts[1]] if costs[layer].share >= _WORTH and costs[layer].cost > 0
-    ]
+    costs, by_tensor = _costs(board, layers, counts[0], told)
+    ranked = _ranked(costs, by_tensor, counts[1], lambda layer: widened(layer, costs[layer], state, settings))
+    advised = [layer for layer in ranked[: counts[1]] if costs[layer].left >= _WORTH]
     for layer in advised:
         found = remedies(layer, costs[layer], ready.model, state, settings)
         costs[layer] = replace(costs[layer], remedies=found)
@@ -141,18 +139,52 @@ def calibrated_only(recipe: Recipe, samples: int) -> Recipe:
     return recipe.merged({"effort": "none", "improve": steps, "verify": {"samples": samples}})
 
 
-def _costs(board: Board, layers: Sequence[Layer], count: int, told: Listener) -> dict[Layer, LayerCost]:
+def _costs(
+    board: Board, layers: Sequence[Layer], count: int, told: Listener
+) -> tuple[dict[Layer, LayerCost], dict[str, float]]:
+    """What each layer costs, and what each of their activations does."""
     told.step("measure each layer", len(layers))
-    asked = [on for layer in layers for on in (layer.activations, layer.weights) if on]
+    asked = [on for layer in layers for on in (*((name,) for name in layer.activations), layer.weights) if on]
     answers = board.answers("layers", (Question(n, tuple(on), count) for n, on in enumerate(asked)))
-    found = []
+    found, by_tensor = [], dict[str, float]()
     for done, layer in enumerate(layers):
-        moving = next(answers) if layer.activations else 0.0
+        for name in layer.activations:
+            by_tensor[name] = next(answers)
+        moving = sum(by_tensor[name] for name in layer.activations)
         stored = next(answers) if layer.weights else 0.0
         found.append(LayerCost(layer.name, layer.op, layer.nodes, moving, stored, 0.0))
         told.advance(done + 1)
     total = sum(cost.cost for cost in found) or 1.0
-    return {layer: replace(cost, share=cost.cost / total) for layer, cost in zip(layers, found, strict=True)}
+    shares = [replace(cost, share=cost.cost / total, left=cost.cost / total) for cost in found]
+    return dict(zip(layers, shares, strict=True)), by_tensor
+
+
+def _ranked(
+    costs: dict[Layer, LayerCost],
+    by_tensor: Mapping[str, float],
+    worst: int,
+    widened: Callable[[Layer], bool],
+) -> list[Layer]:
+    """The costly first, by what is left of their costs once the worst have got the 16 bits that help them.
+
+    What a layer reads gets 16 bits with it, so that the layer before it is cured as well and comes later.
+    """
+    total = sum(cost.cost for cost in costs.values()) or 1.0
+    waiting, cured, first = dict.fromkeys(costs), set[str](), list[Layer]()
+
+    def left(layer: Layer) -> float:
+        gone = sum(by_tensor[name] for name in layer.activations if name in cured)
+        return max(0.0, costs[layer].cost - gone) / total
+
+    while waiting and len(first) < worst:
+        layer = max(waiting, key=left)
+        costs[layer] = replace(costs[layer], left=left(layer))
+        cured |= set(layer.touched) if widened(layer) else set()
+        first.append(layer)
+        del waiting[layer]
+    for layer in waiting:
+        costs[layer] = replace(costs[layer], left=left(layer))
+    return [*first, *sorted(waiting, key=lambda layer: -costs[layer].left)]
 
 
 def _check(

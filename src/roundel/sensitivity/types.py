@@ -50,8 +50,9 @@ class LayerCost:
         activations: error power over signal power with only its activations rounded.
         weights: with only its constants rounded.
         share: of the costs of all layers.
+        left: the same, less what 16-bit activations of the layers above it in the ranking take away.
         won_back: share of the quantized model's error power that is gone when the first remedy is applied to
-            this layer and all that cost more (at most, where it is about weights: their error is taken away
+            this layer and all above it (at most, where it is about weights: their error is taken away
             whole); None where that was not measured.
         remedies: what would help, best first; empty for layers that cost little.
     """
@@ -62,6 +63,7 @@ class LayerCost:
     activations: float
     weights: float
     share: float
+    left: float = 0.0
     won_back: float | None = None
     remedies: tuple[Remedy, ...] = ()
 
@@ -103,7 +105,7 @@ class Sensitivity:
         recipe: by name.
         samples: how many each layer was measured with.
         sqnr_db: of the whole quantized model on the samples of the check.
-        layers: the most costly first.
+        layers: the most costly first, by what is left of their costs.
         together: options that apply the first remedies of the worst layers at once.
         head: a detection head, where there is one.
         seconds: the whole took.
