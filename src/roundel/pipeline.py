@@ -13,6 +13,7 @@ import onnx_ir as ir
 
 from roundel.algorithms.finetune import check_tuning
 from roundel.algorithms.improve import Improved, improve
+from roundel.algorithms.mix_layers import mix_layers
 from roundel.algorithms.outliers import Spread, spread_outliers
 from roundel.algorithms.weight_only import pack_weights
 from roundel.baseline import establish
@@ -156,6 +157,8 @@ def quantize(
         ready = replace(ready, model=spread.model, notes=(*ready.notes, *spread.notes))
         base = establish(ready, settings, data, stats, told, clock, work)
         ready, plan, evidence = base.ready, base.plan, base.evidence
+        with clock("mix"):
+            plan, evidence = _mix(ready.model, plan, evidence, settings, told)
         told.step("write")
         with clock("write"):
             result, plan, improved = _write(ready.model, plan, evidence, settings, told, work.store)
@@ -256,6 +259,21 @@ def _spread(model: ir.Model, recipe: Recipe, data: object, told: Listener) -> tu
     samples = open_data(model, recipe.data, data)
     first = samples.first(most_samples(recipe, model))
     return spread_outliers(model, first, recipe, quantized, told), samples
+
+
+def _mix(
+    model: ir.Model, plan: QuantPlan, evidence: Evidence, recipe: Recipe, told: Listener
+) -> tuple[QuantPlan, Evidence]:
+    """Where data decides which layers take the recipe's second type: the plan that has them."""
+    if not recipe.mixed.searched:
+        return plan, evidence
+    told.step("choose mixed layers")
+    count = recipe.verify.samples
+    samples, outputs = evidence.inputs[:count], evidence.outputs[:count]
+    plan, note = mix_layers(
+        model, evidence.stats, samples, outputs, recipe, lambda done, total: told.advance(done)
+    )
+    return plan, replace(evidence, notes=(*evidence.notes, note))
 
 
 def _write(

@@ -442,8 +442,27 @@ class Mixed(Section):
 
     type: ElementType | None = None
     """Element type; none: nothing is mixed."""
+    weights: ElementType | None = None
+    """Element type of their weights; as `type` when not given."""
     op_types: tuple[str, ...] = ("Conv", "ConvTranspose", "Gemm", "MatMul")
     """Operators that read it; their outputs keep the recipe's own type."""
+    include: tuple[str, ...] = ()
+    """Only these nodes of them: names, globs, 're:REGEX' or 'op:TYPE'."""
+    exclude: tuple[str, ...] = ()
+    """All but these, likewise."""
+    threshold: float | None = None
+    """Mix layer by layer, the kindest first, up to this error (dB for sqnr, psnr); none: all at once."""
+    goal: Literal["speed", "quality"] = "speed"
+    """With a threshold: speed mixes as long as the error stays within, quality until it does."""
+    metric: Literal["l2", "kl", "cosine", "sqnr", "psnr"] = "l2"
+    """With a threshold: the error of an output: l2, kl and cosine distance, sqnr and psnr in dB."""
+    output: Annotated[int, Field(ge=0)] = 0
+    """With a threshold: the number of the output that counts."""
+
+    @property
+    def searched(self) -> bool:
+        """Whether data decides which layers are mixed."""
+        return self.type is not None and self.threshold is not None
 
 
 class Blocks(Section):

@@ -32,18 +32,25 @@ def contradictions(recipe: Recipe) -> Iterator[str]:
 
 def _override_types(recipe: Recipe) -> set[str]:
     """Types that some tensors have beside the recipe's own."""
-    given = (recipe.mixed.type, *(override.type for override in recipe.overrides))
+    given = (recipe.mixed.type, recipe.mixed.weights, *(override.type for override in recipe.overrides))
     return {str(word) for word in given if word is not None}
 
 
 def _mixed(recipe: Recipe) -> Iterator[str]:
     mixed = recipe.mixed
     if mixed.type is None and mixed != type(mixed)():
-        yield "mixed.op_types means mixed.type, which is not given"
+        names = [
+            name for name in type(mixed).model_fields if getattr(mixed, name) != getattr(type(mixed)(), name)
+        ]
+        yield f"mixed.{names[0]} means mixed.type, which is not given"
+    for name in ("goal", "metric", "output"):
+        if mixed.threshold is None and getattr(mixed, name) != type(mixed).model_fields[name].default:
+            yield f"mixed.{name} means mixed.threshold, which is not given"
     if mixed.type is not None and recipe.mode != "static":
         yield f"mixed.type means mode static, and the mode is {recipe.mode}"
-    if mixed.type is not None and mixed.type not in _INTEGERS and recipe.bias.type in ("int32", "int16"):
-        yield f"bias.type {recipe.bias.type} needs integers, and mixed.type is {mixed.type}: use weights"
+    short = next((t for t in (mixed.type, mixed.weights) if t is not None and t not in _INTEGERS), None)
+    if short is not None and recipe.bias.type in ("int32", "int16"):
+        yield f"bias.type {recipe.bias.type} needs integers, and mixed.type is {short}: use weights"
 
 
 def _integer_words(recipe: Recipe) -> Iterator[str]:

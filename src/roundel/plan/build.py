@@ -12,7 +12,7 @@ from roundel.plan.adjust import align_groups, apply_overrides, fuse_activations,
 from roundel.plan.block_axes import set_block_axes
 from roundel.plan.draft import Draft
 from roundel.plan.marking import Marker
-from roundel.plan.mixed import mix_types
+from roundel.plan.mixed import mix_types, with_mixed
 from roundel.plan.nodes import choose_nodes, operator_rules
 from roundel.plan.stored import stored_input
 from roundel.plan.types import NodePlan, QuantPlan, TensorPlan
@@ -23,10 +23,14 @@ from roundel.recipe import Recipe
 def build_plan(model: ir.Model, recipe: Recipe) -> QuantPlan:
     """Decide for every tensor of the prepared model what it becomes, and why.
 
-    A pure function: the model is read, never changed.
+    A pure function: the model is read, never changed. Where data is to decide which layers are mixed, nothing
+    is mixed yet, and what the mixed ones would need is watched.
     """
     if recipe.mode == "weight_only":
         return plan_weights(model, recipe)
+    if recipe.mixed.searched:
+        whole = build_plan(model, with_mixed(recipe, None))
+        return replace(build_plan(model, with_mixed(recipe, ())), watched=whole.observed_activations())
     graph = model.graph
     rules = operator_rules(graph, recipe)
     nodes = choose_nodes(model, recipe, rules)

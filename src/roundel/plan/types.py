@@ -107,12 +107,14 @@ class QuantPlan:
         kept_float: float32 tensors that were considered and left alone, with the reason.
         nodes: every node of the main graph.
         folded: names of Relu/Clip nodes that the quantizer's saturation replaces.
+        watched: further tensors whose ranges are measured, for plans that may take this one's place.
     """
 
     tensors: Mapping[str, TensorPlan]
     kept_float: Mapping[str, str]
     nodes: Mapping[str, NodePlan]
     folded: tuple[str, ...] = ()
+    watched: tuple[str, ...] = ()
 
     def in_integers(self, name: str | None) -> bool:
         """Whether a tensor is stored in integers."""
@@ -134,4 +136,4 @@ class QuantPlan:
                 led = self.tensors.get(leader)
                 if led is None or (led.role is Role.ACTIVATION and not isinstance(led.source, Fixed)):
                     needed[leader] = None
-        return tuple(needed)
+        return tuple(dict.fromkeys((*needed, *self.watched)))

@@ -21,6 +21,7 @@ from roundel.quark.options.finetune import FINETUNE as TUNING
 from roundel.quark.options.mixed import MIXED
 from roundel.quark.presets import get_default_config
 from roundel.quark.request import FIELD_OPTIONS
+from roundel.quark.specs import Int8Spec, Int16Spec, QLayerConfig
 from roundel.quark.translate import Translation, translate
 
 sys.path.insert(0, str(Path(__file__).parent))
@@ -223,14 +224,38 @@ def test_mixed_precision_without_a_search() -> None:
     target = {"TargetLayerConfig": EIGHT, "TargetOpType": ["Conv"]}
     recipe = translate(config(Case(None, "S16S8_ASWS"), AutoMixprecision=target)).recipe
     assert (recipe.mixed.type, recipe.mixed.op_types) == ("int8", ("Conv",))
-    with pytest.raises(QuarkConfigError, match="no search"):
-        translate(config(Case(None), AutoMixprecision={**target, "MetricThreshold": 0.5}))
+    told = translate(config(Case(None, "S16S8_ASWS"), AutoMixprecision={**target, "MetricDefault": "kl"}))
+    assert told.recipe.mixed.metric == "l2"
+    assert any("nothing is measured" in note for note in told.notes)
     with pytest.raises(QuarkConfigError, match="one type"):
         translate(config(Case(None), AutoMixprecision={"TargetLayerConfig": [EIGHT]}))
     flagged = config(Case(None))
     flagged.include_auto_mp = True
     with pytest.raises(QuarkConfigError, match="which other type"):
         translate(flagged)
+
+
+def test_mixed_precision_with_a_search() -> None:
+    wide = QLayerConfig(input_tensors=Int16Spec(), weight=Int8Spec())
+    target = {
+        "TargetLayerConfig": wide,
+        "MetricThreshold": -30,
+        "MetricDefault": "sqnr",
+        "MetricOptimizeObject": "quality",
+        "MetricOutputIndex": 1,
+        "IncludeLayers": ["conv"],
+        "ExcludeLayers": ["conv2"],
+        "DataSize": 5,
+    }
+    recipe = translate(config(Case(None, "S8S8_AAWS"), AutoMixprecision=target)).recipe
+    mixed = recipe.mixed
+    assert (mixed.type, mixed.weights) == ("int16", "int8")
+    assert (mixed.threshold, mixed.metric, mixed.goal, mixed.output) == (30, "sqnr", "quality", 1)
+    assert (mixed.include, mixed.exclude) == (("conv",), ("conv2",))
+    assert recipe.verify.samples == 5
+    for key, value in (("MetricThreshold", None), ("MetricDistanceFn", max), ("SubgraphJson", "s.json")):
+        with pytest.raises(QuarkConfigError, match="does not do"):
+            translate(config(Case(None, "S8S8_AAWS"), AutoMixprecision={**target, key: value}))
 
 
 @pytest.mark.parametrize("name", FIELDS)

@@ -96,6 +96,18 @@ def cnn() -> onnx.ModelProto:
     return build(nodes, X, ["y"], {"w": W3, "b": normal(4, seed=2), "k": W4})
 
 
+def two_outputs() -> onnx.ModelProto:
+    """The first output comes from one layer, the second from both."""
+    nodes = [
+        node("Conv", ["x", "w"], ["y"], name="conv"),
+        node("Conv", ["y", "k"], ["z"], name="conv2"),
+    ]
+    return build(nodes, X, ["y", "z"], {"w": W3, "k": 100 * W4})
+
+
+ONE_OUTPUT = {"mixed": {"type": "int16", "threshold": 10.0, "goal": "quality"}}
+
+
 def heavy_weights() -> onnx.ModelProto:
     """It pays to cut the largest."""
     weight = rng().standard_t(3, (10, 100)).astype(np.float32)
@@ -431,6 +443,13 @@ CASES: dict[str, Case] = {
     "floats.clip": Case(cnn, True, recipe="bf16"),
     "mixed.type": Case(cnn, "int16"),
     "mixed.op_types": Case(cnn, ["Relu"], base={"mixed": {"type": "int16"}}),
+    "mixed.weights": Case(cnn, "int8", base={"mixed": {"type": "int16"}}),
+    "mixed.include": Case(cnn, ["conv2"], base={"mixed": {"type": "int16"}}),
+    "mixed.exclude": Case(cnn, ["conv2"], base={"mixed": {"type": "int16"}}),
+    "mixed.threshold": Case(cnn, 0.0, base={"mixed": {"type": "int16"}}),
+    "mixed.goal": Case(cnn, "quality", base={"mixed": {"type": "int16", "threshold": 0.0}}),
+    "mixed.metric": Case(cnn, "sqnr", base={"mixed": {"type": "int16", "threshold": 0.1}}),
+    "mixed.output": Case(two_outputs, 1, base=ONE_OUTPUT),
     "blocks.rounding": Case(cnn, "half_up", recipe="bfp16"),
     "blocks.block_size": Case(cnn, 4, recipe="mxint8"),
     "blocks.axis": Case(cnn, 0, recipe="bfp16"),
