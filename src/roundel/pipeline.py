@@ -25,6 +25,7 @@ from roundel.data import open_samples
 from roundel.errors import OutputError, RecipeError
 from roundel.evaluate.lint import quantize_findings
 from roundel.evidence import Evidence, gather, most_samples, open_data
+from roundel.execution import choose_execution
 from roundel.executors import Executor, Work
 from roundel.model import LoadedModel, save_model
 from roundel.model.blame import blaming
@@ -103,6 +104,7 @@ def quantize(
     executor: Executor | None = None,
     checkpoint: str | Path | None = None,
     resume: bool = False,
+    device_exec: str | None = None,
     example_inputs: object = None,
     dynamic_batch: bool = False,
     dynamic_shapes: Any = None,
@@ -128,6 +130,8 @@ def quantize(
         executor: where calibration runs, from `roundel.executor(…)`; this process when not given.
         checkpoint: a folder that holds what is done: each shard of the samples, each layer of the rest.
         resume: go on from the checkpoint where there is one; the file is that of a run without a break.
+        device_exec: where calibration and fine-tuning run: cpu, cuda (an error where that is missing), or auto,
+            which takes a GPU if there is one; the record says what was chosen.
         example_inputs: PyTorch: a tensor, a tuple of arguments, a dict by parameter name, or a list of such
             examples. The first is traced; on all of them the export must equal the module.
         dynamic_batch: PyTorch: leave the first dimension of all inputs open.
@@ -143,9 +147,11 @@ def quantize(
         settings = load_recipe(recipe, changed(changes, samples, exclude, effort))
         settings = for_effort(for_device(settings, device))
         target = _checked_output(output, model, recipe, stats)
+        chosen = choose_execution(device_exec, settings)
+        settings = chosen.recipe
         check_tuning(settings)
         check_kernel(settings)
-        work = Work(executor, open_store(checkpoint, resume=resume))
+        work = Work(executor, open_store(checkpoint, resume=resume), chosen.calibration)
         told.step("load and prepare")
         with clock("prepare"):
             model, exported = _as_onnx(model, example_inputs, dynamic_batch, dynamic_shapes)
@@ -189,6 +195,7 @@ def quantize(
             outputs=reports,
             seconds=clock.seconds,
             notes=(
+                *chosen.notes,
                 *(exported.notes if exported else ()),
                 *ready.notes,
                 *evidence.notes,

@@ -14,6 +14,7 @@ import onnxruntime as ort
 from numpy.typing import NDArray
 
 from roundel.algorithms.frontier import Frontier
+from roundel.model.cuda import move_to_cuda
 from roundel.model.memory import budget
 from roundel.types import Sample
 
@@ -58,4 +59,4 @@ class StoredFrontier(Frontier):
 
 def on_cuda(session: ort.InferenceSession, device: int) -> None:
     """Move a session to a GPU; what has no kernel there stays on the CPU."""
-    session.set_providers(["CUDAExecutionProvider", "CPUExecutionProvider"], [{"device_id": str(device)}, {}])
+    move_to_cuda(session, device)

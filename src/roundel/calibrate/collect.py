@@ -101,7 +101,15 @@ def collect(
     fed = {value.name for value in model.graph.inputs}
     computed = [name for name in ordered if name not in fed]
     extremes = {name for name, kind in ordered.items() if kind is StatKind.MINMAX}
-    runner = Runner(model, computed, ahead[0][1], cores=cores, samples=len(ahead), extremes=extremes)
+    runner = Runner(
+        model,
+        computed,
+        ahead[0][1],
+        cores=cores,
+        samples=len(ahead),
+        extremes=extremes,
+        device=None if work is None else work.device,
+    )
     shards = [Shard(ordered) for _ in range(runner.workers)]
     inputs, outputs = KeptSamples(), KeptSamples()
     seen, seconds = 0, 0.0

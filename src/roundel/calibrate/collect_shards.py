@@ -49,13 +49,22 @@ class _Task:
     requests: dict[str, StatKind]
     keep: int
     first: Sample
+    device: int | None
 
     def open(self, cores: int) -> _Opened:
         model = self.model.model()
         fed = {value.name for value in model.graph.inputs}
         computed = [name for name in self.requests if name not in fed]
         extremes = {name for name, kind in self.requests.items() if kind is StatKind.MINMAX}
-        runner = Runner(model, computed, self.first, cores=cores, samples=cores, extremes=extremes)
+        runner = Runner(
+            model,
+            computed,
+            self.first,
+            cores=cores,
+            samples=cores,
+            extremes=extremes,
+            device=self.device,
+        )
         return _Opened(runner, self.requests, self.keep)
 
 
@@ -110,7 +119,7 @@ def collect_shards(
     total = Sharded({name: OBSERVERS[kind]() for name, kind in wanted.items()}, 0, [], [], 0.0)
     if head is None:
         return total
-    task = _Task(Portable.of(model), wanted, keep, head.samples[0])
+    task = _Task(Portable.of(model), wanted, keep, head.samples[0], work.device)
     names = [str(value.name) for value in model.graph.outputs]
     memory = work.memory(step, _key(model, wanted, keep)) if work.store is not None else None
     seen, seconds = 0, 0.0

@@ -1,4 +1,4 @@
-"""Attention masks: numbers so far below all others that Softmax makes a zero of them, and how to observe them.
+"""Attention masks: numbers so far below all others that Softmax makes zeros of them; how they are observed.
 
 A mask adds -1e4, the smallest float or -infinity to scores that must not count. As a range that would leave
 one step for all real scores. It needs no such range: any value far enough below the best score of its row

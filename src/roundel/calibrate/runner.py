@@ -62,6 +62,7 @@ class Runner:
         cores: how many threads may work in all.
         samples: the most samples that can run at once.
         extremes: of these tensors a run brings only the smallest and the largest value.
+        device: the number of the GPU that runs the model, or None for the CPU.
     """
 
     def __init__(
@@ -73,6 +74,7 @@ class Runner:
         cores: int,
         samples: int,
         extremes: Collection[str] = (),
+        device: int | None = None,
     ) -> None:
         self._model = model
         self._masks = masked_tensors(model.graph)
@@ -92,10 +94,10 @@ class Runner:
         self.workers = max(1, min(cores, samples, most // max(live, 1))) if tensors else 1
         threads = max(1, cores // self.workers)
         self._sessions = [
-            (open_session(self._augmented(group, first=i == 0), threads=threads), group)
+            (open_session(self._augmented(group, first=i == 0), threads=threads, device=device), group)
             for i, group in enumerate(groups)
         ]
-        self._threads = threads
+        self._threads, self._device = threads, device
 
     def _augmented(self, group: Sequence[str], *, first: bool) -> ir.Model:
         return _with_outputs(self._model, group, keep_own=first, reduced=self._reduced if first else ())
@@ -140,7 +142,8 @@ class Runner:
         session = self._spare.get(name)
         if session is None:
             # Another thread may open it, too; the later one stays.
-            session = open_session(_with_outputs(self._model, [name], keep_own=False), threads=self._threads)
+            alone = _with_outputs(self._model, [name], keep_own=False)
+            session = open_session(alone, threads=self._threads, device=self._device)
             self._spare[name] = session
         return run_session(session, [name], sample, index)[name]
 

@@ -97,6 +97,13 @@ def quantize(
     device: Annotated[
         str | None, typer.Option(help="The NPU it is for: phx, stx or krk.", show_default=False)
     ] = None,
+    device_exec: Annotated[
+        str | None,
+        typer.Option(
+            help="Where calibration and fine-tuning run: auto, cpu or cuda; cpu when not given.",
+            show_default=False,
+        ),
+    ] = None,
     dynamic_batch: Annotated[
         bool,
         typer.Option("--dynamic-batch", help="PyTorch: leave the first dimension of all inputs open."),
@@ -169,6 +176,7 @@ def quantize(
         stats=stats,
         device=device,
         effort=effort,
+        device_exec=device_exec,
         **work,
         listener=None if silent else ProgressListener(),
     )

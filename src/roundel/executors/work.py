@@ -20,10 +20,12 @@ class Work:
     Attributes:
         executor: None for this process.
         store: None where nothing is written down.
+        device: the number of the GPU that runs models, or None for the CPU.
     """
 
     executor: Executor | None = None
     store: Store | None = None
+    device: int | None = None
 
     @property
     def alone(self) -> bool:

@@ -14,6 +14,7 @@ from google.protobuf.message import DecodeError  # type: ignore[import-untyped, 
 from onnxruntime.capi import onnxruntime_pybind11_state as ort_state
 
 from roundel.errors import ModelError
+from roundel.model.cuda import move_to_cuda
 from roundel.model.external import external_values, self_contained
 from roundel.model.graph import weight_bytes
 from roundel.model.memory import budget
@@ -53,18 +54,24 @@ _REFUSALS = (
 
 
 def open_session(
-    model: ir.Model | bytes | Path, *, threads: int | None = None, simulate: bool = False
+    model: ir.Model | bytes | Path,
+    *,
+    threads: int | None = None,
+    simulate: bool = False,
+    device: int | None = None,
 ) -> ort.InferenceSession:
-    """A CPU session.
+    """A session, on the CPU unless said otherwise.
 
     Args:
         model: an onnx-ir model, serialised bytes, or a file.
         threads: intra-op threads; None leaves the choice to ONNX Runtime.
         simulate: compute Q/DQ models in float32 exactly as written, instead of letting ONNX Runtime
             fuse them into integer kernels whose results differ between CPUs.
+        device: the number of a GPU, or None for the CPU.
 
     Raises:
         ModelError: ONNX Runtime does not load the model.
+        DependencyError: ONNX Runtime cannot use the GPU.
     """
     options = ort.SessionOptions()
     options.log_severity_level = 4
@@ -84,8 +91,12 @@ def open_session(
         # the square of their number: seconds, where freeing them early does as well.
         options.enable_mem_reuse = not seen.functions
     if isinstance(model, ir.Model):
-        return _from_ir(model, options, lean=lean)
-    return _open(model if isinstance(model, bytes) else str(model), options)
+        session = _from_ir(model, options, lean=lean)
+    else:
+        session = _open(model if isinstance(model, bytes) else str(model), options)
+    if device is not None:
+        move_to_cuda(session, device)
+    return session
 
 
 def _keep_weights_in_place(options: ort.SessionOptions) -> None:
