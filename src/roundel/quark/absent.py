@@ -6,7 +6,10 @@ from typing import Any, NoReturn
 
 from roundel.quark.errors import QuarkConfigError
 
-_SEARCH = ("searching over configs", "Quantize with several configs in a loop and compare the records.")
+_SEARCH = (
+    "search of the first kind",
+    "Use AutoSearchPro with get_auto_search_config, or `roundel search` over recipe fields.",
+)
 _CALIBRATOR = (
     "calibrating apart from a run",
     "Pass SaveAndRestore=FILE: ranges are then kept for the next run of the same model and data.",
@@ -14,10 +17,7 @@ _CALIBRATOR = (
 ABSENT: dict[str, tuple[str, str]] = {
     "AutoSearch": _SEARCH,
     "AutoSearchConfig": _SEARCH,
-    "AutoSearchPro": _SEARCH,
     "SearchSpace": _SEARCH,
-    "generate_all_configs": _SEARCH,
-    "get_auto_search_config": _SEARCH,
     "create_calibrator_float_scale": _CALIBRATOR,
     "create_calibrator_power_of_two": _CALIBRATOR,
 }

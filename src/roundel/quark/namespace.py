@@ -41,6 +41,8 @@ _OURS: Mapping[str, tuple[str, ...]] = {
         *("create_infer_session_for_onnx_model", "get_library_path", "register_custom_ops_library"),
     ),
     "dump": ("dump_model",),
+    "auto_search": ("AutoSearchPro",),
+    "search_space": ("generate_all_configs", "get_auto_search_config"),
     "logging_names": ("ScreenLogger", "log_errors"),
 }
 _RUNTIME: Mapping[str, tuple[str, ...]] = {
