@@ -7,7 +7,7 @@ alone, all else in float, and the few whose error at the output stands out try n
 from __future__ import annotations
 
 import time
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
 
 import numpy as np
@@ -27,6 +27,7 @@ _LOOKED = 4  # samples that a tensor is looked at with
 _MEASURED = 32  # samples that a search uses
 _WORTH = 0.02  # share of the whole error that makes a tensor worth a search
 _MOST = 12  # tensors that are searched
+_BUNDLES = 300  # of neighbouring tensors, which are looked at first where there are more tensors than that
 _GAIN = 0.95  # a step must leave less than this share of the error
 _STEPS = 4
 _FACTORS = {ScaleKind.POWER_OF_TWO: 0.5}
@@ -57,13 +58,8 @@ def choose_ranges(
     if progress is not None:
         progress.step("look at each tensor's error", len(groups))
     board = Switchboard(model, state, groups, recipe, samples, outputs)
-    few = max(2, min(_LOOKED, _RUNS // len(groups)))
-    noise = []
-    for index, names in enumerate(groups):
-        noise.append(board.error(index, state.params[names[0]].scale, few).noise)
-        if progress is not None:
-            progress.advance(index + 1)
-    least = max(_WORTH * sum(noise), *sorted(noise)[-_MOST - 1 : -_MOST], 0.0)
+    noise, total = _noise(board, [state.params[names[0]].scale for names in groups], progress)
+    least = max(_WORTH * total, *sorted(noise)[-_MOST - 1 : -_MOST], 0.0)
     moved: dict[str, QParams] = {}
     reports = []
     for index, names in enumerate(groups):
@@ -77,6 +73,33 @@ def choose_ranges(
         took = time.perf_counter() - start
         reports.append(LayerReport(names[0], "range", *found.decibels, found.moved, took))
     return _moved(state, moved), tuple(reports)
+
+
+def _noise(
+    board: Switchboard, scales: Sequence[NDArray[np.float32]], progress: Progress | None
+) -> tuple[list[float], float]:
+    """What quantizing each group alone does to the outputs, and the sum of it all.
+
+    A run takes time by the size of the model. Where there are many groups, neighbours are looked at together
+    first, and one by one only in the worst bundles; so that all of it does not grow with the square.
+    """
+    many = len(scales)
+    few = max(2, min(_LOOKED, _RUNS // many))
+    noise = [0.0] * many
+    looked: Iterable[int] = range(many)
+    total = None
+    if many > _BUNDLES:
+        size = -(-many // _BUNDLES)
+        bundles = [range(first, min(first + size, many)) for first in range(0, many, size)]
+        joint = [board.joint_error({i: scales[i] for i in bundle}, few).noise for bundle in bundles]
+        worst = sorted(range(len(bundles)), key=joint.__getitem__)[-2 * _MOST :]
+        looked = [i for number in sorted(worst) for i in bundles[number]]
+        total = sum(joint)
+    for index in looked:
+        noise[index] = board.error(index, scales[index], few).noise
+        if progress is not None:
+            progress.advance(index + 1)
+    return noise, sum(noise) if total is None else total
 
 
 def movable(state: QuantState) -> list[tuple[str, ...]]:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
@@ -53,8 +53,16 @@ class Switchboard:
 
     def error(self, group: int, scale: NDArray[np.float32], count: int, threads: int = 2) -> Closeness:
         """What quantizing one group does to the outputs of the first `count` samples."""
-        switch, step = self._switches[group]
-        feeds = {**self._idle, switch: np.asarray(True), step: np.asarray(scale, np.float32)}
+        return self.joint_error({group: scale}, count, threads)
+
+    def joint_error(
+        self, scales: Mapping[int, NDArray[np.float32]], count: int, threads: int = 2
+    ) -> Closeness:
+        """The same for several groups at once, each with its scale."""
+        feeds = dict(self._idle)
+        for group, scale in scales.items():
+            switch, step = self._switches[group]
+            feeds[switch], feeds[step] = np.asarray(True), np.asarray(scale, np.float32)
 
         def one(index: int) -> Closeness:
             total = Closeness()

@@ -13,7 +13,7 @@ from google.protobuf.message import DecodeError  # type: ignore[import-untyped, 
 
 # Field numbers of onnx.proto.
 _MODEL_GRAPH, _MODEL_FUNCTIONS = 7, 25
-_GRAPH_INITIALIZER = 5
+_GRAPH_NODE, _GRAPH_INITIALIZER = 1, 5
 _VARINT, _BYTES, _FIXED = 0, 2, {1: 8, 5: 4}  # kinds of field, and bytes of those of fixed size
 _REFERENCE = 4096  # a tensor that only names its file is smaller
 
@@ -25,32 +25,28 @@ class Outline:
     Attributes:
         functions: whether it has functions of its own.
         weight_bytes: of its initializers, those in other files included.
+        nodes: how many, bodies of nodes not counted.
     """
 
     functions: bool
     weight_bytes: int
+    nodes: int
 
 
 def outline_of(path: Path) -> Outline:
     """Walk over the file's two outer levels; what cannot be read, or is no model, has an empty outline."""
-    functions, total = False, 0
+    functions, total, nodes = False, 0, 0
     try:
         with path.open("rb") as file, mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ) as data:
             for number, start, end in _fields(data, 0, len(data)):
                 functions |= number == _MODEL_FUNCTIONS
                 if number == _MODEL_GRAPH:
-                    total += _initializers(data, start, end)
+                    for inner, first, last in _fields(data, start, end):
+                        nodes += inner == _GRAPH_NODE
+                        total += _tensor_bytes(data, first, last) if inner == _GRAPH_INITIALIZER else 0
     except (OSError, ValueError):
-        return Outline(False, 0)  # whoever reads it next says what is wrong
-    return Outline(functions, total)
-
-
-def _initializers(data: mmap.mmap, start: int, end: int) -> int:
-    return sum(
-        _tensor_bytes(data, first, last)
-        for number, first, last in _fields(data, start, end)
-        if number == _GRAPH_INITIALIZER
-    )
+        return Outline(False, 0, 0)  # whoever reads it next says what is wrong
+    return Outline(functions, total, nodes)
 
 
 def _tensor_bytes(data: mmap.mmap, start: int, end: int) -> int:

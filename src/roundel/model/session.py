@@ -34,6 +34,7 @@ _LENDABLE = frozenset(
         ir.DataType.INT64,
     }
 )
+_MANY_NODES = 8000
 # Where ONNX Runtime looks for the weights of a model that it gets as bytes.
 _DATA_FOLDER = "session.model_external_initializers_file_folder_path"
 # Drops a Clip whose bounds a quantizer nearly, but not exactly, enforces.
@@ -85,6 +86,9 @@ def open_session(
     lean = seen.weight_bytes * (4 if simulate else 1) > budget().lean
     if lean:
         _keep_weights_in_place(options)
+    if simulate and seen.nodes > _MANY_NODES:
+        # The time to optimise grows faster than the graph, and each node computes as written anyway.
+        options.graph_optimization_level = ort.GraphOptimizationLevel.ORT_DISABLE_ALL
     if simulate:
         options.add_session_config_entry("session.disable_quant_qdq", "1")
         # Function bodies make thousands of tensors. The time to plan which of them share memory grows with
@@ -109,13 +113,14 @@ def _keep_weights_in_place(options: ort.SessionOptions) -> None:
 
 def _outline(model: ir.Model | bytes | Path) -> Outline:
     if isinstance(model, ir.Model):
-        return Outline(bool(model.functions), weight_bytes(model))
+        return Outline(bool(model.functions), weight_bytes(model), len(model.graph))
     if isinstance(model, Path):
         return outline_of(model)
     try:
-        return Outline(bool(onnx.ModelProto.FromString(model).functions), len(model))
+        parsed = onnx.ModelProto.FromString(model)
     except DecodeError:
-        return Outline(False, len(model))  # ONNX Runtime, which reads it next, says what is wrong
+        return Outline(False, len(model), 0)  # ONNX Runtime, which reads it next, says what is wrong
+    return Outline(bool(parsed.functions), len(model), len(parsed.graph.node))
 
 
 def _open(source: str | bytes, options: ort.SessionOptions) -> ort.InferenceSession:
