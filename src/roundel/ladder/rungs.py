@@ -42,8 +42,8 @@ class Rung:
 RUNGS: tuple[Rung, ...] = (
     Rung("xint8", "XINT8, calibration only", "xint8_plain", Format.XINT8, "xint8_plain", 5),
     Rung("xint8-fast", "XINT8, effort fast", "xint8", Format.XINT8, "xint8", 25),
-    Rung("xint8-adaround", "XINT8, AdaRound", "xint8_adaround", Format.XINT8, "xint8", 60, torch=True),
-    Rung("xint8-adaquant", "XINT8, AdaQuant", "xint8_adaquant", Format.XINT8, "xint8", 60, torch=True),
+    Rung("xint8-adaround", "XINT8, AdaRound", "xint8_adaround", Format.XINT8, "xint8", 120, torch=True),
+    Rung("xint8-adaquant", "XINT8, AdaQuant", "xint8_adaquant", Format.XINT8, "xint8", 120, torch=True),
     Rung("a8w8", "A8W8, effort fast", "a8w8", Format.A8W8, "float", 25),
     Rung("a16w8", "A16W8, effort fast", "a16w8", Format.A16W8, "float", 25),
     Rung("mixed", "A8W8, worst layers in A16W8", "a8w8", Format.A16W8, "float", 30, mixed=True),

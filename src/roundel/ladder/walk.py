@@ -5,7 +5,7 @@ from __future__ import annotations
 import tempfile
 import time as clock
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -89,7 +89,7 @@ def auto(
         outputs.mkdir()
         try:
             judged = prepare_judging(model, recipes[0], question, outputs, told)
-            walk = _Walk(model, judged, folder, budget, device, settings, told, on_step)
+            walk = _Walk(_Task(model, judged, folder, budget, device, settings), told, on_step)
             walk.up(ladder, out, None if limit is None else start + limit)
         finally:
             told.close()
@@ -124,22 +124,23 @@ def _checked(target: Path, sources: Sequence[object]) -> Path:
     return target
 
 
+@dataclass(frozen=True, slots=True, eq=False)
+class _Task:
+    """What stays the same for every rung."""
+
+    model: ModelSource
+    judged: Judging
+    folder: Path
+    budget: Drop
+    device: str | None
+    changes: Mapping[str, Any]
+
+
 class _Walk:
     """The state of one walk."""
 
-    def __init__(
-        self,
-        model: ModelSource,
-        judged: Judging,
-        folder: Path,
-        budget: Drop,
-        device: str | None,
-        changes: Mapping[str, Any],
-        told: Listener,
-        heard: Callable[[Step], None] | None,
-    ) -> None:
-        self._model, self._judged, self._folder, self._budget = model, judged, folder, budget
-        self._device, self._changes, self._told, self._heard = device, changes, told, heard
+    def __init__(self, task: _Task, told: Listener, heard: Callable[[Step], None] | None) -> None:
+        self._task, self._told, self._heard = task, told, heard
         self.steps: list[Step] = []
         self.best: tuple[int, QuantizeResult] | None = None
 
@@ -176,15 +177,15 @@ class _Walk:
         result = replace(result, record=named, path=target)
         if target is not None:
             result.save(target)
-        yardstick = self._judged.yardstick
+        yardstick = self._task.judged.yardstick
         return AutoResult(
             met=met,
             steps=tuple(self.steps),
             metric=yardstick.measure.name,
             metric_words=yardstick.measure.words,
             reference=yardstick.reference.value,
-            max_drop=str(self._budget),
-            judged_on=self._judged.words,
+            max_drop=str(self._task.budget),
+            judged_on=self._task.judged.words,
             result=result,
             path=target,
             seconds=seconds,
@@ -213,30 +214,32 @@ class _Walk:
 
     def _variants(self, rung: Rung, told: Listener) -> Iterator[tuple[str, str, Mapping[str, Any]]]:
         if not rung.mixed:
-            yield rung.name, rung.title, self._changes
+            yield rung.name, rung.title, self._task.changes
             return
-        for mixture in mixtures(self._model, rung.preset, self._judged.learn, self._changes, told):
+        for mixture in mixtures(
+            self._task.model, rung.preset, self._task.judged.learn, self._task.changes, told
+        ):
             count = f"{mixture.layers} of {mixture.of} layers in A16W8"
             yield f"mixed {mixture.layers}/{mixture.of}", count, mixture.changes
 
     def _judge(self, rung: Rung, told: Listener, start: float) -> None:
-        path = self._folder / "rung.onnx"
-        stats = self._folder / f"{rung.family}.stats" if rung.family in ("xint8", "float") else None
+        path = self._task.folder / "rung.onnx"
+        stats = self._task.folder / f"{rung.family}.stats" if rung.family in ("xint8", "float") else None
         result = quantize(
-            self._model,
+            self._task.model,
             path,
             recipe=rung.preset,
-            data=self._judged.learn,
+            data=self._task.judged.learn,
             changes=rung.changes,
             stats=stats,
-            device=self._device,
+            device=self._task.device,
             listener=told,
         )
-        found = self._judged.yardstick.judge(path, told)
-        share = check_model(path, device=self._device or _DEVICE).after.npu_share
-        yardstick = self._judged.yardstick
-        lost = self._budget.of(yardstick.reference.value, found.value, lower=yardstick.measure.lower)
-        met = self._budget.allows(lost)
+        found = self._task.judged.yardstick.judge(path, told)
+        share = check_model(path, device=self._task.device or _DEVICE).after.npu_share
+        yardstick = self._task.judged.yardstick
+        lost = self._task.budget.of(yardstick.reference.value, found.value, lower=yardstick.measure.lower)
+        met = self._task.budget.allows(lost)
         step = Step(
             rung=rung.name,
             title=rung.title,
@@ -245,7 +248,7 @@ class _Walk:
             drop=lost,
             sqnr_db=found.sqnr_db,
             npu_share=share,
-            file_bytes=sum(file.stat().st_size for file in self._folder.glob("rung.onnx*")),
+            file_bytes=sum(file.stat().st_size for file in self._task.folder.glob("rung.onnx*")),
             seconds=clock.perf_counter() - start,
             preset=rung.preset,
             changes=rung.changes,
@@ -259,7 +262,7 @@ class _Walk:
             before = self.steps[self.best[0]]
             assert before.metric is not None
             assert step.metric is not None
-            better = self._judged.yardstick.measure.better(step.metric, before.metric)
+            better = self._task.judged.yardstick.measure.better(step.metric, before.metric)
             if before.verdict is Verdict.MEETS or not better:
                 return
         self.best = (len(self.steps), replace(result, path=None))
@@ -277,21 +280,21 @@ class _Walk:
         return None
 
     def _forecast(self) -> Forecast:
-        yardstick = self._judged.yardstick
+        yardstick = self._task.judged.yardstick
         one = yardstick.reference.seconds / max(yardstick.samples, 1)
-        count = self._judged.learn.count
-        learned = count if count is not None else sum(1 for _ in self._judged.learn)
+        count = self._task.judged.learn.count
+        learned = count if count is not None else sum(1 for _ in self._task.judged.learn)
         return Forecast(one * learned, yardstick.reference.seconds)
 
     def _notes(self) -> Iterator[str]:
-        yardstick, budget = self._judged.yardstick, self._budget
+        yardstick, budget = self._task.judged.yardstick, self._task.budget
         step = yardstick.resolution
         if step is not None and budget.of(1.0, 1.0 - step) > budget.amount > 0:
             yield (
                 f"{yardstick.rows} rows judge, so {yardstick.measure.name} moves in steps of {step:.2%}:"
                 f" a budget of {budget} cannot be told from none; more evaluation data would tell"
             )
-        if self._judged.learn.description.get("random"):
+        if self._task.judged.learn.description.get("random"):
             yield "judged on random data: the figures mean nothing for real inputs"
 
 

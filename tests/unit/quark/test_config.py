@@ -103,5 +103,5 @@ def test_types_by_name() -> None:
 
 
 def test_what_is_not_there_explains_itself() -> None:
-    with pytest.raises(QuarkConfigError, match="no searching over configs"):
+    with pytest.raises(QuarkConfigError, match="no search of the first kind"):
         AutoSearch("model.onnx", None)
