@@ -8,6 +8,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 Array = NDArray[np.float64]
+_NOISE = 1e-6  # what sums of single precision may lose, relative to the square of a value
 
 
 @dataclass(slots=True)
@@ -57,13 +58,14 @@ class Moments:
         """Means and centred second moments."""
         n = np.where(self.count > 0, self.count, 1.0)
         x, y = self.x / n, self.y / n
-        return Centred(
-            self.xx / n[:, :, None] - x[:, :, None] * x[:, None, :],
-            self.xy / n[:, :, None] - y[:, :, None] * x[:, None, :],
-            self.yy / n - y * y,
-            x,
-            y,
-        )
+        xx = self.xx / n[:, :, None] - x[:, :, None] * x[:, None, :]
+        xy = self.xy / n[:, :, None] - y[:, :, None] * x[:, None, :]
+        # Of an input that is constant, only what rounding left of two large sums remains: no variance at all.
+        constant = np.einsum("gkk->gk", xx) <= _NOISE * np.einsum("gkk->gk", self.xx) / n
+        varies = np.where(constant, 0.0, 1.0)
+        xx *= varies[:, :, None] * varies[:, None, :]
+        xy *= varies[:, None, :]
+        return Centred(xx, xy, self.yy / n - y * y, x, y)
 
 
 @dataclass(frozen=True, slots=True)

@@ -40,6 +40,15 @@ def least_squares(weight: Array, moment: Array, cross: Array, share: float) -> A
 
 def factor(moment: Array) -> Array:
     """The upper Cholesky factor of the inverse of a (damped) moment: how an error spreads to later inputs."""
+    try:
+        return _factor(moment)
+    except np.linalg.LinAlgError:  # rounded sums may leave a moment a little below zero: lift it
+        powers = np.linalg.eigvalsh(moment)
+        lift = np.maximum(1e-6 * powers[:, -1] - powers[:, 0], 1e-12)
+        return _factor(moment + lift[:, None, None] * np.eye(moment.shape[-1]))
+
+
+def _factor(moment: Array) -> Array:
     inverse = np.linalg.inv(moment)
     lower = np.linalg.cholesky((inverse + inverse.transpose(0, 2, 1)) / 2)
     return np.asarray(lower.transpose(0, 2, 1), np.float64)
