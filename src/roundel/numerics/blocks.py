@@ -19,7 +19,7 @@ Ints = NDArray[np.int32]
 Kernel = Callable[[Floats, Ints], None]
 """Replaces the values (rows, lanes) by what the block can hold; the second array is room to work in."""
 
-_PIECE = 1 << 18  # values: with the work array two megabytes, about what the second-level caches of a core hold
+_PIECE = 1 << 18  # values: two megabytes with the work array, about what the caches of one core hold
 _LINE = 16  # values in a cache line
 _KEPT = threading.local()
 _Box = tuple[slice, slice, slice, slice]
