@@ -84,6 +84,29 @@ class DataError(RoundelError):
     exit_code = 4
 
 
+class InfiniteTensorError(DataError):
+    """Tensors that the model computes are infinite for a sample that is not: masks, as a rule.
+
+    Attributes:
+        tensors: their names.
+    """
+
+    tensors: tuple[str, ...] = ()
+
+    @classmethod
+    def of(cls, tensors: Iterable[str], error: DataError) -> InfiniteTensorError:
+        """The same words, with the tensors that they are about."""
+        made = cls(
+            error.what, where=error.where, observed=error.observed, expected=error.expected, hint=error.hint
+        )
+        made.tensors = tuple(tensors)
+        return made
+
+    def __reduce__(self) -> tuple[object, ...]:
+        rebuild, arguments = super().__reduce__()
+        return rebuild, arguments, {"tensors": self.tensors}
+
+
 class SelectionError(RecipeError):
     """A name, pattern or subgraph that selects nodes or tensors matches nothing."""
 

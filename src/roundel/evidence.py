@@ -9,6 +9,7 @@ from itertools import islice
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import onnx_ir as ir
 
 from roundel.calibrate.collect import Collected, collect
@@ -20,12 +21,20 @@ from roundel.data.lint_ranges import range_findings
 from roundel.data.spool import KeptSamples
 from roundel.errors import DataError, RecipeError
 from roundel.executors import Work
-from roundel.model.graph import fingerprint, input_specs, is_constant, is_float32, iter_values
+from roundel.model.graph import (
+    constant_array,
+    fingerprint,
+    input_specs,
+    is_constant,
+    is_float32,
+    iter_values,
+    values_by_name,
+)
 from roundel.model.session import give_memory_back, open_session
 from roundel.plan import QuantPlan
 from roundel.recipe import Data, Recipe
 from roundel.report.listener import Listener
-from roundel.types import Sample
+from roundel.types import BlockScheme, Sample
 
 _KEPT_BYTES = 256_000_000
 
@@ -67,7 +76,7 @@ def gather(
             where=f"--stats {stats}",
             hint="Leave the statistics file out.",
         )
-    requests = requests_for(plan, recipe) if recipe.mode == "static" else {}
+    requests = requests_for(plan, recipe) or _doubtful(model, plan) if recipe.mode == "static" else {}
     learns = recipe.mode == "weight_only" and recipe.weight_only.algorithm == "gptq" and bool(plan.tensors)
     if data is None and not requests and not learns:
         return Evidence(data={"kind": "none needed"})
@@ -140,7 +149,7 @@ def open_data(model: ir.Model, settings: Data, data: object) -> Samples:
     """The samples that the recipe's data section describes; samples that are open already are those."""
     if isinstance(data, Samples):
         return data
-    if data is None:
+    if data is None and model.graph.inputs:
         raise DataError(
             "This recipe needs calibration data and none was given.",
             expected="a folder, a CalibrationDataReader or any iterable of samples",
@@ -163,7 +172,7 @@ def _evidence(collected: Collected, samples: Samples, verified: int, notes: tupl
     }
     if samples.description.get("random"):
         notes = (*notes, "calibrated on random data: ranges and accuracy mean nothing for real inputs")
-    else:
+    elif samples.inputs:
         ends = {name: (seen.lows, seen.highs) for name, seen in collected.stats.items()}
         odd = (*samples.findings, *range_findings(ends))
         notes = (*notes, *(f"calibration data: {finding}" for finding in odd))
@@ -207,6 +216,21 @@ def _reuse(
         "statistics": path.name,
     }
     return Evidence(saved.stats, inputs, outputs, facts, (f"reused the statistics in {path.name}",))
+
+
+def _doubtful(model: ir.Model, plan: QuantPlan) -> dict[str, StatKind]:
+    """What to look at though it needs no range: blocks around minus infinity, which hold no numbers."""
+    values = values_by_name(model.graph)
+    blocks = [t.name for t in plan.tensors.values() if isinstance(t.scheme, BlockScheme)]
+    constants = [value for value in values.values() if is_constant(value) and is_float32(value)]
+    if not blocks or not any(map(_infinite, constants)):
+        return {}
+    return {name: StatKind.MINMAX for name in blocks if not is_constant(values[name])}
+
+
+def _infinite(value: ir.Value) -> bool:
+    array = constant_array(value)
+    return array is not None and bool(np.isinf(array).any())
 
 
 def _widest(requests: Mapping[str, StatKind]) -> StatKind:

@@ -10,6 +10,7 @@ from typing import Any
 import onnx_ir as ir
 
 from roundel.model import load_model
+from roundel.model.blame import blaming
 from roundel.model.graph import input_specs, op_key, opset_version, weight_bytes
 from roundel.model.load import quantized_node
 from roundel.plan import build_plan
@@ -54,6 +55,11 @@ class Inspection:
 
 def inspect_model(path: Path, preset: str) -> Inspection:
     """Read a model, float or quantized, and outline it."""
+    with blaming(path):
+        return _inspected(path, preset)
+
+
+def _inspected(path: Path, preset: str) -> Inspection:
     loaded = load_model(path, allow_quantized=True, opaque=QUARK)
     graph = loaded.model.graph
     operators = dict(Counter(op_key(node) for node in graph).most_common())

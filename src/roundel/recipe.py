@@ -568,7 +568,7 @@ class Output(Section):
 class Verify(Section):
     """What is checked before the file appears."""
 
-    samples: Annotated[int, Field(ge=0)] = 16
+    samples: Annotated[int, Field(ge=0, le=1_000_000)] = 16
     """Samples run through both models."""
 
 

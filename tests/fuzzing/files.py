@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import io
 import json
 import pickle
@@ -84,7 +85,7 @@ def _replace(shape: dict[str, Any], tree: dict[str, Any], chance: Random) -> Non
         if isinstance(inner, dict):
             _replace(deeper, inner, chance)
             return
-    tree[key if chance.random() < 0.95 else key + "s"] = chance.choice(VALUES)
+    tree[key if chance.random() < 0.95 else key + "s"] = copy.deepcopy(chance.choice(VALUES))
 
 
 def array_bytes(shape: tuple[int, ...], chance: Random) -> bytes:

@@ -26,6 +26,9 @@ class StatKind(enum.Enum):
     EXPONENTS = "exponents"
 
 
+INFINITE = "infinity"
+
+
 class NonFiniteError(ValueError):
     """An array holds NaN or infinity; the collector adds the tensor and the sample."""
 
@@ -127,7 +130,7 @@ class MinMaxObserver:
         # Adding zero turns -0.0 into 0.0; NaN survives min and max, so two passes check every element.
         low, high = float(flat.min()) + 0.0, float(flat.max()) + 0.0
         if not (np.isfinite(low) and np.isfinite(high)):
-            raise NonFiniteError("NaN" if np.isnan(low) else "infinity")
+            raise NonFiniteError("NaN" if np.isnan(low) or np.isnan(high) else INFINITE)
         self.lows.append(low)
         self.highs.append(high)
         self.count += flat.size

@@ -10,9 +10,9 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from roundel.calibrate.observers import NonFiniteError, Observer, StatKind, new_observer
+from roundel.calibrate.observers import INFINITE, NonFiniteError, Observer, StatKind, new_observer
 from roundel.calibrate.runner import Extremes, Runner
-from roundel.errors import DataError
+from roundel.errors import DataError, InfiniteTensorError
 from roundel.types import Sample
 
 
@@ -91,13 +91,15 @@ class Shard:
         broken = [n for n, a in sample.items() if a.dtype.kind == "f" and not np.isfinite(a).all()]
         if broken:
             hint = f"The sample's input '{broken[0]}' holds NaN or infinity itself; repair the data."
-        return DataError(
+        error = DataError(
             f"A tensor holds {faults[first]} during calibration.",
             where=f"tensor '{first}', sample {index}",
             observed=f"{len(faults)} observed tensor(s) not finite in this sample",
             expected="finite values",
             hint=hint,
         )
+        infinite = not broken and all(fault == INFINITE for fault in faults.values())
+        return InfiniteTensorError.of(faults, error) if infinite else error
 
 
 def _merge(into: Observer, other: Observer) -> None:

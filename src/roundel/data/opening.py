@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Iterable, Sequence
+from collections.abc import Generator, Iterable, Sequence
 from pathlib import Path
 
 from roundel.data.arrayfiles import npy_source, npz_source
@@ -18,7 +18,7 @@ from roundel.data.folders import (
 )
 from roundel.data.images import ImagePreprocess, plan_images
 from roundel.data.memory import are_stacked, iterable_source, reader_source, refuse, stacked_source
-from roundel.data.samples import Samples, Source
+from roundel.data.samples import Item, Samples, Source
 from roundel.data.synthetic import RandomSpec, random_source
 from roundel.errors import DataError, did_you_mean
 from roundel.types import InputSpec
@@ -51,15 +51,29 @@ def open_samples(
     if limit is not None and limit < 1:
         raise DataError("The sample limit is too small", observed=limit, expected="1 or more")
     if not inputs:
-        raise DataError(
-            "The model has no inputs to feed", observed="no inputs", expected="at least one input"
-        )
+        return Samples(_no_inputs(data), inputs, limit=limit)
     if random is not None:
         return Samples(_only_random(data, images, random, inputs), inputs, limit=limit)
     if isinstance(data, str | os.PathLike):
         return _open_path(Path(data), inputs, limit, images)
     source = _in_memory(data, inputs)
     return Samples(source, inputs, limit=limit, plan=plan_images(images, inputs) if images else None)
+
+
+def _no_inputs(data: object) -> Source:
+    """A model that reads nothing runs once, on nothing."""
+    if data is not None:
+        raise DataError(
+            "The model has no inputs to feed",
+            observed="no inputs",
+            expected="at least one input, or no data",
+            hint="Leave the data out.",
+        )
+
+    def items() -> Generator[Item, None, None]:
+        yield Item({})
+
+    return Source("nothing: the model has no inputs", items, count=1)
 
 
 def _only_random(

@@ -29,6 +29,13 @@ def blaming(source: ModelSource) -> Iterator[None]:
     """
     try:
         yield
+    except MemoryError as error:
+        raise ModelError(
+            "The memory does not suffice for this model and these data.",
+            where=source if isinstance(source, str | Path) else "the model passed in",
+            observed=error,
+            hint="Give smaller shapes or fewer samples, or more memory.",
+        ) from error
     except Exception as error:
         if isinstance(error, RoundelError) and not isinstance(error, VerifyError):
             raise

@@ -12,6 +12,15 @@ from roundel.errors import ModelError
 from roundel.model.graph import op_key
 
 _MOST = 2**31 - 1
+# Exporters leave its region and its scales empty where ONNX made them optional only later.
+_LENIENT = frozenset({"Resize"})
+_COUNTS = frozenset(
+    {
+        *("group", "offset_group", "num_groups", "strides", "dilations", "kernel_shape", "size", "blocksize"),
+        *("hidden_size", "q_num_heads", "kv_num_heads", "num_outputs", "num_scan_inputs", "sample_size"),
+        *("output_height", "output_width", "pooled_shape"),
+    }
+)
 _BROKEN = "The file may be damaged: export or download the model again."
 
 
@@ -23,12 +32,17 @@ def check_structure(model: ir.Model, where: object) -> None:
     """
     imports = model.graph.opset_imports
     _check_text((*imports, *model.graph.initializers), "domain or initializer name", where)
+    for function in model.functions.values():
+        _check_text((*function.opset_imports, function.name, function.domain), "function's name", where)
     _check_versions(model, where)
     for graph in (model.graph, *model.graph.subgraphs()):
         _check_names(graph, where)
         for node in graph:
             _check_inputs(node, where)
             _check_attributes(node, imports, where)
+            _check_counts(node, where)
+            _check_required(node, imports, where)
+            _check_empty_bias(node, where)
     for value in model.graph.outputs:
         if _undefined(value):
             raise _broken(
@@ -86,12 +100,8 @@ def _check_attributes(node: ir.Node, imports: dict[str, int], where: object) -> 
                 f"an attribute named {name!r} of type {attr.type.name}",
                 "a name and a type",
             )
-    domain = "" if node.domain == "ai.onnx" else node.domain
-    try:
-        schema = onnx.defs.get_schema(node.op_type, imports.get(domain, imports.get("ai.onnx", 1)), domain)
-    except onnx.defs.SchemaError:
-        return
-    known = schema.attributes
+    schema = _schema(node, imports)
+    known = schema.attributes if schema is not None else {}
     for name, attr in node.attributes.items():
         if name not in known or attr.is_ref():
             continue
@@ -102,6 +112,59 @@ def _check_attributes(node: ir.Node, imports: dict[str, int], where: object) -> 
                 f"attribute '{name}' has type {seen}",
                 f"type {wanted}",
             )
+
+
+def _schema(node: ir.Node, imports: dict[str, int]) -> onnx.defs.OpSchema | None:
+    domain = "" if node.domain == "ai.onnx" else node.domain
+    try:
+        return onnx.defs.get_schema(node.op_type, imports.get(domain, imports.get("ai.onnx", 1)), domain)
+    except onnx.defs.SchemaError:
+        return None
+
+
+def _check_required(node: ir.Node, imports: dict[str, int], where: object) -> None:
+    """ONNX and ONNX Runtime both read inputs that must be there without looking whether they are."""
+    schema = _schema(node, imports)
+    if schema is None or node.op_type in _LENIENT:
+        return
+    optional = onnx.defs.OpSchema.FormalParameterOption.Optional
+    formal = schema.inputs
+    for index, value in enumerate(node.inputs):
+        if value is None and formal and formal[min(index, len(formal) - 1)].option != optional:
+            raise _broken(
+                f"{where}, {op_key(node)} node '{node.name}'", f"input {index} is empty", "a tensor"
+            )
+
+
+def _check_counts(node: ir.Node, where: object) -> None:
+    """ONNX Runtime divides by these without looking: zero ends the whole process, not only the run."""
+    for name, attr in node.attributes.items():
+        if name not in _COUNTS or attr.is_ref():
+            continue
+        if attr.type is ir.AttributeType.INT:
+            numbers = [attr.as_int()]
+        elif attr.type is ir.AttributeType.INTS:
+            numbers = list(attr.as_ints())
+        else:
+            continue
+        if not all(1 <= number <= _MOST for number in numbers):
+            seen = numbers if attr.type is ir.AttributeType.INTS else numbers[0]
+            raise _broken(
+                f"{where}, {op_key(node)} node '{node.name}'",
+                f"attribute '{name}' is {seen}",
+                "1 or more",
+            )
+
+
+def _check_empty_bias(node: ir.Node, where: object) -> None:
+    """ONNX allows the empty name for no bias; ONNX Runtime's layer norm ends the process over it."""
+    if node.op_type == "LayerNormalization" and len(node.inputs) > 2 and node.inputs[2] is None:
+        raise ModelError(
+            "ONNX Runtime cannot load a LayerNormalization whose bias is an empty name.",
+            where=f"{where}, {op_key(node)} node '{node.name}'",
+            expected="two inputs, or a bias",
+            hint="Take the empty third input out of the node.",
+        )
 
 
 def _check_size(value: ir.Value, where: object) -> None:

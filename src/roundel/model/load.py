@@ -93,17 +93,35 @@ def _cleaned(
     """Check and normalise a model in place; what was done, and the opset that it came with."""
     for key in [key for key in model.functions if key[0] == opaque]:
         del model.functions[key]
+    _make_readable(model)
     _refuse_empty(model, where)
     check_structure(model, where)
     if not allow_quantized:
         _refuse_quantized(model, where)
     _check_external(model, where)
+    # Before this version, every initializer had to be a graph input, too.
+    model.ir_version = max(model.ir_version, 8) if model.ir_version < 4 else model.ir_version
     notes = _normalise(model, where)
     source_opset = opset_version(model)
     if not allow_quantized:
         notes += raise_opset(model, OPSET)
         notes += widen_float16(model)
     return notes, source_opset
+
+
+def _make_readable(model: ir.Model) -> None:
+    """Titles and comments that are not UTF-8, which protobuf reads and does not write, with marks instead."""
+    for holder in (model, model.graph, *model.graph.subgraphs(), *model.graph.all_nodes()):
+        titles = (
+            () if isinstance(holder, ir.Node) else ("name", "producer_name", "producer_version", "domain")
+        )
+        for field in (*titles, "doc_string"):
+            text = getattr(holder, field, None)
+            if isinstance(text, bytes):
+                setattr(holder, field, text.decode("utf-8", "replace"))
+        for key, text in list(holder.metadata_props.items()):
+            if isinstance(key, bytes) or isinstance(text, bytes):
+                del holder.metadata_props[key]
 
 
 def _read(source: ModelSource) -> ir.Model:

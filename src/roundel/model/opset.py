@@ -18,6 +18,8 @@ _REFUSALS = (
     onnx.checker.ValidationError,
     onnx.shape_inference.InferenceError,
 )
+_RESIZE_CHANGED = 11  # the opset from which on Resize centres its pixels, unless told otherwise
+_PLACE = "coordinate_transformation_mode"
 _SMALL = 4096  # the converter reads small constants (axes, sizes); larger tensors it only carries along
 
 
@@ -43,9 +45,19 @@ def raise_opset(model: ir.Model, target: int) -> list[str]:
                 hint="Export the model again at opset 17.",
             ) from error
         return [f"kept opset {current}: the ONNX converter refused ({reason})"]
+    if current < _RESIZE_CHANGED:
+        _keep_sampling(converted.graph)
     model.graph = converted.graph
     model.ir_version = max(model.ir_version or 0, converted.ir_version or 0)
     return [f"raised the opset from {current} to {target}"]
+
+
+def _keep_sampling(graph: ir.Graph) -> None:
+    """Say which pixels Upsample and the first Resize took; the converter leaves what Resize takes today."""
+    for node in graph.all_nodes():
+        if node.op_type == "Resize" and not node.domain:
+            node.attributes.setdefault(_PLACE, ir.AttrString(_PLACE, "asymmetric"))
+            node.attributes.setdefault("nearest_mode", ir.AttrString("nearest_mode", "floor"))
 
 
 def _convert(model: ir.Model, target: int) -> ir.Model:

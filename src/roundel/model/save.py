@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 import os
+import re
 import tempfile
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 
+import onnx
 import onnx_ir as ir
+from google.protobuf.message import DecodeError  # type: ignore[import-untyped, unused-ignore]
 
 from roundel.errors import OutputError
 from roundel.model.external import self_contained
@@ -101,19 +104,24 @@ def staged(model: ir.Model, path: Path, *, external_data: bool = False) -> Itera
         external_data: keep weights in `<name>.data` beside the model (always done beyond protobuf's 2 GB).
     """
     whole = self_contained(model)
+    outdated = _data_files(path)
     if not external_data and weight_bytes(model) < _PROTOBUF_LIMIT:
         with replacing(path) as temporary:
             ir.save(whole, temporary)
             yield temporary
-        return
-    data = _free_data_path(path)
-    try:
-        with replacing(path) as temporary:
-            ir.save(whole, temporary, external_data=data.name)
-            yield temporary
-    except BaseException:
-        data.unlink(missing_ok=True)
-        raise
+    else:
+        data = _free_data_path(path)
+        try:
+            with replacing(path) as temporary:
+                ir.save(whole, temporary, external_data=data.name)
+                yield temporary
+        except BaseException:
+            data.unlink(missing_ok=True)
+            raise
+    for file in outdated:
+        # Where another program still has it open, some systems keep it; the new model does not need it.
+        with suppress(OSError):
+            file.unlink()
 
 
 @contextmanager
@@ -128,6 +136,17 @@ def staged_or_temporary(model: ir.Model, path: Path | None, *, external_data: bo
         staged(model, Path(folder) / "model.onnx") as file,
     ):
         yield file
+
+
+def _data_files(path: Path) -> list[Path]:
+    """The data files that an earlier output at `path` reads, as far as Roundel gave them their names."""
+    try:
+        old = onnx.load(path, load_external_data=False)
+    except (OSError, DecodeError):
+        return []
+    read = {e.value for t in old.graph.initializer for e in t.external_data if e.key == "location"}
+    own = re.compile(rf"{re.escape(path.name)}(\.\d+)?\.data")
+    return [path.with_name(name) for name in sorted(read) if own.fullmatch(name)]
 
 
 def _free_data_path(path: Path) -> Path:

@@ -12,7 +12,8 @@ import onnx_ir as ir
 import onnxruntime as ort
 from numpy.typing import NDArray
 
-from roundel.errors import ModelError, VerifyError
+from roundel.calibrate.runner import run_session
+from roundel.errors import DataError, ModelError, VerifyError
 from roundel.model.load import ModelSource
 from roundel.model.session import open_session
 from roundel.numerics.metrics import Closeness
@@ -42,9 +43,18 @@ def compare_outputs(
     names = [out.name for out in session.get_outputs()]
     sums = dict.fromkeys(names, Closeness())
     tops: dict[str, list[bool]] = {name: [] for name in names}
-    for sample, wanted in zip(inputs, expected, strict=True):
-        results = session.run(None, sample)
-        for name, result in zip(names, results, strict=True):
+    for index, (sample, wanted) in enumerate(zip(inputs, expected, strict=True)):
+        try:
+            results = run_session(session, names, sample, index)
+        except (DataError, ModelError) as error:
+            _check_declared(session, wanted)
+            raise VerifyError(
+                "The quantized model does not run a sample that the float model runs.",
+                where=error.where,
+                observed=error.observed,
+                hint="This is a defect of Roundel: please report it.",
+            ) from error
+        for name, result in results.items():
             reference = wanted.get(name)
             if not _comparable(reference, result):
                 continue
@@ -55,6 +65,21 @@ def compare_outputs(
         for name, s in sums.items()
         if s.count
     )
+
+
+def _check_declared(session: ort.InferenceSession, outputs: Sample) -> None:
+    """Refuse a model whose outputs have other shapes than it declares: block formats rely on them."""
+    for value in session.get_outputs():
+        real = np.shape(outputs.get(value.name))
+        pairs = zip(value.shape, real, strict=False)
+        if len(value.shape) != len(real) or any(isinstance(d, int) and d != r for d, r in pairs):
+            raise ModelError(
+                "An output has another shape than the model declares.",
+                where=f"output '{value.name}'",
+                observed=list(real),
+                expected=list(value.shape),
+                hint="Correct the shape in the model, or leave it open.",
+            )
 
 
 def check_prepared(source: ModelSource, inputs: Sample, outputs: Sample) -> str | None:
@@ -68,6 +93,10 @@ def check_prepared(source: ModelSource, inputs: Sample, outputs: Sample) -> str 
     Returns:
         A note when the question cannot be decided (the model itself is not deterministic, or only its
         normalised form loads).
+
+    Raises:
+        DataError: the model as given does not run the sample.
+        VerifyError: an output has changed.
     """
     try:
         session = _original(source)
@@ -83,11 +112,11 @@ def check_prepared(source: ModelSource, inputs: Sample, outputs: Sample) -> str 
     floor = (
         25.0 if "tensor(float16)" in {o.type for o in session.get_outputs()} | set(types.values()) else None
     )
-    first = dict(zip(names, session.run(None, feed), strict=True))
+    first = run_session(session, names, feed, 0)
     worst = _worst(first, outputs)
     if worst is None or worst[1] >= (floor or _EXACT_ENOUGH_DB):
         return None
-    itself = _worst(first, dict(zip(names, session.run(None, _nudged(feed)), strict=True)))
+    itself = _worst(first, run_session(session, names, _nudged(feed), 0))
     if itself is not None and worst[1] >= itself[1] - _NOISE_MARGIN_DB:
         return (
             f"the float model itself moves to {itself[1]:.0f} dB when its input changes by a millionth"
