@@ -13,10 +13,9 @@ from pathlib import Path
 
 sys.path.insert(0, str(Path(__file__).parents[1]))
 
-from table import show
-
 import roundel
 from roundel.example import load_example
+from table import show
 
 FORMS = {
     "bf16": "AMD's operators, with bodies: runs without a library",

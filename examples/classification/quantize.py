@@ -19,11 +19,10 @@ from typing import Any
 
 sys.path.insert(0, str(Path(__file__).parents[1]))
 
-from table import show
-
 import roundel
 from roundel.example import load_example
 from roundel.recipe import Data
+from table import show
 
 CONFIGS = ("XINT8", "A8W8", "A16W8")
 

@@ -17,9 +17,9 @@ sys.path.insert(0, str(Path(__file__).parent))
 import numpy as np
 import onnxruntime as ort
 from network import build, images
-from table import show
 
 import roundel
+from table import show
 
 # Three ways to say the same: by name, by the tensors around it, by operator.
 HEAD = {

@@ -15,9 +15,9 @@ sys.path.insert(0, str(Path(__file__).parent))
 
 import onnxruntime as ort
 from network import fitted, signals
-from table import show
 
 import roundel
+from table import show
 
 
 def main() -> None:

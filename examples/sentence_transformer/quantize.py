@@ -18,9 +18,9 @@ sys.path.insert(0, str(Path(__file__).parent))
 
 import torch
 from encoder import Tokens, folder_of_wheel, load, sentences
-from table import show
 
 import roundel
+from table import show
 
 # One scale for each output of a layer: one for a whole weight costs two digits of the cosine.
 CHANGES: dict[str, Any] = {"a16w8_minmax": {"weights": {"per_channel": True}}}
