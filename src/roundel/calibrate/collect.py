@@ -81,18 +81,18 @@ def collect(
     """
     start = time.perf_counter()
     ordered = {name: requests[name] for name in _topological(model, requests)}
-    digest = SampleDigest()
     if work is not None and not work.alone:
         found = collect_shards(
-            model, ordered, digest.watch(samples), keep=keep, work=work, step=step, progress=progress
+            model, ordered, samples, keep=keep, work=work, step=step, progress=progress
         )
         if not found.seen:
             raise _nothing()
         wall = time.perf_counter() - start
         kept = KeptSamples(found.inputs), KeptSamples(found.outputs)
-        return Collected(found.stats, found.seen, *kept, digest.hexdigest(), found.seconds, wall)
+        return Collected(found.stats, found.seen, *kept, found.digest, found.seconds, wall)
     asked = threads if threads is not None or work is None else work.threads
     cores = usable_cores() if asked is None else max(1, asked)
+    digest = SampleDigest()
     iterator = enumerate(_owned(digest.watch(samples)))
     # Looking ahead tells whether there are enough samples to keep every core busy with one of its own.
     ahead = list(itertools.islice(iterator, cores))

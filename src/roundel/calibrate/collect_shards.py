@@ -17,9 +17,11 @@ import onnx_ir as ir
 from roundel.calibrate.observers import OBSERVERS, Observer, StatKind
 from roundel.calibrate.runner import Runner
 from roundel.calibrate.shard import Shard as Observing
-from roundel.data.shards import Shard, shards
+from roundel.data.feeding import feed_of, read_files
+from roundel.data.shards import Shard
 from roundel.executors import Arrays, Work, mapped
 from roundel.model.graph import fingerprint
+from roundel.model.memory import Budget, budget, within
 from roundel.model.portable import Portable
 from roundel.types import Sample
 
@@ -34,6 +36,7 @@ class Sharded:
         inputs: the first samples.
         outputs: the model's own outputs for them.
         seconds: inside ONNX Runtime.
+        digest: `SampleDigest` of all samples in order.
     """
 
     stats: dict[str, Observer]
@@ -41,6 +44,7 @@ class Sharded:
     inputs: list[Sample]
     outputs: list[Sample]
     seconds: float
+    digest: str
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -50,21 +54,23 @@ class _Task:
     keep: int
     first: Sample
     device: int | None
+    memory: Budget
 
     def open(self, cores: int) -> _Opened:
         model = self.model.model()
         fed = {value.name for value in model.graph.inputs}
         computed = [name for name in self.requests if name not in fed]
         extremes = {name for name, kind in self.requests.items() if kind is StatKind.MINMAX}
-        runner = Runner(
-            model,
-            computed,
-            self.first,
-            cores=cores,
-            samples=cores,
-            extremes=extremes,
-            device=self.device,
-        )
+        with within(self.memory):
+            runner = Runner(
+                model,
+                computed,
+                self.first,
+                cores=cores,
+                samples=cores,
+                extremes=extremes,
+                device=self.device,
+            )
         return _Opened(runner, self.requests, self.keep)
 
 
@@ -81,7 +87,13 @@ class _Opened:
     def __call__(self, part: Shard) -> Arrays:
         observing, seconds = Observing(self.requests), 0.0
         arrays: Arrays = {}
-        for index, sample in enumerate(part.samples, part.first):
+        samples: Iterable[Sample] = part.samples
+        if part.files is not None:
+            samples, told = read_files(part.files)
+            arrays |= told
+        for index, sample in enumerate(samples, part.first):
+            if part.files is not None and index < self.keep:
+                arrays |= {f"in.{index}.{name}": array for name, array in sample.items()}
             seen = observing.take(self.runner, sample, index, finals=index < self.keep)
             seconds += seen.seconds
             for name, array in (seen.outputs or {}).items():
@@ -114,28 +126,31 @@ def collect_shards(
         progress: called with the number of samples done.
     """
     wanted = dict(requests)
-    pieces = shards(samples)
+    feed = feed_of(samples, sees_files=work.sees_files)
+    pieces = feed.shards(digests=work.store is not None)
     head = next(pieces, None)
-    total = Sharded({name: OBSERVERS[kind]() for name, kind in wanted.items()}, 0, [], [], 0.0)
+    total = Sharded({name: OBSERVERS[kind]() for name, kind in wanted.items()}, 0, [], [], 0.0, "")
     if head is None:
         return total
-    task = _Task(Portable.of(model), wanted, keep, head.samples[0], work.device)
+    task = _Task(Portable.of(model), wanted, keep, feed.example(head), work.device, budget())
     names = [str(value.name) for value in model.graph.outputs]
-    memory = work.memory(step, _key(model, wanted, keep)) if work.store is not None else None
+    memory = work.memory(step, _key(model, wanted, keep, work.device)) if work.store is not None else None
     seen, seconds = 0, 0.0
     for shard, arrays in mapped(work, task, _chained(head, pieces), memory):
-        for index, sample in enumerate(shard.samples, shard.first):
+        taken = feed.taken(shard, arrays)
+        for index in range(shard.first, shard.first + taken):
             if index < keep:
-                total.inputs.append(sample)
+                total.inputs.append(feed.sample(shard, arrays, index))
                 total.outputs.append({name: arrays[f"out.{index}.{name}"] for name in names})
         for number, (name, kind) in enumerate(wanted.items()):
             prefix = f"stat.{number}."
             state = {k.removeprefix(prefix): a for k, a in arrays.items() if k.startswith(prefix)}
             _merge(total.stats[name], OBSERVERS[kind].from_state(state))
-        seen, seconds = seen + len(shard.samples), seconds + float(arrays["seconds"])
+        seen, seconds = seen + taken, seconds + float(arrays["seconds"])
         if progress is not None:
             progress(seen)
-    return Sharded(total.stats, seen, total.inputs, total.outputs, seconds)
+    feed.finish(seen)
+    return Sharded(total.stats, seen, total.inputs, total.outputs, seconds, feed.digest)
 
 
 def _chained(head: Shard, rest: Iterator[Shard]) -> Iterator[Shard]:
@@ -147,9 +162,10 @@ def _merge(into: Observer, other: Observer) -> None:
     into.merge(other)  # type: ignore[arg-type]  # both are of the requested kind
 
 
-def _key(model: ir.Model, requests: Mapping[str, StatKind], keep: int) -> dict[str, str]:
+def _key(model: ir.Model, requests: Mapping[str, StatKind], keep: int, device: int | None) -> dict[str, str]:
     listed = json.dumps([[name, kind.value] for name, kind in requests.items()] + [keep])
     return {
         "model": fingerprint(model),
         "recipe": hashlib.blake2b(listed.encode(), digest_size=16).hexdigest(),
+        "device": "cpu" if device is None else f"gpu {device}",
     }

@@ -47,6 +47,14 @@ def _options(
             help="Of a running Ray cluster; else one starts here.", rich_help_panel=_PANEL, show_default=False
         ),
     ] = None,
+    shared_files: Annotated[
+        bool,
+        typer.Option(
+            "--shared-files",
+            help="The cluster sees this machine's files: workers read the data.",
+            rich_help_panel=_PANEL,
+        ),
+    ] = False,
     checkpoint: Annotated[
         Path | None,
         typer.Option(
@@ -58,16 +66,16 @@ def _options(
     ] = False,
 ) -> WorkChoice:
     """The choice that the options make. Only its signature is shown to typer."""
-    if executor is None and (workers is not None or address is not None):
+    if executor is None and (workers is not None or address is not None or shared_files):
         raise RecipeError(
-            "--workers and --address need an executor.",
+            "--workers, --address and --shared-files need an executor.",
             expected="--executor processes or --executor ray, too",
         )
     chosen: Executor | None = None
     if executor is not None:
         from roundel.executors import executor as named
 
-        chosen = named(executor, address=address, workers=workers)
+        chosen = named(executor, address=address, workers=workers, shared_files=shared_files)
     return WorkChoice(executor=chosen, checkpoint=checkpoint, resume=resume)
 
 

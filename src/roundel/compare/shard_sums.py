@@ -17,7 +17,8 @@ from roundel.compare.rescaling import Factors
 from roundel.compare.runner import Bench, Mark, Outcome, Subject, Tally, nothing, outcome
 from roundel.compare.shadow import Extended, Fetch
 from roundel.compare.types import Storage
-from roundel.data.shards import Shard, shards
+from roundel.data.feeding import feed_of, read_files
+from roundel.data.shards import Shard
 from roundel.executors import Arrays, Work, mapped
 from roundel.model.graph import fingerprint
 from roundel.model.portable import Portable
@@ -40,17 +41,19 @@ def compare_shards(
         DataError: there are no samples, one does not fit, or the checkpoint is of another run.
         ModelError: ONNX Runtime cannot run a model.
     """
-    pieces: Iterator[Shard] = shards(samples)
+    feed = feed_of(samples, sees_files=work.sees_files)
+    pieces: Iterator[Shard] = feed.shards(digests=work.store is not None)
     head = next(pieces, None)
     if head is None:
         raise nothing()
-    task = _Task.of(subject, head.samples[0])
+    task = _Task.of(subject, feed.example(head))
     memory = None if work.store is None else work.memory("compare", _key(subject))
     total, done = Tally(), 0
     for shard, arrays in mapped(work, task, chain([head], pieces), memory):
         total.merge(unpacked(arrays))
-        done += len(shard.samples)
+        done += feed.taken(shard, arrays)
         progress(done)
+    feed.finish(done)
     return outcome(subject, total, done)
 
 
@@ -91,10 +94,13 @@ class _Opened:
         return self.bench.workers
 
     def __call__(self, part: Shard) -> Arrays:
-        tally = Tally()
-        for index, sample in enumerate(part.samples, part.first):
+        tally, told = Tally(), Arrays()
+        samples: Sequence[Sample] = part.samples
+        if part.files is not None:
+            samples, told = read_files(part.files)
+        for index, sample in enumerate(samples, part.first):
             tally.merge(self.bench.sample(sample, index))
-        return packed(tally)
+        return packed(tally) | told
 
 
 def packed(tally: Tally) -> Arrays:

@@ -98,7 +98,8 @@ def image_folder_source(folder: Path, files: Sequence[Path], plan: ImagePlan, wa
     def items() -> Generator[Item, None, None]:
         return decode_ahead(pictures, lambda path: plan.read(folder / path))
 
-    return Source("image folder", items, count=len(pictures), rows=len(pictures), facts=facts)
+    count, readable = len(pictures), (folder, pictures, plan.read)
+    return Source("image folder", items, count=count, rows=count, facts=facts, files=readable)
 
 
 def decode_ahead(paths: Iterable[Path], read: Callable[[Path], Array]) -> Generator[Item, None, None]:

@@ -9,13 +9,14 @@ from __future__ import annotations
 import hashlib
 from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, Literal
 
 import numpy as np
 from numpy.typing import NDArray
 
 from roundel.data.conform import is_float
+from roundel.data.shards import SIZE
 from roundel.types import Sample
 
 Level = Literal["warning", "note"]
@@ -95,6 +96,37 @@ class SampleWatch:
         self._neighbours: dict[str, list[float]] = {}
         self._sums: dict[str, _Sums] = {}
 
+    def merge(self, other: SampleWatch) -> None:
+        """Add what was seen of the samples behind these, which are whole shards."""
+        for name, where in other._constant.items():
+            self._constant.setdefault(name, []).extend(self._count + place for place in where)
+        for name, values in other._neighbours.items():
+            self._neighbours.setdefault(name, []).extend(values)
+        for name, sums in other._sums.items():
+            self._sums.setdefault(name, _Sums()).merge(sums)
+        self._digests += other._digests
+        self._count += other._count
+
+    def state(self) -> dict[str, Any]:
+        """Plain values that `from_state` reads back."""
+        return {
+            "count": self._count,
+            "constant": self._constant,
+            "digests": [digest.hex() for digest in self._digests],
+            "neighbours": self._neighbours,
+            "sums": {name: sums.state() for name, sums in self._sums.items()},
+        }
+
+    @staticmethod
+    def from_state(state: Mapping[str, Any]) -> SampleWatch:
+        """The inverse of `state`."""
+        watch = SampleWatch()
+        watch._count, watch._constant = state["count"], state["constant"]
+        watch._digests = [bytes.fromhex(text) for text in state["digests"]]
+        watch._neighbours = state["neighbours"]
+        watch._sums = {name: _Sums.from_state(sums) for name, sums in state["sums"].items()}
+        return watch
+
     def watch(self, samples: Iterable[Sample]) -> Iterator[Sample]:
         """The same samples, each looked at before it is handed on."""
         for sample in samples:
@@ -112,6 +144,9 @@ class SampleWatch:
                 self._look_at(name, array)
         self._digests.append(digest.digest())
         self._count += 1
+        if self._count % SIZE == 0:
+            for sums in self._sums.values():
+                sums.close()
 
     def _look_at(self, name: str, array: NDArray[Any]) -> None:
         low, high = float(array.min()), float(array.max())
@@ -163,32 +198,80 @@ class SampleWatch:
                 )
 
 
+Vector = NDArray[np.float64]
+
+
+@dataclass(slots=True, eq=False)
+class _Totals:
+    """Sums over samples with one number of channels."""
+
+    total: Vector
+    squares: Vector
+    count: int = 0
+    samples: int = 0
+
+    def merge(self, more: _Totals) -> None:
+        self.total, self.squares = self.total + more.total, self.squares + more.squares
+        self.count, self.samples = self.count + more.count, self.samples + more.samples
+
+
 class _Sums:
-    """Sums over the samples of one input, by channel."""
+    """Sums over the samples of one input, by channel.
+
+    They run within a shard first and then over the shards, so that the result is the same to the bit
+    whether one process has seen all samples or each shard was seen by another.
+    """
 
     def __init__(self) -> None:
-        self.count = 0
-        self.samples = 0
-        self.total: NDArray[np.float64] = np.zeros(0)
-        self.squares: NDArray[np.float64] = np.zeros(0)
         self.low, self.high = np.inf, -np.inf
+        self._whole: dict[int, _Totals] = {}  # by the number of channels; the first sample's is what counts
+        self._shard: dict[int, _Totals] = {}
 
     def add(self, array: NDArray[Any], low: float, high: float) -> None:
         values = by_channel(array)
         total = values.sum(axis=1, dtype=np.float64)
         squares = np.einsum("cn,cn->c", values, values, dtype=np.float64, casting="same_kind")
         self.low, self.high = min(self.low, low), max(self.high, high)
-        if not self.samples:
-            self.total, self.squares = np.zeros_like(total), np.zeros_like(total)
-        if total.size == self.total.size:  # a sample with other channels counts for the extremes only
-            self.total, self.squares = self.total + total, self.squares + squares
-            self.count += values.shape[1]
-            self.samples += 1
+        _fold({len(total): _Totals(total, squares, values.shape[1], 1)}, self._shard)
+
+    def merge(self, other: _Sums) -> None:
+        other.close()
+        self.low, self.high = min(self.low, other.low), max(self.high, other.high)
+        _fold(other._whole, self._whole)
+
+    def close(self) -> None:
+        """A shard ends here."""
+        _fold(self._shard, self._whole)
+        self._shard = {}
 
     def profile(self) -> Profile:
-        mean = self.total / self.count
-        std = np.sqrt(np.maximum(self.squares / self.count - mean**2, 0.0))
-        return Profile(self.samples, tuple(mean.tolist()), tuple(std.tolist()), self.low, self.high)
+        totals = {size: replace(some) for size, some in self._whole.items()}
+        _fold(self._shard, totals)
+        first = next(iter(totals.values()))
+        mean = first.total / first.count
+        std = np.sqrt(np.maximum(first.squares / first.count - mean**2, 0.0))
+        return Profile(first.samples, tuple(mean.tolist()), tuple(std.tolist()), self.low, self.high)
+
+    def state(self) -> dict[str, Any]:
+        self.close()
+        totals = [[t.total.tolist(), t.squares.tolist(), t.count, t.samples] for t in self._whole.values()]
+        return {"low": self.low, "high": self.high, "totals": totals}
+
+    @staticmethod
+    def from_state(state: Mapping[str, Any]) -> _Sums:
+        sums = _Sums()
+        sums.low, sums.high = state["low"], state["high"]
+        for total, squares, count, samples in state["totals"]:
+            sums._whole[len(total)] = _Totals(np.array(total), np.array(squares), count, samples)
+        return sums
+
+
+def _fold(some: Mapping[int, _Totals], into: dict[int, _Totals]) -> None:
+    for size, totals in some.items():
+        if size in into:
+            into[size].merge(totals)
+        else:
+            into[size] = replace(totals)
 
 
 def colour_axis(shape: Sequence[int]) -> int | None:

@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import itertools
-from collections.abc import Callable, Generator, Iterator, Mapping, Sequence
+from collections.abc import Callable, Generator, Iterable, Iterator, Mapping, Sequence
 from contextlib import closing
 from dataclasses import dataclass, field
+from pathlib import Path
 from typing import TYPE_CHECKING
 
 import numpy as np
@@ -13,6 +14,7 @@ import numpy as np
 from roundel.data.arrays import Array, to_array
 from roundel.data.batching import Regrouper, fixed_batch
 from roundel.data.conform import check_finite, fit_dtype, fit_shape
+from roundel.data.division import Division, Reader
 from roundel.data.lint import Finding, Profile, SampleWatch
 from roundel.data.naming import by_name
 from roundel.errors import DataError, RoundelError
@@ -41,6 +43,7 @@ class Source:
         rows: number of rows over all items, when known.
         repeatable: whether `items` may be called more than once.
         facts: further lines of the record (path, preprocessing, ...).
+        files: the folder, its files and how one is read, where each item is a file that workers could read.
     """
 
     kind: str
@@ -49,6 +52,7 @@ class Source:
     rows: int | None = None
     repeatable: bool = True
     facts: Mapping[str, object] = field(default_factory=dict)
+    files: tuple[Path, Sequence[Path], Reader] | None = None
 
 
 class Samples:
@@ -64,6 +68,7 @@ class Samples:
         inputs: what the model takes.
         limit: the largest number of samples to yield.
         plan: how raw pixels in the data become model input; None when the data are model input already.
+        first: the position of the first sample, for messages, where these are a part of some data.
     """
 
     def __init__(
@@ -73,6 +78,7 @@ class Samples:
         *,
         limit: int | None = None,
         plan: ImagePlan | None = None,
+        first: int = 0,
     ) -> None:
         if limit is not None and limit < 1:
             raise DataError("The sample limit is too small", observed=limit, expected="1 or more")
@@ -80,6 +86,7 @@ class Samples:
         self._inputs = tuple(inputs)
         self._limit = limit
         self._plan = plan
+        self._first = first
         self._free_batch = fixed_batch(inputs) is not None
         self._started = False
         self._ahead: Iterator[Sample] | None = None
@@ -135,6 +142,31 @@ class Samples:
     def findings(self) -> list[Finding]:
         """What is odd about the samples of the last pass; nothing, for random ones."""
         return [] if self._source.facts.get("random") else self._watch.findings()
+
+    @property
+    def watch(self) -> SampleWatch:
+        """What was seen in the last pass."""
+        return self._watch
+
+    @property
+    def notes(self) -> list[str]:
+        """What was noted about the samples."""
+        return list(self._notes)
+
+    @property
+    def division(self) -> Division | None:
+        """The same samples as files that workers can read; None where a file is not always one sample."""
+        batch, source = fixed_batch(self._inputs), self._source
+        if source.files is None or (batch is not None and (batch != 1 or source.rows != source.count)):
+            return None
+        folder, files, read = source.files
+        return Division(source.kind, folder, files[: self._limit], read, self._inputs, self._plan)
+
+    def adopt(self, watch: SampleWatch, seen: int, notes: Iterable[str]) -> None:
+        """Take over what workers saw in a pass of theirs."""
+        self._started, self._ahead = True, None
+        self._watch, self._seen = watch, seen
+        self._notes |= dict.fromkeys(notes)
 
     def first(self, count: int) -> list[Sample]:
         """Copies of the first samples; the next pass yields them again, also where the data is read once."""
@@ -205,7 +237,7 @@ class Samples:
             raise self._empty(Regrouper(self._inputs))
 
     def _items(self) -> Generator[tuple[str, Item], None, None]:
-        index = 0
+        index = self._first
         with closing(self._source.items()) as items:
             while True:
                 try:

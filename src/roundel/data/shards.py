@@ -7,6 +7,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
+from roundel.data.division import Division
 from roundel.data.hashing import SampleDigest
 from roundel.types import Sample
 
@@ -20,13 +21,15 @@ class Shard:
 
     Attributes:
         number: its place.
-        samples: its content.
+        samples: its content; empty where the worker reads it.
         digest: of it.
+        files: what the worker reads.
     """
 
     number: int
     samples: tuple[Sample, ...]
     digest: str
+    files: Division | None = None
 
     @property
     def first(self) -> int:
@@ -45,6 +48,13 @@ def shards(samples: Iterable[Sample]) -> Iterator[Shard]:
             waiting, number = [], number + 1
     if waiting:
         yield _shard(number, waiting)
+
+
+def file_shards(division: Division, *, digests: bool) -> Iterator[Shard]:
+    """Shards that name their files; with `digests`, also whether these have changed since."""
+    for number, first in enumerate(range(0, len(division.files), SIZE)):
+        files = division.part(first, SIZE)
+        yield Shard(number, (), files.digest() if digests else "", files)
 
 
 def _shard(number: int, samples: list[Sample]) -> Shard:

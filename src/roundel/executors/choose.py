@@ -11,13 +11,17 @@ from roundel.executors.protocol import Executor
 NAMES = ("local", "processes", "ray")
 
 
-def executor(name: str, *, address: str | None = None, workers: int | None = None) -> Executor:
+def executor(
+    name: str, *, address: str | None = None, workers: int | None = None, shared_files: bool = False
+) -> Executor:
     """Where work runs.
 
     Args:
         name: local (threads of this process), processes (of this machine), or ray (a cluster).
         address: of a running Ray cluster; without one, Ray starts on this machine.
         workers: how many at once; one to a core when not given.
+        shared_files: the machines of a Ray cluster see this machine's files under the same names, so that
+            workers read the data themselves; otherwise it is sent to them.
 
     Raises:
         RecipeError: there is no such executor, or an option does not belong to it.
@@ -28,6 +32,11 @@ def executor(name: str, *, address: str | None = None, workers: int | None = Non
         )
     if workers is not None and workers < 1:
         raise RecipeError("There are too few workers.", observed=workers, expected="1 or more")
+    if shared_files and address is None:
+        raise RecipeError(
+            "Shared files are for a Ray cluster of several machines.",
+            expected="--executor ray --address …, too",
+        )
     if address is not None and name != "ray":
         raise RecipeError(
             "An address is for Ray.",
@@ -36,5 +45,5 @@ def executor(name: str, *, address: str | None = None, workers: int | None = Non
             expected="ray",
         )
     if name == "ray":
-        return RayExecutor(address, workers)
+        return RayExecutor(address, workers, shared_files)
     return ProcessExecutor(workers) if name == "processes" else LocalExecutor(workers)

@@ -23,15 +23,22 @@ class RayExecutor:
     Attributes:
         address: of a running cluster ('auto', 'host:6379', 'ray://host:10001'); None starts one here.
         workers: parts that run at once, one core each; None for every core of the cluster.
+        shared_files: all machines see the files of this one, under the same names.
     """
 
     address: str | None = None
     workers: int | None = None
+    shared_files: bool = False
 
     @property
     def name(self) -> str:
         """In words, for people."""
         return f"Ray at {self.address}" if self.address else "Ray on this machine"
+
+    @property
+    def sees_files(self) -> bool:
+        """Whether workers can read the files that this process can."""
+        return self.address is None or self.shared_files
 
     def start(self, task: Task[PartT]) -> RaySession[PartT]:
         """The cluster's workers for a task.

@@ -32,6 +32,11 @@ class LocalExecutor:
         """In words, for people."""
         return "this process"
 
+    @property
+    def sees_files(self) -> bool:
+        """Whether workers can read the files that this process can."""
+        return True
+
     def start(self, task: Task[PartT]) -> LocalSession[PartT]:
         """Threads for a task."""
         return LocalSession(task.open(self.workers or usable_cores()))

@@ -36,6 +36,11 @@ class ProcessExecutor:
         """In words, for people."""
         return f"{self.workers or usable_cores()} processes"
 
+    @property
+    def sees_files(self) -> bool:
+        """Whether workers can read the files that this process can."""
+        return True
+
     def start(self, task: Task[PartT]) -> ProcessSession[PartT]:
         """Processes for a task."""
         return ProcessSession(pickle.dumps(task, protocol=5), self.workers or usable_cores())

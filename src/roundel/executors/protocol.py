@@ -89,5 +89,9 @@ class Executor(Protocol):
     def name(self) -> str:
         """In words, for people."""
 
+    @property
+    def sees_files(self) -> bool:
+        """Whether workers can read the files that this process can."""
+
     def start(self, task: Task[PartT]) -> Session[PartT]:
         """Workers for a task."""

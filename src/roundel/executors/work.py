@@ -37,6 +37,11 @@ class Work:
         """How many threads the user wants in this process, if that was said."""
         return self.executor.workers if isinstance(self.executor, LocalExecutor) else None
 
+    @property
+    def sees_files(self) -> bool:
+        """Whether workers can read the files that this process can."""
+        return self.executor is None or self.executor.sees_files
+
     def memory(self, step: str, key: Mapping[str, str]) -> Memory | None:
         """What is known about a step."""
         return None if self.store is None else self.store.memory(step, key)

@@ -8,11 +8,13 @@ import sys
 import textwrap
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import onnx
 import onnx_ir as ir
 import pytest
+from PIL import Image
 from typer.testing import CliRunner
 
 import roundel
@@ -235,3 +237,34 @@ def test_the_command_line(tmp_path: Path) -> None:
     refused = CliRunner().invoke(app, words)
     assert isinstance(refused.exception, RecipeError)
     assert "need an executor" in str(refused.exception)
+
+
+def test_workers_read_images_themselves(tmp_path: Path, ray: Executor) -> None:
+    """All that is known of the data is as if one process had read it: digest, profile, notes, samples."""
+    model, folder = tmp_path / "net.onnx", tmp_path / "images"
+    onnx.save(conv_net(), model)
+    folder.mkdir()
+    for place in range(19):
+        pixels = np.random.default_rng(place).integers(0, 256, (8, 8, 3)).astype(np.uint8)
+        pixels = np.full_like(pixels, 7) if place in (3, 17) else pixels
+        Image.fromarray(pixels).save(folder / f"{place}.png")
+    (tmp_path / "twice.png").write_bytes((folder / "0.png").read_bytes())
+    (tmp_path / "twice.png").rename(folder / "20.png")
+
+    def made(**where: Any) -> list[object]:
+        done = roundel.quantize(model, recipe="xint8_plain", data=folder, samples=18, **where)
+        facts = {k: v for k, v in done.record.data.items() if k != "forward_seconds"}
+        compared = roundel.compare(model, done.model, folder, **where).to_dict()
+        return [done.model, facts, done.record.notes, {k: v for k, v in compared.items() if k != "seconds"}]
+
+    expected = made()
+    assert any("hold one value only" in note for note in expected[2])
+    assert made(executor=executor("processes", workers=2)) == expected
+    assert made(executor=ray) == expected
+    assert made(checkpoint=tmp_path / "a") == expected
+    place: dict[str, Any] = {"checkpoint": tmp_path / "b", "resume": True}
+    roundel.quantize(model, recipe="xint8_plain", data=folder, **place)
+    os.utime(folder / "5.png")
+    with pytest.raises(DataError, match="another run") as raised:
+        roundel.quantize(model, recipe="xint8_plain", data=folder, **place)
+    assert raised.value.observed == "another set of samples"
