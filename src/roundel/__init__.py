@@ -29,6 +29,7 @@ if TYPE_CHECKING:
     )
     from roundel.evaluate import evaluate_folders, evaluate_models, infer, lint_data
     from roundel.executors import executor
+    from roundel.foresight import Forecast, forecast
     from roundel.ladder import AutoResult, auto
     from roundel.pipeline import QuantizeResult, quantize
     from roundel.plan import QuantPlan
@@ -47,6 +48,7 @@ _HOMES = {
     "DataError": "roundel.errors",
     "DependencyError": "roundel.errors",
     "ExecutorError": "roundel.errors",
+    "Forecast": "roundel.foresight",
     "ModelError": "roundel.errors",
     "OutputError": "roundel.errors",
     "QuantPlan": "roundel.plan",
@@ -64,6 +66,7 @@ _HOMES = {
     "evaluate_folders": "roundel.evaluate",
     "evaluate_models": "roundel.evaluate",
     "executor": "roundel.executors",
+    "forecast": "roundel.foresight",
     "infer": "roundel.evaluate",
     "lint_data": "roundel.evaluate",
     "load_recipe": "roundel.recipe_file",
@@ -81,6 +84,7 @@ __all__ = [
     "DataError",
     "DependencyError",
     "ExecutorError",
+    "Forecast",
     "ModelError",
     "OutputError",
     "QuantPlan",
@@ -98,6 +102,7 @@ __all__ = [
     "evaluate_folders",
     "evaluate_models",
     "executor",
+    "forecast",
     "infer",
     "lint_data",
     "load_recipe",

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -27,11 +27,13 @@ from roundel.evaluate.lint import quantize_findings
 from roundel.evidence import Evidence, gather, most_samples, open_data
 from roundel.execution import choose_execution
 from roundel.executors import Executor, Work
+from roundel.foresight import Forecast, look_ahead
 from roundel.model import LoadedModel, save_model
 from roundel.model.blame import blaming
 from roundel.model.external import external_values, self_contained
 from roundel.model.graph import fingerprint, input_specs, weight_bytes
 from roundel.model.load import ModelSource
+from roundel.model.memory import parse_size, within
 from roundel.model.save import check_writable, same_file, staged_or_temporary, write_text
 from roundel.plan import QuantPlan, build_plan
 from roundel.preparation import Prepared, load_prepared
@@ -105,6 +107,8 @@ def quantize(
     checkpoint: str | Path | None = None,
     resume: bool = False,
     device_exec: str | None = None,
+    max_memory: str | int | None = None,
+    on_forecast: Callable[[Forecast], None] | None = None,
     example_inputs: object = None,
     dynamic_batch: bool = False,
     dynamic_shapes: Any = None,
@@ -132,6 +136,9 @@ def quantize(
         resume: go on from the checkpoint where there is one; the file is that of a run without a break.
         device_exec: where calibration and fine-tuning run: cpu, cuda (an error where that is missing), or auto,
             which takes a GPU if there is one; the record says what was chosen.
+        max_memory: the most memory that this process may take: '2G', '512M' or bytes. With less, the same
+            result comes from more passes and from temporary files; workers of an executor have their own.
+        on_forecast: hears what the run is expected to take, before it begins.
         example_inputs: PyTorch: a tensor, a tuple of arguments, a dict by parameter name, or a list of such
             examples. The first is traced; on all of them the export must equal the module.
         dynamic_batch: PyTorch: leave the first dimension of all inputs open.
@@ -151,6 +158,7 @@ def quantize(
         settings = chosen.recipe
         check_tuning(settings)
         check_kernel(settings)
+        limit = None if max_memory is None else parse_size(max_memory)
         work = Work(executor, open_store(checkpoint, resume=resume), chosen.calibration)
         told.step("load and prepare")
         with clock("prepare"):
@@ -158,6 +166,8 @@ def quantize(
             cleanup.enter_context(blaming(model))
             ready = entrance = load_prepared(model, settings)
         _refuse_external_target(target, ready.loaded)
+        data = data if data is None else open_data(ready.model, settings.data, data)
+        cleanup.enter_context(within(look_ahead(ready.model, settings, data, limit, on_forecast)))
         with clock("outliers"):
             spread, data = _spread(ready.model, settings, data, told)
         ready = replace(ready, model=spread.model, notes=(*ready.notes, *spread.notes))

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import sys
 from pathlib import Path
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
@@ -27,6 +27,9 @@ from roundel.cli.options import (
 from roundel.cli.work_options import WorkChoice, takes_work
 from roundel.errors import RecipeError
 
+if TYPE_CHECKING:
+    from roundel.foresight import Forecast
+
 _EPILOG = """[bold]Examples[/]
 
 roundel quantize model.onnx -o model.a8w8.onnx --data calib/ --mean 0.485,0.456,0.406 --std 0.229,0.224,0.225
@@ -38,6 +41,8 @@ roundel quantize model.onnx -o out.onnx -p xint8 --effort high --data calib/ --c
 roundel quantize model.onnx -o out.onnx --data calib/ --report report.html
 
 roundel quantize model.onnx -o out.onnx --random 4        (a first look, no data at hand)
+
+roundel quantize model.onnx -o out.onnx --data calib/ --max-memory 2G
 
 roundel quantize mynet:make -o out.onnx --data calib/ --dynamic-batch     (PyTorch: make() in mynet.py)
 """
@@ -104,6 +109,10 @@ def quantize(
             show_default=False,
         ),
     ] = None,
+    max_memory: Annotated[
+        str | None,
+        typer.Option(help="The most memory to take, e.g. 2G; the rest goes to files.", show_default=False),
+    ] = None,
     dynamic_batch: Annotated[
         bool,
         typer.Option("--dynamic-batch", help="PyTorch: leave the first dimension of all inputs open."),
@@ -165,6 +174,12 @@ def quantize(
 
         check_report(report, source, (model, output))
     silent = quiet or as_json
+    told = None if silent else ProgressListener()
+
+    def foretold(expected: Forecast) -> None:
+        if told is not None and (expected.long or max_memory is not None):
+            told.note(f"forecast: {expected}")
+
     result = run(
         opened,
         output,
@@ -177,8 +192,10 @@ def quantize(
         device=device,
         effort=effort,
         device_exec=device_exec,
+        max_memory=max_memory,
+        on_forecast=None if silent else foretold,
         **work,
-        listener=None if silent else ProgressListener(),
+        listener=told,
     )
     if as_json:
         sys.stdout.write(result.record.to_json())
@@ -187,8 +204,14 @@ def quantize(
     if report is not None:
         from roundel.reporting import DEVICE, write_report
 
-        told = None if silent else ProgressListener()
         shown = model if isinstance(opened, Path) else opened.model
-        write_report(report, shown, result, source, device=device or DEVICE, listener=told)
+        write_report(
+            report,
+            shown,
+            result,
+            source,
+            device=device or DEVICE,
+            listener=None if silent else ProgressListener(),
+        )
         if not silent:
             terminal().print(f"report: {report}", markup=False, highlight=False, soft_wrap=True)

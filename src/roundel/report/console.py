@@ -71,6 +71,10 @@ class ProgressListener:
         if self._task is not None:
             self._progress.update(self._task, said=text)
 
+    def note(self, text: str) -> None:
+        """Print a line that stays, above the live one."""
+        self._progress.console.print(text, markup=False, highlight=False, soft_wrap=True)
+
     def close(self) -> None:
         """Take the live line away."""
         self._progress.stop()
