@@ -312,9 +312,9 @@ def _inline(model: ir.Model, where: object) -> None:
 def _forget_export(model: ir.Model) -> None:
     """Drop what torch's exporter noted for debugging: source lines and paths of the exporting machine."""
     for node in model.graph.all_nodes():
-        for item in (node, *node.outputs):
-            for key in [key for key in item.metadata_props if key.startswith(_EXPORT_NOTES)]:
-                del item.metadata_props[key]
+        for notes in (node.metadata_props, *(value.metadata_props for value in node.outputs)):
+            for key in [key for key in notes if key.startswith(_EXPORT_NOTES)]:
+                del notes[key]
 
 
 def _name_nodes(graph: ir.Graph) -> int:
