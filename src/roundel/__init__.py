@@ -36,6 +36,7 @@ if TYPE_CHECKING:
     from roundel.recipe import Recipe
     from roundel.recipe_file import load_recipe, preset_names
     from roundel.reporting import write_report
+    from roundel.reproduction import reproduce
     from roundel.sensitivity.measure import sensitivity
     from roundel.studies import SearchResult, search
 
@@ -72,6 +73,7 @@ _HOMES = {
     "load_recipe": "roundel.recipe_file",
     "preset_names": "roundel.recipe_file",
     "quantize": "roundel.pipeline",
+    "reproduce": "roundel.reproduction",
     "search": "roundel.studies",
     "sensitivity": "roundel.sensitivity",
     "write_report": "roundel.reporting",
@@ -108,6 +110,7 @@ __all__ = [
     "load_recipe",
     "preset_names",
     "quantize",
+    "reproduce",
     "search",
     "sensitivity",
     "write_report",

@@ -30,6 +30,7 @@ from roundel.executors import Executor, Work
 from roundel.foresight import Forecast, look_ahead
 from roundel.model import LoadedModel, save_model
 from roundel.model.blame import blaming
+from roundel.model.digest import file_sha256, model_sha256
 from roundel.model.external import external_values, self_contained
 from roundel.model.graph import fingerprint, input_specs, weight_bytes
 from roundel.model.load import ModelSource
@@ -214,7 +215,11 @@ def quantize(
                 *doubt,
                 *advice,
             ),
-            file={"name": target.name if target else None, "bytes": size},
+            file={
+                "name": target.name if target else None,
+                "bytes": size,
+                **({"sha256": model_sha256(file)} if target else {}),
+            },
         )
         if target is not None:
             write_text(record_path(target), record.to_json())
@@ -402,6 +407,8 @@ def _describe(ready: Prepared, exported: Exported | None) -> dict[str, Any]:
     name = loaded.path.name if loaded.path else "in memory"
     return {
         "name": exported.name if exported else name,
+        "path": str(loaded.path) if loaded.path else None,
+        "sha256": file_sha256(loaded.path) if loaded.path else None,
         "bytes": loaded.file_bytes,
         "opset": loaded.source_opset,
         "fingerprint": fingerprint(ready.model),

@@ -24,6 +24,7 @@ from roundel.cli import (
     npu_report,
     presets,
     quantize,
+    reproduce,
     search,
     sensitivity,
     tools,
@@ -70,6 +71,7 @@ for _command in (
     deploy,
     npu_report,
     tools,
+    reproduce,
     presets,
     demo,
 ):

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 import onnx
 import onnx_ir as ir
@@ -11,7 +12,8 @@ from google.protobuf.message import DecodeError  # type: ignore[import-untyped, 
 from onnx_ir.passes import common
 
 from roundel.errors import ModelError, did_you_mean
-from roundel.model.blame import ModelSource, blaming
+from roundel.model.blame import ModelSource as ModelSource
+from roundel.model.blame import blaming
 from roundel.model.check import check_structure
 from roundel.model.external import external_values
 from roundel.model.float16 import widen_float16
@@ -111,7 +113,8 @@ def _cleaned(
 
 def _make_readable(model: ir.Model) -> None:
     """Titles and comments that are not UTF-8, which protobuf reads and does not write, with marks instead."""
-    for holder in (model, model.graph, *model.graph.subgraphs(), *model.graph.all_nodes()):
+    holders: list[Any] = [model, model.graph, *model.graph.subgraphs(), *model.graph.all_nodes()]
+    for holder in holders:
         titles = (
             () if isinstance(holder, ir.Node) else ("name", "producer_name", "producer_version", "domain")
         )

@@ -1,0 +1,171 @@
+"""A run again, from its record: does it give the same bytes, and if not, what is different?"""
+
+from __future__ import annotations
+
+import json
+import tempfile
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from roundel.data import RandomSpec
+from roundel.errors import DataError, ModelError, RecipeError
+from roundel.model.digest import model_sha256
+from roundel.pipeline import QuantizeResult, quantize
+from roundel.recipe_file import load_recipe
+from roundel.report.listener import Listener
+from roundel.report.record import RECORD_VERSION, versions
+
+_MAX_BYTES = 100_000_000
+
+
+@dataclass(frozen=True, slots=True)
+class Difference:
+    """One thing that is not as it was."""
+
+    what: str
+    recorded: str
+    now: str
+
+    def __str__(self) -> str:
+        return f"{self.what}: {self.recorded} then, {self.now} now"
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Reproduction:
+    """What came of repeating a run.
+
+    Attributes:
+        matches: the written model has the same bytes.
+        differences: of the model, the data, the versions and the result, in this order.
+        result: the new run.
+    """
+
+    matches: bool
+    differences: tuple[Difference, ...]
+    result: QuantizeResult
+
+    def to_dict(self) -> dict[str, Any]:
+        """Plain values for JSON."""
+        found = [{"what": d.what, "recorded": d.recorded, "now": d.now} for d in self.differences]
+        return {"matches": self.matches, "differences": found}
+
+
+def reproduce(
+    record: str | Path,
+    *,
+    model: str | Path | None = None,
+    data: object = None,
+    output: str | Path | None = None,
+    listener: Listener | None = None,
+) -> Reproduction:
+    """Repeat the run that wrote a record.
+
+    Args:
+        record: the JSON file that `quantize` wrote beside its model.
+        model: the float model, where it is not at the path that the record names.
+        data: the calibration data, where it is not at the path that the record names, or was in memory.
+        output: keep the new model here; None throws it away when it has been compared.
+        listener: told about progress.
+
+    Raises:
+        RecipeError: the file is no record of a run that wrote a model.
+        RoundelError: the run fails.
+    """
+    path = Path(record)
+    told = _read(path)
+    recipe = load_recipe(told["recipe"])
+    source = _model(told, path.parent, model)
+    samples = data if data is not None else _data(told["data"], path.parent)
+    with tempfile.TemporaryDirectory(prefix="roundel-") as folder:
+        target = Path(output) if output is not None else Path(folder) / str(told["file"]["name"])
+        result = quantize(source, target, recipe=recipe, data=samples, listener=listener)
+        now = result.record.to_dict()
+        same = told["file"]["sha256"] == now["file"]["sha256"] == model_sha256(target)
+    return Reproduction(same, tuple(_differences(told, now)), result)
+
+
+def _read(path: Path) -> dict[str, Any]:
+    try:
+        if path.stat().st_size > _MAX_BYTES:
+            raise ValueError(f"{path.stat().st_size} bytes")
+        told = json.loads(path.read_text(encoding="utf-8"))
+        version, parts = told["record_version"], [told[k] for k in ("recipe", "model", "data", "file")]
+        if not all(isinstance(part, dict) for part in parts):
+            raise TypeError("a section is no mapping")
+    except (OSError, ValueError, KeyError, TypeError, RecursionError) as error:
+        raise RecipeError(
+            "The record cannot be read.",
+            where=path,
+            observed=f"{type(error).__name__}: {error}",
+            expected="the JSON file that `roundel quantize` writes beside a model",
+        ) from error
+    if version != RECORD_VERSION:
+        raise RecipeError(
+            "The record is of another version.", where=path, observed=version, expected=RECORD_VERSION
+        )
+    if not told["file"].get("name") or "sha256" not in told["file"]:
+        raise RecipeError(
+            "The record does not say what the written model was.",
+            where=path,
+            observed=f"file: {told['file']}",
+            hint="It is of a run that wrote no file, or of an older Roundel: quantize again.",
+        )
+    if Path(str(told["file"]["name"])).name != told["file"]["name"]:
+        raise RecipeError(
+            "The record's file name leads elsewhere.", where=path, observed=told["file"]["name"]
+        )
+    return dict(told)
+
+
+def _model(told: Mapping[str, Any], folder: Path, given: str | Path | None) -> Path:
+    if given is not None:
+        return Path(given)
+    known = told["model"].get("path")
+    for candidate in (Path(known), folder / known) if known else ():
+        if candidate.is_file():
+            return candidate
+    raise ModelError(
+        "The model that the record is about was not found.",
+        where=known or "the run had its model in memory",
+        hint="Say where it is: model=… (command line: --model FILE).",
+    )
+
+
+def _data(told: Mapping[str, Any], folder: Path) -> object:
+    if told.get("random"):
+        shapes = {name: tuple(shape) for name, shape in told.get("shapes", {}).items()}
+        ranges = {name: (low, high) for name, (low, high) in told.get("ranges", {}).items()}
+        return RandomSpec(int(told.get("count") or 1), int(told["seed"]), ranges, shapes)
+    if told.get("kind") == "none needed" or str(told.get("kind")).startswith("nothing"):
+        return None
+    known = told.get("path")
+    for candidate in (Path(str(known)), folder / str(known)) if known else ():
+        if candidate.exists():
+            return candidate
+    raise DataError(
+        "The data that the record is about were not found.",
+        where=known or f"the run had its data in memory ({told.get('kind')})",
+        hint="Give them: data=… (command line: --data PATH).",
+    )
+
+
+def _differences(told: Mapping[str, Any], now: Mapping[str, Any]) -> list[Difference]:
+    pairs: list[tuple[str, object, object]] = [
+        ("model file", told["model"].get("sha256"), now["model"].get("sha256")),
+        ("prepared graph", told["model"].get("fingerprint"), now["model"].get("fingerprint")),
+        ("data", told["data"].get("digest"), now["data"].get("digest")),
+    ]
+    before = told.get("versions", {})
+    pairs += [(f"version of {name}", before.get(name), version) for name, version in versions().items()]
+    pairs += [
+        ("float nodes", len(told.get("float_nodes", {})), len(now["float_nodes"])),
+        ("quantized model", told["file"]["sha256"], now["file"]["sha256"]),
+    ]
+    return [Difference(what, _short(old), _short(new)) for what, old, new in pairs if old != new]
+
+
+def _short(value: object) -> str:
+    text = str(value)
+    return f"{text[:12]}…" if len(text) > 40 else text
