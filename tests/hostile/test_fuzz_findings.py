@@ -138,9 +138,10 @@ def test_a_bent_model(seed: str, change: Any, preset: str, tmp_path: Path) -> No
         one("MaxPool", ["x"], [1, 1, 4, 4], kernel_shape=[2, 2], strides=[0, 2]),
         one("DepthToSpace", ["x"], [1, 4, 2, 2], blocksize=0),
         one("Max", ["x", ""], [3]),
+        one("RNN", ["x", "w", "r"], [3, 0, 2], hidden_size=3),
         one("LabelEncoder", [""], [3], domain="ai.onnx.ml", keys_int64s=[1], values_int64s=[2]),
     ],
-    ids=["heads", "empty bias", "strides", "blocks", "empty operand", "empty input"],
+    ids=["heads", "empty bias", "strides", "blocks", "empty operand", "empty sequence", "empty input"],
 )
 def test_what_would_end_the_process_inside_onnx_runtime(model: onnx.ModelProto) -> None:
     with pytest.raises(ModelError, match=r"contradicts itself|cannot load"):

@@ -43,6 +43,7 @@ def check_structure(model: ir.Model, where: object) -> None:
             _check_counts(node, where)
             _check_required(node, imports, where)
             _check_empty_bias(node, where)
+            _check_empty_sequence(node, where)
     for value in model.graph.outputs:
         if _undefined(value):
             raise _broken(
@@ -165,6 +166,13 @@ def _check_empty_bias(node: ir.Node, where: object) -> None:
             expected="two inputs, or a bias",
             hint="Take the empty third input out of the node.",
         )
+
+
+def _check_empty_sequence(node: ir.Node, where: object) -> None:
+    """ONNX Runtime's recurrent layers end the process over a batch or a sequence of no length."""
+    first = node.inputs[0] if node.op_type in ("LSTM", "GRU", "RNN") and node.inputs else None
+    if first is not None and first.shape is not None and 0 in first.shape:
+        raise _broken(f"{where}, {op_key(node)} node '{node.name}'", f"input {first.shape}", "no empty axis")
 
 
 def _check_size(value: ir.Value, where: object) -> None:
