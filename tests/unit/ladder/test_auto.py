@@ -15,6 +15,7 @@ from roundel.errors import DataError, RecipeError
 from roundel.evaluate import evaluate_models
 from roundel.example import load_example
 from roundel.ladder import RUNGS, Verdict, rungs
+from roundel.ladder import walk as ladder_walk
 from roundel.ladder.deadline import Forecast
 from roundel.ladder.mixing import grown
 from roundel.sensitivity.types import LayerCost
@@ -61,7 +62,7 @@ def test_the_first_rung_that_meets_the_budget_wins(tmp_path: Path) -> None:
 
 def test_an_impossible_budget_hands_over_the_best(tmp_path: Path) -> None:
     out = tmp_path / "out.onnx"
-    found = walk(out, metric="fidelity", max_drop="0")
+    found = walk(out, data=DIGITS.calibration[:12], metric="fidelity", max_drop="0")
     assert not found.met
     assert out.exists()
     tried = [step for step in found.steps if step.metric is not None]
@@ -76,11 +77,13 @@ def test_an_impossible_budget_hands_over_the_best(tmp_path: Path) -> None:
 
 def test_a_part_of_a16w8_wins_over_all_of_it() -> None:
     # Between what A8W8 and A16W8 reach there is room for a mixture.
-    both = walk(metric="fidelity", max_drop="0", rungs=["a8w8", "a16w8"])
+    few = DIGITS.calibration[:24]
+    both = walk(data=few, metric="fidelity", max_drop="0", rungs=["a8w8", "a16w8"])
     narrow, wide = (step.drop for step in both.steps)
     assert narrow is not None
     assert wide is not None
-    found = walk(metric="fidelity", max_drop=f"{0.9 * narrow + 0.1 * wide}", rungs=["a8w8", "a16w8", "mixed"])
+    between = f"{0.9 * narrow + 0.1 * wide}"
+    found = walk(data=few, metric="fidelity", max_drop=between, rungs=["a8w8", "a16w8", "mixed"])
     assert found.met
     assert found.chosen.rung.startswith("mixed ")
     assert verdicts(found)["a16w8"] == "meets"
@@ -141,6 +144,13 @@ def test_time_is_a_budget() -> None:
     assert verdicts(found)["xint8"] == "best"
     assert all(step.verdict is Verdict.SKIPPED for step in found.steps[1:])
     assert all("time is over" in step.reason for step in found.steps[1:])
+
+
+def test_a_rung_that_takes_longer_than_there_is_time_is_stopped(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(ladder_walk, "_too_long", lambda *anything: None)
+    found = walk(metric="fidelity", max_drop="0", time=0.01, rungs=["xint8", "a16w8", "bf16"])
+    assert verdicts(found) == {"xint8": "best", "a16w8": "stopped", "bf16": "stopped"}
+    assert found.steps[1].reason == "time was over before it was done"
 
 
 def test_a_forecast_learns_from_what_was_seen() -> None:

@@ -8,8 +8,18 @@ from typing import Any
 
 import pytest
 
-from helpers import build, feeds, node, normal
-from roundel.quark import AutoSearchPro, generate_all_configs, get_auto_search_config
+from helpers import activations, build, feeds, node, normal
+from roundel.quark import (
+    AutoMixprecisionConfig,
+    AutoSearchPro,
+    Int8Spec,
+    Int16Spec,
+    ModelQuantizer,
+    QConfig,
+    QLayerConfig,
+    generate_all_configs,
+    get_auto_search_config,
+)
 from roundel.quark.errors import QuarkConfigError
 from roundel.quark.search_space import assembled, flattened, qconfig_of
 
@@ -147,6 +157,20 @@ def test_what_cannot_be(options: dict[str, Any], words: str, tmp_path: Path) -> 
     with pytest.raises(QuarkConfigError) as caught:
         pro(tmp_path, **options)
     assert words in str(caught.value)
+
+
+def test_mixed_precision_chooses_layers_by_their_error(tmp_path: Path) -> None:
+    wide = QLayerConfig(input_tensors=Int16Spec(), weight=Int8Spec())
+    searched = AutoMixprecisionConfig(
+        wide, metric_threshold=-45, metric_default="sqnr", metric_optimize_object="quality"
+    )
+    base = QLayerConfig(input_tensors=Int8Spec(), weight=Int8Spec())
+    types = []
+    for algorithms in ([], [searched]):
+        quantizer = ModelQuantizer(QConfig(base, algo_config=algorithms, PrintSummary=False))
+        model = quantizer.quantize_model(str(small(tmp_path)), None, Reader())
+        types.append({stored.dtype for stored in activations(model).values()})
+    assert types == [{"int8"}, {"int8", "int16"}]
 
 
 def test_a_misspelt_spec() -> None:
