@@ -82,9 +82,7 @@ def collect(
     start = time.perf_counter()
     ordered = {name: requests[name] for name in _topological(model, requests)}
     if work is not None and not work.alone:
-        found = collect_shards(
-            model, ordered, samples, keep=keep, work=work, step=step, progress=progress
-        )
+        found = collect_shards(model, ordered, samples, keep=keep, work=work, step=step, progress=progress)
         if not found.seen:
             raise _nothing()
         wall = time.perf_counter() - start

@@ -17,7 +17,7 @@ import onnx_ir as ir
 from roundel.calibrate.observers import OBSERVERS, Observer, StatKind
 from roundel.calibrate.runner import Runner
 from roundel.calibrate.shard import Shard as Observing
-from roundel.data.feeding import feed_of, read_files
+from roundel.data.feeding import Reading, feed_of
 from roundel.data.shards import Shard
 from roundel.executors import Arrays, Work, mapped
 from roundel.model.graph import fingerprint
@@ -87,12 +87,9 @@ class _Opened:
     def __call__(self, part: Shard) -> Arrays:
         observing, seconds = Observing(self.requests), 0.0
         arrays: Arrays = {}
-        samples: Iterable[Sample] = part.samples
-        if part.files is not None:
-            samples, told = read_files(part.files)
-            arrays |= told
-        for index, sample in enumerate(samples, part.first):
-            if part.files is not None and index < self.keep:
+        reading = None if part.files is None else Reading(part.files)
+        for index, sample in enumerate(reading or part.samples, part.first):
+            if reading is not None and index < self.keep:
                 arrays |= {f"in.{index}.{name}": array for name, array in sample.items()}
             seen = observing.take(self.runner, sample, index, finals=index < self.keep)
             seconds += seen.seconds
@@ -101,6 +98,8 @@ class _Opened:
         for number, observer in enumerate(observing.stats.values()):
             # Tensor names may hold anything; a number stands for each.
             arrays |= {f"stat.{number}.{key}": array for key, array in observer.state().items()}
+        if reading is not None:
+            arrays |= reading.told()
         return arrays | {"seconds": np.array(seconds)}
 
 
@@ -127,7 +126,7 @@ def collect_shards(
     """
     wanted = dict(requests)
     feed = feed_of(samples, sees_files=work.sees_files)
-    pieces = feed.shards(digests=work.store is not None)
+    pieces = feed.shards(digests=work.store is not None, long=True)
     head = next(pieces, None)
     total = Sharded({name: OBSERVERS[kind]() for name, kind in wanted.items()}, 0, [], [], 0.0, "")
     if head is None:

@@ -17,7 +17,7 @@ from roundel.compare.rescaling import Factors
 from roundel.compare.runner import Bench, Mark, Outcome, Subject, Tally, nothing, outcome
 from roundel.compare.shadow import Extended, Fetch
 from roundel.compare.types import Storage
-from roundel.data.feeding import feed_of, read_files
+from roundel.data.feeding import Reading, feed_of
 from roundel.data.shards import Shard
 from roundel.executors import Arrays, Work, mapped
 from roundel.model.graph import fingerprint
@@ -94,13 +94,11 @@ class _Opened:
         return self.bench.workers
 
     def __call__(self, part: Shard) -> Arrays:
-        tally, told = Tally(), Arrays()
-        samples: Sequence[Sample] = part.samples
-        if part.files is not None:
-            samples, told = read_files(part.files)
-        for index, sample in enumerate(samples, part.first):
+        tally = Tally()
+        reading = None if part.files is None else Reading(part.files)
+        for index, sample in enumerate(reading or part.samples, part.first):
             tally.merge(self.bench.sample(sample, index))
-        return packed(tally) | told
+        return packed(tally) | (reading.told() if reading is not None else {})
 
 
 def packed(tally: Tally) -> Arrays:

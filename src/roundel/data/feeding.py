@@ -14,7 +14,7 @@ from roundel.data.division import Division
 from roundel.data.hashing import SampleDigest, digest_of
 from roundel.data.lint import SampleWatch
 from roundel.data.samples import Samples
-from roundel.data.shards import Shard, file_shards, shards
+from roundel.data.shards import SIZE, Shard, file_shards, long_shard, shards
 from roundel.types import Sample
 
 _DIGESTS, _TOLD = "digests", "told"
@@ -28,8 +28,11 @@ class Feed(Protocol):
     def digest(self) -> str:
         """`SampleDigest` of all samples in order."""
 
-    def shards(self, *, digests: bool) -> Iterator[Shard]:
-        """The parts; with `digests`, each can be told from one of other data."""
+    def shards(self, *, digests: bool, long: bool = False) -> Iterator[Shard]:
+        """The parts; with `digests`, each can be told from one of other data.
+
+        `long` ones are for results that merge exactly, in any grouping.
+        """
 
     def example(self, shard: Shard) -> Sample:
         """The first sample of a shard."""
@@ -52,13 +55,27 @@ def feed_of(samples: Iterable[Sample], *, sees_files: bool) -> Feed:
     return _Sent(samples)
 
 
-def read_files(files: Division) -> tuple[list[Sample], Arrays]:
-    """In a worker: the samples, and what the driver must know of them."""
-    opened = files.open()
-    samples = list(opened)
-    digests = np.frombuffer(b"".join(map(digest_of, samples)), np.uint8)
-    told = {"watch": opened.watch.state(), "notes": opened.notes, "seen": len(samples)}
-    return samples, {_DIGESTS: digests, _TOLD: as_array(told)}
+class Reading:
+    """In a worker: the samples of some files, one at a time, and what the driver must know of them.
+
+    Args:
+        files: to read.
+    """
+
+    def __init__(self, files: Division) -> None:
+        self._samples, self._digests = files.open(), bytearray()
+
+    def __iter__(self) -> Iterator[Sample]:
+        for sample in self._samples:
+            self._digests += digest_of(sample)
+            yield sample
+
+    def told(self) -> Arrays:
+        """What is known once all samples have passed."""
+        digests = np.frombuffer(bytes(self._digests), np.uint8)
+        seen = len(digests) // hashing.SIZE
+        told = {"watch": self._samples.watch.state(), "notes": self._samples.notes, "seen": seen}
+        return {_DIGESTS: digests, _TOLD: as_array(told)}
 
 
 class _Sent:
@@ -71,7 +88,7 @@ class _Sent:
     def digest(self) -> str:
         return self._digest.hexdigest()
 
-    def shards(self, *, digests: bool) -> Iterator[Shard]:
+    def shards(self, *, digests: bool, long: bool = False) -> Iterator[Shard]:
         return shards(self._digest.watch(self._samples))
 
     def example(self, shard: Shard) -> Sample:
@@ -100,8 +117,9 @@ class _Read:
     def digest(self) -> str:
         return self._digest.hexdigest()
 
-    def shards(self, *, digests: bool) -> Iterator[Shard]:
-        return file_shards(self._division, digests=digests)
+    def shards(self, *, digests: bool, long: bool = False) -> Iterator[Shard]:
+        size = long_shard(len(self._division.files)) if long else SIZE
+        return file_shards(self._division, size, digests=digests)
 
     def example(self, shard: Shard) -> Sample:
         return next(iter(self._division.part(shard.first, 1).open()))

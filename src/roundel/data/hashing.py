@@ -11,7 +11,6 @@ import numpy as np
 from roundel.data.arrays import Array
 from roundel.types import Sample
 
-
 SIZE = 32
 """Bytes of a digest."""
 

@@ -16,7 +16,6 @@ import numpy as np
 from numpy.typing import NDArray
 
 from roundel.data.conform import is_float
-from roundel.data.shards import SIZE
 from roundel.types import Sample
 
 Level = Literal["warning", "note"]
@@ -97,7 +96,7 @@ class SampleWatch:
         self._sums: dict[str, _Sums] = {}
 
     def merge(self, other: SampleWatch) -> None:
-        """Add what was seen of the samples behind these, which are whole shards."""
+        """Add what was seen of the samples behind these."""
         for name, where in other._constant.items():
             self._constant.setdefault(name, []).extend(self._count + place for place in where)
         for name, values in other._neighbours.items():
@@ -144,9 +143,6 @@ class SampleWatch:
                 self._look_at(name, array)
         self._digests.append(digest.digest())
         self._count += 1
-        if self._count % SIZE == 0:
-            for sums in self._sums.values():
-                sums.close()
 
     def _look_at(self, name: str, array: NDArray[Any]) -> None:
         low, high = float(array.min()), float(array.max())
@@ -198,63 +194,67 @@ class SampleWatch:
                 )
 
 
-Vector = NDArray[np.float64]
+_POINT = 1074  # binary places of the smallest float64: sums of whole numbers of these units are exact
+
+
+def _exact(values: NDArray[np.float64]) -> list[int]:
+    """Numbers in units of 2**-1074, without rounding."""
+    ratios = (value.as_integer_ratio() for value in values.tolist())
+    return [top << (_POINT + 1 - bottom.bit_length()) for top, bottom in ratios]
 
 
 @dataclass(slots=True, eq=False)
 class _Totals:
-    """Sums over samples with one number of channels."""
+    """Exact sums over samples with one number of channels: the order of the samples does not count."""
 
-    total: Vector
-    squares: Vector
+    total: list[int]
+    squares: list[int]
     count: int = 0
     samples: int = 0
 
     def merge(self, more: _Totals) -> None:
-        self.total, self.squares = self.total + more.total, self.squares + more.squares
+        self.total = [a + b for a, b in zip(self.total, more.total, strict=True)]
+        self.squares = [a + b for a, b in zip(self.squares, more.squares, strict=True)]
         self.count, self.samples = self.count + more.count, self.samples + more.samples
 
 
 class _Sums:
-    """Sums over the samples of one input, by channel.
-
-    They run within a shard first and then over the shards, so that the result is the same to the bit
-    whether one process has seen all samples or each shard was seen by another.
-    """
+    """Sums over the samples of one input, by channel: the same to the bit, whoever has seen which sample."""
 
     def __init__(self) -> None:
         self.low, self.high = np.inf, -np.inf
-        self._whole: dict[int, _Totals] = {}  # by the number of channels; the first sample's is what counts
-        self._shard: dict[int, _Totals] = {}
+        self._totals: dict[int, _Totals] = {}  # by the number of channels; the first sample's is what counts
 
     def add(self, array: NDArray[Any], low: float, high: float) -> None:
         values = by_channel(array)
         total = values.sum(axis=1, dtype=np.float64)
         squares = np.einsum("cn,cn->c", values, values, dtype=np.float64, casting="same_kind")
-        self.low, self.high = min(self.low, low), max(self.high, high)
-        _fold({len(total): _Totals(total, squares, values.shape[1], 1)}, self._shard)
+        one = _Sums()
+        one.low, one.high = low, high
+        one._totals = {len(total): _Totals(_exact(total), _exact(squares), values.shape[1], 1)}
+        self.merge(one)
 
     def merge(self, other: _Sums) -> None:
-        other.close()
         self.low, self.high = min(self.low, other.low), max(self.high, other.high)
-        _fold(other._whole, self._whole)
-
-    def close(self) -> None:
-        """A shard ends here."""
-        _fold(self._shard, self._whole)
-        self._shard = {}
+        for size, totals in other._totals.items():
+            if size in self._totals:
+                self._totals[size].merge(totals)
+            else:
+                self._totals[size] = replace(totals)
 
     def profile(self) -> Profile:
-        totals = {size: replace(some) for size, some in self._whole.items()}
-        _fold(self._shard, totals)
-        first = next(iter(totals.values()))
-        mean = first.total / first.count
-        std = np.sqrt(np.maximum(first.squares / first.count - mean**2, 0.0))
+        first = next(iter(self._totals.values()))
+        unit = first.count << _POINT
+        mean = np.array([total / unit for total in first.total])
+        power = np.array([squares / unit for squares in first.squares])
+        std = np.sqrt(np.maximum(power - mean**2, 0.0))
         return Profile(first.samples, tuple(mean.tolist()), tuple(std.tolist()), self.low, self.high)
 
     def state(self) -> dict[str, Any]:
-        self.close()
-        totals = [[t.total.tolist(), t.squares.tolist(), t.count, t.samples] for t in self._whole.values()]
+        totals = [
+            [list(map(hex, t.total)), list(map(hex, t.squares)), t.count, t.samples]
+            for t in self._totals.values()
+        ]
         return {"low": self.low, "high": self.high, "totals": totals}
 
     @staticmethod
@@ -262,16 +262,9 @@ class _Sums:
         sums = _Sums()
         sums.low, sums.high = state["low"], state["high"]
         for total, squares, count, samples in state["totals"]:
-            sums._whole[len(total)] = _Totals(np.array(total), np.array(squares), count, samples)
+            exact = [int(text, 16) for text in total], [int(text, 16) for text in squares]
+            sums._totals[len(total)] = _Totals(*exact, count, samples)
         return sums
-
-
-def _fold(some: Mapping[int, _Totals], into: dict[int, _Totals]) -> None:
-    for size, totals in some.items():
-        if size in into:
-            into[size].merge(totals)
-        else:
-            into[size] = replace(totals)
 
 
 def colour_axis(shape: Sequence[int]) -> int | None:

@@ -12,7 +12,9 @@ from roundel.data.hashing import SampleDigest
 from roundel.types import Sample
 
 SIZE = 8
-"""Samples of a shard. Sums run within a shard first and then over the shards, with one worker or many."""
+"""Samples of a shard, as a rule. Float sums run within a shard first and then over the shards, always."""
+
+_MOST = 2048  # shards that one process merges in seconds
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -21,20 +23,17 @@ class Shard:
 
     Attributes:
         number: its place.
+        first: the position of its first sample.
         samples: its content; empty where the worker reads it.
         digest: of it.
         files: what the worker reads.
     """
 
     number: int
+    first: int
     samples: tuple[Sample, ...]
     digest: str
     files: Division | None = None
-
-    @property
-    def first(self) -> int:
-        """The position of its first sample."""
-        return self.number * SIZE
 
 
 def shards(samples: Iterable[Sample]) -> Iterator[Shard]:
@@ -50,15 +49,23 @@ def shards(samples: Iterable[Sample]) -> Iterator[Shard]:
         yield _shard(number, waiting)
 
 
-def file_shards(division: Division, *, digests: bool) -> Iterator[Shard]:
+def long_shard(count: int) -> int:
+    """Samples of a shard where results merge in any grouping: more than eight only where there are many.
+
+    What a shard sends back is as large for a thousand samples as for eight, and one process merges it all.
+    """
+    return SIZE * max(1, -(-count // (SIZE * _MOST)))
+
+
+def file_shards(division: Division, size: int, *, digests: bool) -> Iterator[Shard]:
     """Shards that name their files; with `digests`, also whether these have changed since."""
-    for number, first in enumerate(range(0, len(division.files), SIZE)):
-        files = division.part(first, SIZE)
-        yield Shard(number, (), files.digest() if digests else "", files)
+    for number, first in enumerate(range(0, len(division.files), size)):
+        files = division.part(first, size)
+        yield Shard(number, first, (), files.digest() if digests else "", files)
 
 
 def _shard(number: int, samples: list[Sample]) -> Shard:
     digest = SampleDigest()
     for sample in samples:
         digest.update(sample)
-    return Shard(number, tuple(samples), digest.hexdigest())
+    return Shard(number, number * SIZE, tuple(samples), digest.hexdigest())

@@ -24,6 +24,7 @@ from helpers import normal
 from roundel.calibrate.collect import Collected, collect
 from roundel.calibrate.observers import StatKind
 from roundel.cli.app import app
+from roundel.data import shards as shard_sizes
 from roundel.errors import DataError, DependencyError, ExecutorError, RecipeError
 from roundel.executors import Executor, Work, executor, mapped
 from roundel.model import load_model
@@ -268,3 +269,22 @@ def test_workers_read_images_themselves(tmp_path: Path, ray: Executor) -> None:
     with pytest.raises(DataError, match="another run") as raised:
         roundel.quantize(model, recipe="xint8_plain", data=folder, **place)
     assert raised.value.observed == "another set of samples"
+
+
+def test_many_samples_make_long_shards(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    assert (shard_sizes.long_shard(100), shard_sizes.long_shard(16384)) == (8, 8)
+    assert shard_sizes.long_shard(1_000_000) == 496
+    folder = tmp_path / "images"
+    folder.mkdir()
+    for place in range(37):
+        pixels = np.random.default_rng(place).integers(0, 256, (8, 8, 3)).astype(np.uint8)
+        Image.fromarray(pixels).save(folder / f"{place}.png")
+    expected = roundel.quantize(conv_net(), recipe="xint8_plain", data=folder)
+    monkeypatch.setattr(shard_sizes, "_MOST", 2)
+    where = executor("processes", workers=2)
+    memory = tmp_path / "memory"
+    made = roundel.quantize(conv_net(), recipe="xint8_plain", data=folder, executor=where, checkpoint=memory)
+    assert len(list(memory.iterdir())) == 2
+    assert made.model == expected.model
+    for name in ("digest", "inputs", "samples_seen"):
+        assert made.record.data[name] == expected.record.data[name]
