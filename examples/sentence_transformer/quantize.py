@@ -22,8 +22,15 @@ from encoder import Tokens, folder_of_wheel, load, sentences
 import roundel
 from table import show
 
-# One scale for each output of a layer: one for a whole weight costs two digits of the cosine.
-CHANGES: dict[str, Any] = {"a16w8_minmax": {"weights": {"per_channel": True}}}
+# One scale for each output of a layer (one for a whole weight costs two digits of the cosine), 16 bits for
+# the small vectors of the norms, and room for sentences with larger values than those of the calibration.
+CHANGES: dict[str, Any] = {
+    "a16w8_minmax": {
+        "weights": {"per_channel": True},
+        "overrides": [{"tensors": ["*norm*.weight", "*norm*.bias"], "type": "int16"}],
+        "calibration": {"margin": 1.5},
+    }
+}
 
 
 def main() -> None:
