@@ -1,6 +1,6 @@
 """Models that are larger than the memory they may take: each run is a process with a limit of its own.
 
-The limit is RLIMIT_DATA: it counts what is allocated, and also what ONNX Runtime maps privately. RLIMIT_AS would
+The limit is RLIMIT_DATA: it counts what is allocated, and what ONNX Runtime maps privately. RLIMIT_AS would
 count every mapping of the weights' file, although its pages are the system's to drop.
 """
 
