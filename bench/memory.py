@@ -52,8 +52,8 @@ def main() -> None:
     lines = [
         f"# Peak memory of {given.recipe} on {given.model.stem} by number of samples",
         "",
-        "The largest resident size of the process, imports and the images (60 MB) included. The forecast was made",
-        "before the run. `python bench/memory.py MODEL.onnx CALIB.npz` repeats it.",
+        "The largest resident size of the process, imports and the images (60 MB) included. The forecast was",
+        "made before the run. `python bench/memory.py MODEL.onnx CALIB.npz` repeats it.",
         "",
         "| effort | samples | peak MB | forecast MB | seconds | forecast s |",
         "|---|---:|---:|---:|---:|---:|",

@@ -68,9 +68,9 @@ def main() -> None:
     lines = [
         "# Time by number of nodes",
         "",
-        "Residual chains on tiny tensors, 8 samples. CPU seconds of the whole process, and in milliseconds per node:",
-        "a constant last column is linear growth. `verify` is mostly ONNX Runtime loading the Q/DQ file, which has 3.4",
-        "times as many nodes.",
+        "Residual chains on tiny tensors, 8 samples. CPU seconds of the whole process, and milliseconds per",
+        "node: where these stay the same, growth is linear. `verify` is mostly ONNX Runtime loading the Q/DQ",
+        "file, which has 3.4 times as many nodes.",
         "",
         "| recipe | effort | nodes | CPU s | of it verify | ms per node | peak MB |",
         "|---|---|---:|---:|---:|---:|---:|",

@@ -20,7 +20,7 @@ from roundel.evidence import most_samples, open_data
 from roundel.executors.local import usable_cores
 from roundel.model.footprint import Footprint, footprint
 from roundel.model.load import ModelSource
-from roundel.model.memory import Budget, parse_size, show_size
+from roundel.model.memory import Budget, parse_size, show_size, within
 from roundel.model.session import open_session
 from roundel.preparation import load_prepared
 from roundel.recipe import Recipe, merge
@@ -29,7 +29,7 @@ from roundel.types import Scheme
 
 _STARTED = 150_000_000  # Python with ONNX Runtime, where the system does not tell
 _MARGIN = 60_000_000  # libraries that are loaded on the way, and free pieces of the heap
-_NODE = 60_000  # bytes of a node in all the graphs that are alive at once
+_NODE = 140_000  # bytes of a node in all the graphs that are alive at once
 _COPIES = 2.0  # of the weights, in ONNX Runtime's own layouts; one more where codes are unfolded
 _GLIMPSES = 400_000_000  # outputs of layers that the rounding is chosen by, at most
 _RATE = 2e10  # multiply-accumulates in a second, before a sample was timed
@@ -48,7 +48,8 @@ class Forecast:
     """What a run is expected to take.
 
     Attributes:
-        seconds: wall time.
+        seconds: wall time; that of one sample where their number is not known.
+        each: seconds of one sample more.
         memory: bytes at its peak, the program itself included, pages of mapped files not.
         least: the least that `max_memory` may be.
         disk: bytes of the file to be written.
@@ -58,6 +59,7 @@ class Forecast:
     """
 
     seconds: float
+    each: float
     memory: int
     least: int
     disk: int
@@ -71,12 +73,12 @@ class Forecast:
         return self.seconds > _LONG_SECONDS
 
     def __str__(self) -> str:
-        count = "an unknown number of" if self.samples is None else str(self.samples)
-        parts = [
-            f"about {_duration(self.seconds)} for {count} samples",
-            f"{show_size(self.memory)} of memory",
-        ]
-        parts.append(f"a file of {show_size(self.disk)}")
+        time = f"about {_duration(self.seconds)}"
+        if self.samples is None:
+            time += f" and {self.each:.2g} s for each sample"
+        elif self.samples:
+            time += f" for {self.samples} samples"
+        parts = [time, f"{show_size(self.memory)} of memory", f"a file of {show_size(self.disk)}"]
         if self.temporary:
             parts.append(f"{show_size(self.temporary)} of temporary files")
         return ", ".join(parts)
@@ -92,17 +94,21 @@ def foresee(model: ir.Model, recipe: Recipe, samples: Samples | None, limit: int
         limit: `max_memory`.
     """
     facts = footprint(model)
+    chosen = budget_for(facts, recipe, limit)
+    memory, least = (_memory(facts, recipe, given) for given in (chosen, _tightest(facts)))
     count = samples.count if samples is not None else 0
     one = facts.macs / _RATE + facts.nodes * _NODE_SECONDS
-    rough = _seconds(facts, recipe, count or 1, one)
+    rough = _seconds(facts, recipe, 1 if count is None else count, one)
     timed = samples is not None and rough > _LONG_SECONDS
     if timed and samples is not None:
-        one = _timed(model, samples)
-    chosen = budget_for(facts, recipe, limit)
+        with within(chosen):
+            one = _timed(model, samples)
+    several, more = (_seconds(facts, recipe, number, one) for number in (count or 0, (count or 0) + 1))
     return Forecast(
-        seconds=_seconds(facts, recipe, count or 1, one),
-        memory=_memory(facts, recipe, chosen),
-        least=_memory(facts, recipe, _tightest(facts)),
+        seconds=more if count is None else several,
+        each=more - several,
+        memory=memory,
+        least=least,
         disk=_file_bytes(facts, recipe),
         temporary=_temporary(model, facts, recipe, count, chosen),
         samples=count,
@@ -178,7 +184,7 @@ def _seconds(facts: Footprint, recipe: Recipe, count: int, one: float) -> float:
 
 def _timed(model: ir.Model, samples: Samples) -> float:
     """Seconds of one forward pass; the sample is not lost to the run."""
-    (sample,) = samples.first(1) or [None]
+    sample = samples.first(1)[0]
     session = open_session(model)
     names = [out.name for out in session.get_outputs()]
     start = time.perf_counter()

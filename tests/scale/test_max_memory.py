@@ -1,4 +1,4 @@
-"""A run with little memory: the same file, within the limit, or an error that names the least that will do."""
+"""With little memory: the same file, within the limit, or an error that names the least that will do."""
 
 from __future__ import annotations
 
