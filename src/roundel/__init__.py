@@ -8,6 +8,7 @@ print(result.record.outputs)
 from __future__ import annotations
 
 import importlib
+import os
 from typing import TYPE_CHECKING
 
 from roundel.version import VERSION
@@ -41,6 +42,10 @@ if TYPE_CHECKING:
     from roundel.studies import SearchResult, search
 
 __version__ = VERSION
+
+# ONNX Runtime from 1.29 on reports models and machines to its maker, on Linux too, unless this is set before
+# it is imported. Who wants that can set it to 0.
+os.environ.setdefault("ORT_DISABLE_TELEMETRY", "1")
 
 # Names are looked up on first use, so that `import roundel` costs nothing.
 _HOMES = {

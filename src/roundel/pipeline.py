@@ -39,6 +39,7 @@ from roundel.model.save import check_writable, same_file, staged_or_temporary, w
 from roundel.plan import QuantPlan, build_plan
 from roundel.preparation import Prepared, load_prepared
 from roundel.qdq import simulate, strip, write_dynamic, write_qdq
+from roundel.qdq.share import share_codes
 from roundel.qdq.weight_only import check_kernel, write_weights
 from roundel.recipe import Recipe, WeightOnly, merge
 from roundel.recipe_file import RecipeSource, load_recipe, unfolded
@@ -325,6 +326,7 @@ def _write(
     improved = improve(model, state, samples, outputs, recipe, told, store)
     state = improved.state or state
     written = write_qdq(model, state, recipe)
+    share_codes(written.graph)
     simulated = simulate(written, state, recipe.npu)
     check_scales(written)
     check_limits(model, state, recipe.npu)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ctypes
+import os
 import sys
 from pathlib import Path
 
@@ -52,6 +53,11 @@ _REFUSALS = (
     RuntimeError,
     ValueError,
 )
+
+
+# Where ONNX Runtime was imported before Roundel could keep it from reporting (see roundel/__init__.py).
+if os.environ.get("ORT_DISABLE_TELEMETRY") == "1":
+    ort.disable_telemetry_events()
 
 
 def open_session(
