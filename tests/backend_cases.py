@@ -40,8 +40,9 @@ def samples_of(case: BackendCase, model: onnx.ModelProto) -> list[dict[str, np.n
         ]
     named = [dict(zip((v.name for v in model.graph.input), inputs, strict=False)) for inputs in sets]
     plain = all(isinstance(a, np.ndarray | np.generic) for sample in named for a in sample.values())
-    found = [{k: np.asarray(a) for k, a in sample.items()} for sample in named]
-    return found if plain and named and model.graph.input else None
+    if not plain or not named or not model.graph.input:
+        return None
+    return [{k: np.asarray(a) for k, a in sample.items()} for sample in named]
 
 
 def _tensor(path: Path) -> Any:

@@ -148,6 +148,13 @@ def test_what_would_end_the_process_inside_onnx_runtime(model: onnx.ModelProto) 
         roundel.quantize(model, data=DATA)
 
 
+def test_an_input_without_a_type() -> None:
+    model = one("LabelEncoder", ["x"], [3], domain="ai.onnx.ml", keys_int64s=[1], values_int64s=[2])
+    model.graph.input[0].ClearField("type")
+    with pytest.raises(ModelError, match="contradicts itself"):
+        roundel.quantize(model, data=DATA)
+
+
 def test_titles_that_are_not_utf_8() -> None:
     data = bent(seeds.models()[0], lambda m: setattr(m, "producer_name", "NAME_TO_BREAK"))
     data = data.replace(b"NAME_TO_BREAK", b"\xff" * 13)

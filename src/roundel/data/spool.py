@@ -65,7 +65,7 @@ class Kept:
 
     def get(self) -> Array:
         """Its content, not to be changed."""
-        if isinstance(self.place, np.ndarray):
+        if not isinstance(self.place, tuple):
             return self.place
         file, start, shape, dtype = self.place
         return file.read(start, shape, dtype)
@@ -94,6 +94,8 @@ class Spool:
         Raises:
             OutputError: the disk is full.
         """
+        if not isinstance(array, np.ndarray):  # a sequence or an optional, as some outputs are
+            return Kept(array)
         with self._lock:
             if array.nbytes <= self._room or array.dtype.hasobject or array.size == 0:
                 self._room -= array.nbytes

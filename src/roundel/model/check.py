@@ -44,6 +44,9 @@ def check_structure(model: ir.Model, where: object) -> None:
             _check_required(node, imports, where)
             _check_empty_bias(node, where)
             _check_empty_sequence(node, where)
+    for value in model.graph.inputs:
+        if value.type is None:
+            raise _broken(f"{where}, graph input '{value.name}'", "no type", "a type")
     for value in model.graph.outputs:
         if _undefined(value):
             raise _broken(

@@ -98,5 +98,8 @@ def _work(node: ir.Node, made: Mapping[str, int]) -> tuple[int, int]:
 def _bytes(value: ir.Value, unknown: int) -> int:
     if value.shape is None:
         return unknown
-    item = 4 if value.dtype is None else math.ceil(value.dtype.itemsize)
+    try:
+        item = 4 if value.dtype is None else math.ceil(value.dtype.itemsize)
+    except TypeError:  # text has no size of its own
+        item = 16
     return item * math.prod(d if isinstance(d, int) and d > 0 else 1 for d in value.shape)
