@@ -21,14 +21,14 @@ TESTS = (
 )
 # The oldest of each that the tests pass with; pyproject.toml says the same.
 OLDEST = {
-    "numpy": "1.26.0",
+    "numpy": "1.26.4",
     "onnx": "1.17.0",
-    "onnxruntime": "1.20.0",
+    "onnxruntime": "1.23.2",
     "pillow": "10.1.0",
     "pydantic": "2.7.0",
-    "pyyaml": "6.0.1",
+    "pyyaml": "6.0",
     "rich": "13.7.0",
-    "typer": "0.12.0",
+    "typer": "0.15.4",
 }
 nox.options.default_venv_backend = "venv"
 
@@ -48,7 +48,7 @@ def oldest(session: nox.Session) -> None:
 
 
 @nox.session(python="3.12")
-@nox.parametrize("onnxruntime", ["1.20.1", "1.23.0"])
+@nox.parametrize("onnxruntime", ["1.23.2", "1.26.0"])
 @nox.parametrize("onnx", ["1.17.0", "1.19.0"])
 def between(session: nox.Session, onnx: str, onnxruntime: str) -> None:
     """Two versions each of the two packages that everything stands on."""

@@ -14,6 +14,7 @@ from roundel.model.graph import opset_version
 _MINIMUM = 10  # QuantizeLinear appeared here
 _REFUSALS = (
     RuntimeError,
+    IndexError,  # onnx 1.17, for an operator that it does not know
     onnx.version_converter.ConvertError,
     onnx.checker.ValidationError,
     onnx.shape_inference.InferenceError,
