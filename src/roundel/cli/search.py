@@ -11,6 +11,7 @@ import typer
 
 from roundel.cli.data_options import DataChoice, takes_data
 from roundel.cli.options import Exclude, Json, Model, Preset, RecipeFile, Set, chosen_recipe, recipe_changes
+from roundel.cli.work_options import WorkChoice, takes_executor
 
 _EPILOG = """[bold]Examples[/]
 
@@ -25,12 +26,13 @@ _JUDGE = "Judging"
 
 def register(app: typer.Typer) -> None:
     """Add the command."""
-    app.command(epilog=_EPILOG, no_args_is_help=True)(takes_data(search))
+    app.command(epilog=_EPILOG, no_args_is_help=True)(takes_executor(takes_data(search)))
 
 
 def search(
     model: Model,
     data: DataChoice,
+    work: WorkChoice,
     space: Annotated[
         list[str],
         typer.Option(
@@ -125,6 +127,7 @@ def search(
         device=device,
         exclude=exclude or (),
         changes=recipe_changes(settings, data=data.preprocessing),
+        executor=work["executor"],
         listener=None if as_json else ProgressListener(),
         on_trial=None if as_json else heard,
     )

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import functools
 import inspect
-from collections.abc import Callable
+from collections.abc import Callable, Collection
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, TypedDict
 
@@ -81,7 +81,17 @@ def _options(
 
 def takes_work(command: Callable[..., None]) -> Callable[..., None]:
     """Give a command the options above; they reach it as its parameter `work`, a `WorkChoice`."""
-    shared = inspect.signature(_options, eval_str=True).parameters
+    return _with_options(command, leave_out=())
+
+
+def takes_executor(command: Callable[..., None]) -> Callable[..., None]:
+    """As `takes_work`, for a command that remembers what it has done in a way of its own."""
+    return _with_options(command, leave_out=("checkpoint", "resume"))
+
+
+def _with_options(command: Callable[..., None], leave_out: Collection[str]) -> Callable[..., None]:
+    offered = inspect.signature(_options, eval_str=True).parameters
+    shared = {name: option for name, option in offered.items() if name not in leave_out}
     own = inspect.signature(command, eval_str=True)
 
     @functools.wraps(command)

@@ -15,6 +15,7 @@ from roundel.check.report import check_model
 from roundel.errors import RecipeError, did_you_mean
 from roundel.evaluate.judging import Judging, Question, prepare_judging
 from roundel.evaluate.metric import Metric
+from roundel.executors import Executor
 from roundel.model import load_model
 from roundel.model.graph import fingerprint
 from roundel.model.load import ModelSource
@@ -97,6 +98,7 @@ def search(
     device: str | None = None,
     exclude: Sequence[str] = (),
     changes: Mapping[str, Any] | None = None,
+    executor: Executor | None = None,
     listener: Listener | None = None,
     on_trial: Callable[[Trial], None] | None = None,
 ) -> SearchResult:
@@ -122,6 +124,7 @@ def search(
         exclude: nodes that stay float.
         changes: recipe values for every trial, nested as in the file.
         listener: told about progress.
+        executor: where each trial's calibration runs, from `roundel.executor(…)`; else in this process.
         on_trial: called with each trial when it has ended.
 
     Raises:
@@ -149,7 +152,7 @@ def search(
             found = Study(file, wanted, list(directions.values()), sampler=sampler, seed=seed)
             judged = prepare_judging(model, base, question, outputs, told)
             found.claim(file, _key(model, base, judged, directions, device))
-            work = _Work(model, base, judged, folder, tuple(also), device)
+            work = _Work(model, base, judged, folder, tuple(also), device, executor)
             found.run(trials, work.evaluate, told, on_trial or (lambda trial: None))
         finally:
             told.close()
@@ -183,7 +186,9 @@ class _Work:
         folder: Path,
         also: tuple[str, ...],
         device: str | None,
+        executor: Executor | None,
     ) -> None:
+        self._executor = executor
         self._model, self._base, self._judged, self._folder = model, base, judged, folder
         self._also, self._device = also, device
 
@@ -210,6 +215,7 @@ class _Work:
             recipe=recipe_of(self._base, parameters),
             data=self._judged.learn,
             device=self._device,
+            executor=self._executor,
             listener=told,
         )
 
