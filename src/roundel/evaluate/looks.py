@@ -13,6 +13,7 @@ from roundel.executors import Arrays
 from roundel.numerics.metrics import Closeness
 
 TOP = 5
+_SUMS = ("signal", "noise", "cross", "other", "worst")
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -66,7 +67,9 @@ class Look:
             classes,
             arrays["best"],
             same,
-            Closeness(*arrays["close"].tolist(), count) if known else None,
+            Closeness(**dict(zip(_SUMS, arrays["close"].tolist(), strict=True)), count=count)
+            if known
+            else None,
             {name: arrays[f"out.{name}"] for name in outputs} or None,
             float(arrays["seconds"]),
         )
