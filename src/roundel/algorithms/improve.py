@@ -70,7 +70,7 @@ def improve(
     if recipe.effort == "none":
         return Improved(state, ())
     if len(samples) < FEWEST:
-        note = f"nothing was improved beyond calibration: effort {recipe.effort} needs {FEWEST} samples or more"
+        note = f"nothing was improved beyond calibration: {recipe.effort} effort needs {FEWEST} samples"
         return Improved(state, (), (note,))
     held = held_out(len(samples))
 
