@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -21,16 +21,17 @@ from roundel.executors.local import usable_cores
 from roundel.model.footprint import Footprint, footprint
 from roundel.model.load import ModelSource
 from roundel.model.memory import Budget, parse_size, show_size, within
-from roundel.model.session import open_session
+from roundel.model.session import open_session, save_heap
 from roundel.preparation import load_prepared
 from roundel.recipe import Recipe, merge
 from roundel.recipe_file import RecipeSource, load_recipe, unfolded
 from roundel.types import Scheme
 
 _STARTED = 150_000_000  # Python with ONNX Runtime, where the system does not tell
-_MARGIN = 60_000_000  # libraries that are loaded on the way, and free pieces of the heap
+_MARGIN = 80_000_000  # libraries that are loaded on the way, and free pieces of the heap
 _NODE = 140_000  # bytes of a node in all the graphs that are alive at once
 _COPIES = 2.0  # of the weights, in ONNX Runtime's own layouts; one more where codes are unfolded
+_HEAPS = 1.7
 _GLIMPSES = 400_000_000  # outputs of layers that the rounding is chosen by, at most
 _RATE = 2e10  # multiply-accumulates in a second, before a sample was timed
 _NODE_SECONDS = 2e-5  # of one node in one run
@@ -122,7 +123,7 @@ def budget_for(facts: Footprint, recipe: Recipe, limit: int | None) -> Budget:
     Raises:
         RecipeError: it is too little for anything.
     """
-    usual = Budget()
+    usual = Budget(returns=limit is not None)
     if limit is None or _memory(facts, recipe, usual) <= limit:
         return usual
     tight = _tightest(facts)
@@ -135,16 +136,16 @@ def budget_for(facts: Footprint, recipe: Recipe, limit: int | None) -> Budget:
             expected=f"{show_size(least)} or more",
             hint="Allow more, or let the weights lie in a file of their own (-s output.external_data=true).",
         )
-    roomy = Budget(live=tight.live, held=tight.held, lean=usual.lean)
+    roomy = replace(tight, lean=usual.lean)
     base = roomy if _memory(facts, recipe, roomy) <= limit else tight
     left = limit - _memory(facts, recipe, base)
     # What is kept (samples, outputs, layer values, glimpses) comes in four kinds.
-    return Budget(live=base.live + left // 2, held=base.held + left // 8, lean=base.lean)
+    return replace(base, live=base.live + left // 2, held=base.held + left // 8)
 
 
 def _tightest(facts: Footprint) -> Budget:
     """One tensor at a time, everything else in files."""
-    return Budget(live=max(facts.largest_activation, 1), held=0, lean=0)
+    return Budget(live=max(facts.largest_activation, 1), held=0, lean=0, returns=True)
 
 
 def _memory(facts: Footprint, recipe: Recipe, given: Budget) -> int:
@@ -160,6 +161,8 @@ def _memory(facts: Footprint, recipe: Recipe, given: Budget) -> int:
     observed = 0
     if recipe.mode == "static" and recipe.calibration.method != "minmax":
         observed = min(given.live, facts.activations * usable_cores())
+        # Without a limit, freed blocks stay in the heaps of the threads that observe.
+        observed = observed if given.returns else int(_HEAPS * observed)
     steps = 0
     if recipe.mode == "static" and recipe.effort != "none":
         steps = 4 * given.held + facts.solving + 2 * facts.peak
@@ -246,6 +249,8 @@ def look_ahead(
         RecipeError: the limit is too low; the message names the least that would do.
     """
     chosen = budget_for(footprint(model), recipe, limit)
+    if limit is not None:
+        save_heap()
     if hear is not None:
         hear(foresee(model, recipe, samples, limit))
     return chosen

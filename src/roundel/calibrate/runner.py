@@ -86,7 +86,7 @@ class Runner:
         # Of all runs in flight; a sample that needs more runs once per group of tensors.
         most = budget().live
         sizes = _declared_bytes(model, tensors, first)
-        if sizes is None or sum(sizes.values()) > most:
+        if sizes is None:
             sizes = _measured_bytes(model, tensors, first)
         groups = _split(tensors, sizes, most)
         live = max(sum(sizes[name] for name in group) for group in groups)
@@ -244,7 +244,12 @@ def _measured_bytes(model: ir.Model, tensors: Sequence[str], first: Sample) -> d
         node = ir.node("Size", [values[tensor]])
         node.outputs[0].name = name
         node.outputs[0].dtype = ir.DataType.INT64
-        clone.graph.append(node)
+        maker = values[tensor].producer()
+        # Right behind the tensor: at the end they would keep all of them alive.
+        if maker is None:
+            clone.graph.append(node)
+        else:
+            clone.graph.insert_after(maker, node)
         clone.graph.outputs.append(node.outputs[0])
     counts = run_session(open_session(clone), names, first, 0)
     return {

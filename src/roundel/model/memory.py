@@ -27,11 +27,13 @@ class Budget:
         live: activations that are fetched from all runs in flight; more run in several passes.
         held: arrays of one kind that are kept for later (samples, layer outputs); more go to a file.
         lean: weights beyond which sessions run from the mapped file, without copies of their own: slower.
+        returns: whether freed blocks go back to the system at once: slower, too.
     """
 
     live: int = 1_500_000_000
     held: int = 64_000_000
     lean: int = 1_000_000_000
+    returns: bool = False
 
 
 _DEFAULT = Budget()

@@ -36,6 +36,7 @@ _LENDABLE = frozenset(
     }
 )
 _MANY_NODES = 8000
+_MMAP_THRESHOLD = -3  # of mallopt
 # Where ONNX Runtime looks for the weights of a model that it gets as bytes.
 _DATA_FOLDER = "session.model_external_initializers_file_folder_path"
 # Drops a Clip whose bounds a quantizer nearly, but not exactly, enforces.
@@ -183,6 +184,17 @@ def _lies_in(value: ir.Value, folder: str | None) -> bool:
     if folder is None or not isinstance(tensor, ir.ExternalTensor) or tensor.nbytes < _WORTH_LENDING:
         return False
     return str(Path(tensor.base_dir)) == folder
+
+
+def save_heap() -> None:
+    """From now on, let the C library (glibc) return large blocks to the system as soon as they are free.
+
+    By default it learns to keep them for reuse, in each thread's own heap, which can double what a run takes.
+    Returning them costs time, so that only runs with a limit on memory do it.
+    """
+    tune = getattr(ctypes.CDLL(None), "mallopt", None) if sys.platform == "linux" else None
+    if tune is not None:
+        tune(_MMAP_THRESHOLD, 1 << 18)
 
 
 def give_memory_back() -> None:
