@@ -74,6 +74,13 @@ def test_branches_in_branches(depth: int) -> None:
         assert not roundel.quantize(data, data=feeds({"x": (2,)})).record.quantized
 
 
+def test_more_nodes_than_any_model_has(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("roundel.model.load._MOST_NODES", 2)  # a quarter of a million take a minute to build
+    nodes = [node("Neg", [f"t{i}"], [f"t{i + 1}"], name=f"n{i}") for i in range(3)]
+    with pytest.raises(ModelError, match="more nodes"):
+        roundel.quantize(build(nodes, {"t0": [2]}, ["t3"]), data=roundel.RandomData(count=1))
+
+
 def test_many_nodes_take_time_in_proportion() -> None:
     def seconds(count: int) -> float:
         nodes = [node("Neg", [f"t{i}"], [f"t{i + 1}"], name=f"n{i}") for i in range(count)]

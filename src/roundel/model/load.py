@@ -21,6 +21,8 @@ from roundel.model.graph import attribute_int, op_key, opset_version
 from roundel.model.opset import raise_opset
 
 OPSET = 17
+# A node takes 16 kB of memory and half a millisecond; large language models have some ten thousand nodes.
+_MOST_NODES = 250_000
 
 _QUANTIZED_OPS = {
     "": {
@@ -205,6 +207,13 @@ def _refuse_empty(model: ir.Model, where: object) -> None:
         )
     if len(model.graph) == 0:
         raise ModelError("The model has no nodes: there is nothing to quantize.", where=where)
+    if len(model.graph) > _MOST_NODES:
+        raise ModelError(
+            "The model has more nodes than can be handled in reasonable time and memory.",
+            where=where,
+            observed=f"{len(model.graph)} nodes",
+            expected=f"at most {_MOST_NODES}",
+        )
 
 
 def quantized_node(model: ir.Model) -> ir.Node | None:
