@@ -54,6 +54,7 @@ from roundel.verify.closeness import OutputReport
 from roundel.verify.legality import check_limits, check_scales
 from roundel.version import VERSION
 
+_NOTHING = "nothing to quantize: the float model was passed through"
 _QUANTIZERS = frozenset({"QuantizeLinear", "DequantizeLinear", "DynamicQuantizeLinear"})
 
 
@@ -309,15 +310,9 @@ def _write(
 ) -> tuple[ir.Model, QuantPlan, Improved]:
     """The quantized graph, the plan as it was carried out, and what was done beyond calibration."""
     if recipe.mode == "dynamic":
-        chosen = frozenset(n.name for n in plan.nodes.values() if n.quantized)
-        written, count = write_dynamic(model, recipe, chosen)
-        return _signed(written), plan, _untouched(f"{count} nodes quantize their input at run time")
+        return _measure_at_run_time(model, plan, recipe)
     if not plan.tensors:
-        return (
-            _signed(model.clone()),
-            plan,
-            _untouched("nothing to quantize: the float model was passed through"),
-        )
+        return _signed(model.clone()), plan, _untouched(_NOTHING)
     if recipe.mode == "weight_only":
         return _pack(model, plan, evidence, recipe.weight_only, told)
     state = refine(model, resolve(model, plan, evidence.stats, recipe), recipe.npu)
@@ -332,6 +327,23 @@ def _write(
     check_limits(model, state, recipe.npu)
     done = tuple(f"{what}: {count} nodes" for what, count in simulated.items())
     return _signed(written), state.plan, replace(improved, notes=(*state.notes, *improved.notes, *done))
+
+
+def _measure_at_run_time(
+    model: ir.Model, plan: QuantPlan, recipe: Recipe
+) -> tuple[ir.Model, QuantPlan, Improved]:
+    """Mode dynamic; the plan says which nodes were left as they were after all."""
+    chosen = frozenset(n.name for n in plan.nodes.values() if n.quantized)
+    written, count = write_dynamic(model, recipe, chosen)
+    left = {str(node.name) for node in written.graph} & chosen
+    reason = "its weight is computed, or of a form without an integer operator"
+    nodes = {
+        n.name: replace(n, quantized=False, reason=reason) if n.name in left else n
+        for n in plan.nodes.values()
+    }
+    plan = replace(plan, nodes=nodes, tensors=plan.tensors if count else {})
+    note = f"{count} nodes quantize their input at run time" if count else _NOTHING
+    return _signed(written), plan, _untouched(note)
 
 
 def _pack(

@@ -103,3 +103,11 @@ def test_saving_again_leaves_no_old_data_behind(tmp_path: Path) -> None:
         onnx.load(out)
     roundel.quantize(model, out, data=feeds({"x": (1, 64)}))
     assert [path.name for path in tmp_path.glob("*.data")] == ["out.onnx.7.data"]
+
+
+def test_dynamic_mode_with_a_computed_weight_says_that_nothing_was_done() -> None:
+    model = build([node("MatMul", ["x", "w"], ["y"], name="product")], {"x": [2, 4], "w": [4, 3]}, ["y"])
+    result = roundel.quantize(model, recipe="uint8_dynamic_quant", data=feeds({"x": (2, 4), "w": (4, 3)}))
+    assert not result.record.quantized
+    assert "computed" in result.record.float_nodes["product"]
+    assert any("nothing to quantize" in note for note in result.record.notes)

@@ -42,4 +42,5 @@ def test_backend_models(chunk: int) -> None:
 def test_backend_models_with_other_presets(chunk: int, preset: str) -> None:
     outcomes = swept(chunk, preset)
     assert outcomes["passed through"] + outcomes["quantized"] > 40
-    assert outcomes["quantized"] > 0
+    # The models have their weights as inputs: modes that want constants pass them through.
+    assert outcomes["quantized"] > 10 or load_recipe(preset).mode != "static"
