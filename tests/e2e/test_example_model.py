@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 import json
 import re
 import subprocess
@@ -166,7 +167,8 @@ def test_the_record_is_complete(example: Example, tmp_path: Path) -> None:
     assert record["model"]["bytes"] == example.model_path.stat().st_size
     assert record["model"]["opset"] == 17
     assert len(record["model"]["fingerprint"]) == 32
-    assert record["file"] == {"name": "q.onnx", "bytes": path.stat().st_size}
+    digest = hashlib.sha256(path.read_bytes()).hexdigest()
+    assert record["file"] == {"name": "q.onnx", "bytes": path.stat().st_size, "sha256": digest}
     assert record["recipe"] == roundel.load_recipe("a8w8", {"selection": {"exclude": ["pool"]}}).model_dump(
         mode="json"
     )
