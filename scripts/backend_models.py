@@ -116,7 +116,7 @@ def table(lines: list[dict[str, Any]]) -> str:
         f"Written by `scripts/backend_models.py`: {models} models of `onnx.backend.test` (node and simple),"
         f" onnx {onnx.__version__}, ONNX Runtime {onnxruntime.__version__}; {len(lines)} runs. Each is"
         " quantized on its own test inputs, written, checked by ONNX's checker, loaded and run. `real` and `real-light`"
-        " models are downloads and are not part of it.",
+        " models are downloads and are not part of it. Effort is none: there is nothing to tune or to learn.",
         "",
         "- *quantized*: a valid Q/DQ model, loaded and run by ONNX Runtime.",
         "- *passed through*: nothing in it that the preset quantizes; the float model, valid, with a reason"
@@ -130,6 +130,9 @@ def table(lines: list[dict[str, Any]]) -> str:
         if preset in counts:
             cells = " | ".join(str(counts[preset][what]) for what in OUTCOMES)
             rows.append(f"| {preset} | {cells} | {', '.join(names[1:])} |")
+    missing = [preset for preset in twins if preset not in counts]
+    if missing:
+        rows += ["", f"Not run yet: {', '.join(missing)}."]
     rows += [
         "",
         "## Crashes",
