@@ -116,7 +116,8 @@ def table(lines: list[dict[str, Any]]) -> str:
         f"Written by `scripts/backend_models.py`: {models} models of `onnx.backend.test` (node and simple),"
         f" onnx {onnx.__version__}, ONNX Runtime {onnxruntime.__version__}; {len(lines)} runs. Each is"
         " quantized on its own test inputs, written, checked by ONNX's checker, loaded and run. `real` and `real-light`"
-        " models are downloads and are not part of it. Effort is none: there is nothing to tune or to learn.",
+        " models are downloads and are not part of it. Effort is none: there is nothing to tune or to"
+        " learn.",
         "",
         "- *quantized*: a valid Q/DQ model, loaded and run by ONNX Runtime.",
         "- *passed through*: nothing in it that the preset quantizes; the float model, valid, with a reason"
