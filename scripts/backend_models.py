@@ -115,7 +115,8 @@ def table(lines: list[dict[str, Any]]) -> str:
         "",
         f"Written by `scripts/backend_models.py`: {models} models of `onnx.backend.test` (node and simple),"
         f" onnx {onnx.__version__}, ONNX Runtime {onnxruntime.__version__}; {len(lines)} runs. Each is"
-        " quantized on its own test inputs, written, checked by ONNX's checker, loaded and run. `real` and `real-light`"
+        " quantized on its own test inputs, written, checked by ONNX's checker, loaded and run."
+        " `real` and `real-light`"
         " models are downloads and are not part of it. Effort is none: there is nothing to tune or to"
         " learn.",
         "",
