@@ -21,7 +21,7 @@ from roundel.executors.local import usable_cores
 from roundel.model.footprint import Footprint, footprint
 from roundel.model.load import ModelSource
 from roundel.model.memory import Budget, parse_size, show_size, within
-from roundel.model.session import open_session, save_heap
+from roundel.model.session import give_memory_back, open_session, save_heap
 from roundel.preparation import load_prepared
 from roundel.recipe import Recipe, merge
 from roundel.recipe_file import RecipeSource, load_recipe, unfolded
@@ -155,7 +155,7 @@ def _memory(facts: Footprint, recipe: Recipe, given: Budget) -> int:
     if lean:
         # Serialising takes the file's size twice, unless its weights go to a file one by one.
         whole = 0 if recipe.output.external_data else 2 * out
-        weights = facts.weights - facts.mapped + max(whole, 6 * facts.largest_weight)
+        weights = facts.weights - facts.mapped + max(whole, 4 * facts.largest_weight)
     else:
         weights = int(_COPIES * facts.weights) + out
     observed = 0
@@ -192,7 +192,10 @@ def _timed(model: ir.Model, samples: Samples) -> float:
     names = [out.name for out in session.get_outputs()]
     start = time.perf_counter()
     session.run(names, sample)
-    return time.perf_counter() - start
+    seconds = time.perf_counter() - start
+    del session
+    give_memory_back()
+    return seconds
 
 
 def _file_bytes(facts: Footprint, recipe: Recipe) -> int:

@@ -140,7 +140,7 @@ def quantize(
         device_exec: where calibration and fine-tuning run: cpu, cuda (an error where that is missing), or auto,
             which takes a GPU if there is one; the record says what was chosen.
         max_memory: the most memory that this process may take: '2G', '512M' or bytes. With less, the same
-            result comes from more passes and from temporary files. Each worker of an executor may take as much.
+            result comes from more passes and from temporary files. Each worker may take as much.
         on_forecast: hears what the run is expected to take, before it begins.
         example_inputs: PyTorch: a tensor, a tuple of arguments, a dict by parameter name, or a list of such
             examples. The first is traced; on all of them the export must equal the module.

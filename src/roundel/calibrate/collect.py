@@ -23,7 +23,10 @@ from roundel.errors import DataError, ModelError, did_you_mean
 from roundel.executors import Work
 from roundel.executors.local import usable_cores
 from roundel.model.graph import is_constant, values_by_name
+from roundel.model.session import give_memory_back
 from roundel.types import Sample
+
+_TIDY = 50  # samples, after which free pieces of the heap go back: they would add up
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -117,6 +120,8 @@ def collect(
         if result.outputs is not None:
             outputs.append(result.outputs)
         seen, seconds = seen + 1, seconds + result.seconds
+        if seen % _TIDY == 0:
+            give_memory_back()
         if progress is not None:
             progress(index + 1)
     for shard in shards[1:]:

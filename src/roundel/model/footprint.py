@@ -92,7 +92,7 @@ def _work(node: ir.Node, made: Mapping[str, int]) -> tuple[int, int]:
     inner = dims[0] if node.op_type in ("MatMul", "Gemm") else math.prod(dims[1:])
     if node.op_type == "Gemm" and attribute_int(node, "transB", 0):
         inner = dims[1]
-    return outputs * inner, 8 * groups * inner * (_ROWS + 4 * inner)
+    return outputs * inner, 8 * groups * inner * (2 * _ROWS + 4 * inner)
 
 
 def _bytes(value: ir.Value, unknown: int) -> int:
