@@ -137,7 +137,7 @@ def quantize(
         executor: where calibration runs, from `roundel.executor(…)`; this process when not given.
         checkpoint: a folder that holds what is done: each shard of the samples, each layer of the rest.
         resume: go on from the checkpoint where there is one; the file is that of a run without a break.
-        device_exec: where calibration and fine-tuning run: cpu, cuda (an error where that is missing), or auto,
+        device_exec: where calibration and fine-tuning run: cpu, cuda (an error where it is missing), or auto,
             which takes a GPU if there is one; the record says what was chosen.
         max_memory: the most memory that this process may take: '2G', '512M' or bytes. With less, the same
             result comes from more passes and from temporary files. Each worker may take as much.
