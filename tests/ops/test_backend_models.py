@@ -38,7 +38,7 @@ def test_backend_models(chunk: int) -> None:
     assert outcomes["passed through"] > 15
 
 
-@pytest.mark.parametrize(("chunk", "preset"), enumerate(OTHERS))
+@pytest.mark.parametrize(("chunk", "preset"), list(enumerate(OTHERS)))
 def test_backend_models_with_other_presets(chunk: int, preset: str) -> None:
     outcomes = swept(chunk, preset)
     assert outcomes["passed through"] + outcomes["quantized"] > 40

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import signal
 import subprocess
 import sys
 import textwrap
@@ -92,14 +93,22 @@ def test_processes_merge_to_the_same_bits(
 
 
 def test_a_process_that_dies_changes_nothing(
-    net: ir.Model, requests: dict[str, StatKind], samples: list[Sample], alone: Collected
+    net: ir.Model, requests: dict[str, StatKind], samples: list[Sample]
 ) -> None:
-    killer = Killer(lambda: children(os.getpid(), "roundel.executors.worker"))
-    killer.start()
-    work = Work(executor("processes", workers=2))
-    same(collect(net, requests, samples, keep=11, progress=killer.begin, work=work), alone)
-    killer.join()
-    assert killer.killed is not None
+    killed: list[int] = []
+
+    def kill_one(done: int) -> None:
+        if not killed:
+            victim = children(os.getpid(), "roundel.executors.worker")[0]
+            os.kill(victim, signal.SIGKILL)
+            killed.append(victim)
+
+    many, work = samples * 6, Work(executor("processes", workers=2))
+    same(
+        collect(net, requests, many, keep=11, progress=kill_one, work=work),
+        collect(net, requests, many, keep=11),
+    )
+    assert killed, "a worker was killed in the middle of the run"
 
 
 def test_ray_merges_to_the_same_bits_also_when_a_worker_is_killed(
