@@ -106,19 +106,19 @@ def measure(arrays: Arrays, axis: int | None, storage: Storage | None, *, classe
     sums = TensorSums(shape=shape, count=a.size)
     if not a.size:
         return sums
-    finite = np.isfinite(a)
-    if not finite.all():  # masks of attention: minus infinity has no error to measure
+    sums.signal = _power(a)
+    if not np.isfinite(sums.signal).all():  # masks of attention: minus infinity has no error to measure
+        finite = np.isfinite(a)
         sums.count = int(np.count_nonzero(finite))
         a, q, i, r = (None if x is None else np.where(finite, x, 0) for x in (a, q, i, r))
         assert a is not None
         assert q is not None
-    if not np.isfinite(q).all():
-        sums.broken = True
-        return sums
-    sums.signal = _power(a)
+        sums.signal = _power(a)
     sums.low, sums.high = float(a.min()), float(a.max())
     signal = float(sums.signal.sum())
     sums.total = _gap(a, q, signal)
+    if not math.isfinite(sums.total.sums.noise) and not np.isfinite(q).all():
+        return TensorSums(shape=shape, count=sums.count, broken=True)
     if r is not None:
         sums.rounding = _gap(a, r, signal)
     if i is q:
