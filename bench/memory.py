@@ -55,13 +55,13 @@ def main() -> None:
         "The largest resident size of the process, imports and the images (60 MB) included. The forecast was",
         "made before the run. `python bench/memory.py MODEL.onnx CALIB.npz` repeats it.",
         "",
-        "| effort | samples | peak MB | forecast MB | seconds | forecast s |",
+        "| effort | samples | peak MB | forecast MB | CPU s | forecast of wall s |",
         "|---|---:|---:|---:|---:|---:|",
     ]
     for row in rows:
         lines.append(
             f"| {row['effort']} | {row['samples']} | {row['peak_mb']:.0f} | {row['forecast_mb']:.0f}"
-            f" | {row['seconds']:.0f} | {row['forecast_seconds']:.0f} |"
+            f" | {row['cpu_seconds']:.0f} | {row['forecast_seconds']:.0f} |"
         )
     lines += ["", ", ".join(f"{key} {value}" for key, value in describe().items()) + f"; {revision()}."]
     given.out.with_suffix(".md").write_text("\n".join(lines) + "\n")
