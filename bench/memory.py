@@ -31,6 +31,14 @@ def measured(model: Path, data: Path, options: dict[str, Any]) -> dict[str, Any]
     return {**options, **json.loads(done.stdout.splitlines()[-1])}
 
 
+def write_results(out: Path, lines: list[str], rows: list[dict[str, Any]]) -> None:
+    """The page, with the machine below it, and the raw figures beside it."""
+    machine = describe()
+    page = [*lines, "", ", ".join(f"{key} {value}" for key, value in machine.items()) + f"; {revision()}."]
+    out.with_suffix(".md").write_text("\n".join(page) + "\n")
+    out.with_suffix(".json").write_text(json.dumps({"runs": rows, "machine": machine}, indent=1) + "\n")
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("model", type=Path)
@@ -63,11 +71,7 @@ def main() -> None:
             f"| {row['effort']} | {row['samples']} | {row['peak_mb']:.0f} | {row['forecast_mb']:.0f}"
             f" | {row['cpu_seconds']:.0f} | {row['forecast_seconds']:.0f} |"
         )
-    lines += ["", ", ".join(f"{key} {value}" for key, value in describe().items()) + f"; {revision()}."]
-    given.out.with_suffix(".md").write_text("\n".join(lines) + "\n")
-    given.out.with_suffix(".json").write_text(
-        json.dumps({"runs": rows, "machine": describe()}, indent=1) + "\n"
-    )
+    write_results(given.out, lines, rows)
 
 
 if __name__ == "__main__":

@@ -6,7 +6,6 @@ A residual chain (Conv, Relu, Conv, Add, Clip) on tensors so small that only the
 from __future__ import annotations
 
 import argparse
-import json
 import tempfile
 from pathlib import Path
 
@@ -14,8 +13,7 @@ import numpy as np
 import onnx
 from onnx import TensorProto, helper, numpy_helper
 
-from machine import describe, revision
-from memory import RESULTS, measured
+from memory import RESULTS, measured, write_results
 
 CHANNELS, SIDE = 8, 4
 
@@ -81,11 +79,7 @@ def main() -> None:
             f"| {row['recipe']} | {row['effort']} | {row['nodes']} | {row['cpu_seconds']:.1f}"
             f" | {row['steps'].get('verify', 0):.1f} | {each:.1f} | {row['peak_mb']:.0f} |"
         )
-    lines += ["", ", ".join(f"{key} {value}" for key, value in describe().items()) + f"; {revision()}."]
-    given.out.with_suffix(".md").write_text("\n".join(lines) + "\n")
-    given.out.with_suffix(".json").write_text(
-        json.dumps({"runs": rows, "machine": describe()}, indent=1) + "\n"
-    )
+    write_results(given.out, lines, rows)
 
 
 if __name__ == "__main__":

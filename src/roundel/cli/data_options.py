@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import functools
-import inspect
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
@@ -12,6 +10,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from roundel.cli.options import numbers, pixels, random_data
+from roundel.cli.shared_options import with_options
 from roundel.errors import RecipeError
 
 if TYPE_CHECKING:
@@ -114,18 +113,4 @@ def _options(
 
 def takes_data(command: Callable[..., None]) -> Callable[..., None]:
     """Give a command the options above; they reach it as its parameter `data`, a `DataChoice`."""
-    shared = inspect.signature(_options, eval_str=True).parameters
-    own = inspect.signature(command, eval_str=True)
-
-    @functools.wraps(command)
-    def run(**words: Any) -> None:
-        choice = _options(**{name: words.pop(name) for name in shared})
-        command(**words, data=choice)
-
-    parameters = [p for p in own.parameters.values() if p.name != "data"]
-    merged = [*parameters, *shared.values()]
-    run.__signature__ = inspect.Signature(  # type: ignore[attr-defined]
-        [p.replace(kind=inspect.Parameter.KEYWORD_ONLY) for p in merged]
-    )
-    run.__annotations__ = {p.name: p.annotation for p in merged}
-    return run
+    return with_options(command, _options, "data")

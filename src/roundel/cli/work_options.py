@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-import functools
-import inspect
-from collections.abc import Callable, Collection
+from collections.abc import Callable
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any, TypedDict
+from typing import TYPE_CHECKING, Annotated, TypedDict
 
 import typer
 
+from roundel.cli.shared_options import with_options
 from roundel.errors import RecipeError
 
 if TYPE_CHECKING:
@@ -81,28 +80,9 @@ def _options(
 
 def takes_work(command: Callable[..., None]) -> Callable[..., None]:
     """Give a command the options above; they reach it as its parameter `work`, a `WorkChoice`."""
-    return _with_options(command, leave_out=())
+    return with_options(command, _options, "work")
 
 
 def takes_executor(command: Callable[..., None]) -> Callable[..., None]:
     """As `takes_work`, for a command that remembers what it has done in a way of its own."""
-    return _with_options(command, leave_out=("checkpoint", "resume"))
-
-
-def _with_options(command: Callable[..., None], leave_out: Collection[str]) -> Callable[..., None]:
-    offered = inspect.signature(_options, eval_str=True).parameters
-    shared = {name: option for name, option in offered.items() if name not in leave_out}
-    own = inspect.signature(command, eval_str=True)
-
-    @functools.wraps(command)
-    def run(**words: Any) -> None:
-        choice = _options(**{name: words.pop(name) for name in shared})
-        command(**words, work=choice)
-
-    parameters = [p for p in own.parameters.values() if p.name != "work"]
-    merged = [*parameters, *shared.values()]
-    run.__signature__ = inspect.Signature(  # type: ignore[attr-defined]
-        [p.replace(kind=inspect.Parameter.KEYWORD_ONLY) for p in merged]
-    )
-    run.__annotations__ = {p.name: p.annotation for p in merged}
-    return run
+    return with_options(command, _options, "work", leave_out=("checkpoint", "resume"))

@@ -234,16 +234,7 @@ def bfloat16_node(model: ir.Model) -> ir.Node | None:
 
 
 def _refuse_quantized(model: ir.Model, where: object) -> None:
-    node = bfloat16_node(model) if quantized_node(model) is None else None
-    if node is not None:
-        raise ModelError(
-            "The model is already in bfloat16.",
-            where=where,
-            observed=f"{op_key(node)} node '{node.name}'",
-            expected="a float model",
-            hint="Start from the float model, or take the casts out: roundel convert MODEL -o OUT --to fp32.",
-        )
-    node = quantized_node(model)
+    node, short = quantized_node(model), bfloat16_node(model)
     if node is not None:
         raise ModelError(
             "The model is already quantized.",
@@ -251,6 +242,14 @@ def _refuse_quantized(model: ir.Model, where: object) -> None:
             observed=f"{op_key(node)} node '{node.name}'",
             expected="a float model",
             hint="Start from the float model that this one was made from.",
+        )
+    if short is not None:
+        raise ModelError(
+            "The model is already in bfloat16.",
+            where=where,
+            observed=f"{op_key(short)} node '{short.name}'",
+            expected="a float model",
+            hint="Start from the float model, or take the casts out: roundel convert MODEL -o OUT --to fp32.",
         )
 
 

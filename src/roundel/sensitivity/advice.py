@@ -33,8 +33,8 @@ def remedies(
     """What would help, best first; leaving the layer in float always does."""
     found = []
     share = cost.activations / cost.cost
-    wide = wider(state, layer.touched, recipe)
-    if wide is not None and widened(layer, cost, state, recipe):
+    wide = widening(layer, cost, state, recipe)
+    if wide is not None:
         why = f"{share:.0%} of its cost is its activations' rounding"
         found.append(_overridden(Kind.A16W8, layer, {"type": wide}, why))
     else:
@@ -44,9 +44,9 @@ def remedies(
     return tuple(found)
 
 
-def widened(layer: Layer, cost: LayerCost, state: QuantState, recipe: Recipe) -> bool:
-    """Whether 16-bit activations are what helps first."""
-    return wider(state, layer.touched, recipe) is not None and cost.activations >= _HALF * cost.cost
+def widening(layer: Layer, cost: LayerCost, state: QuantState, recipe: Recipe) -> str | None:
+    """The 16-bit type for its activations, where that is what helps first."""
+    return wider(state, layer.touched, recipe) if cost.activations >= _HALF * cost.cost else None
 
 
 def _for_weights(

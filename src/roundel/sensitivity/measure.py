@@ -21,7 +21,7 @@ from roundel.preparation import load_prepared
 from roundel.recipe import Recipe
 from roundel.recipe_file import RecipeSource, load_recipe
 from roundel.report.listener import Listener, Silent
-from roundel.sensitivity.advice import remedies, together, widened
+from roundel.sensitivity.advice import remedies, together, widening
 from roundel.sensitivity.asking import Board, Question
 from roundel.sensitivity.heads import find_head
 from roundel.sensitivity.layers import Layer, layers_of
@@ -102,7 +102,12 @@ def _measured(
     every = [name for name in state.params if name in plan.tensors]
     board = Board(ready.model, state, every, plain, evidence.inputs, evidence.outputs, work)
     costs, by_tensor = _costs(board, layers, counts[0], told)
-    ranked = _ranked(costs, by_tensor, counts[1], lambda layer: widened(layer, costs[layer], state, settings))
+    ranked = _ranked(
+        costs,
+        by_tensor,
+        counts[1],
+        lambda layer: widening(layer, costs[layer], state, settings) is not None,
+    )
     advised = [layer for layer in ranked[: counts[1]] if costs[layer].left >= _WORTH]
     for layer in advised:
         found = remedies(layer, costs[layer], ready.model, state, settings)
