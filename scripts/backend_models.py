@@ -75,7 +75,7 @@ def _run(preset: str, log: Path) -> None:
 def _child(preset: str, log: Path) -> int:
     import logging
 
-    from backend_cases import cases, outcome
+    from backend_cases import cases, light_cases, outcome
     from roundel.recipe_file import load_recipe
 
     logging.disable(logging.CRITICAL)
@@ -84,7 +84,7 @@ def _child(preset: str, log: Path) -> int:
     done = {line["model"] for line in _read(log) if line["preset"] == preset}
     begun = log.with_suffix(".begun")
     with log.open("a", buffering=1) as file:
-        for case in cases():
+        for case in (*cases(), *light_cases()):
             if case.name in done:
                 continue
             begun.write_text(case.name)
@@ -113,12 +113,11 @@ def table(lines: list[dict[str, Any]]) -> str:
     rows = [
         "# ONNX's backend models through every integer preset",
         "",
-        f"Written by `scripts/backend_models.py`: {models} models of `onnx.backend.test` (node and simple),"
+        f"Written by `scripts/backend_models.py`: {models} models of `onnx.backend.test` (node, simple,"
+        f" PyTorch's, and real-light: whole networks whose weights have one value each),"
         f" onnx {onnx.__version__}, ONNX Runtime {onnxruntime.__version__}; {len(lines)} runs. Each is"
-        " quantized on its own test inputs, written, checked by ONNX's checker, loaded and run."
-        " `real` and `real-light`"
-        " models are downloads and are not part of it. Effort is none: there is nothing to tune or to"
-        " learn.",
+        " quantized on its own test inputs (real-light: on random ones), written, checked by ONNX's checker,"
+        " loaded and run. Effort is none: there is nothing to tune or to learn.",
         "",
         "- *quantized*: a valid Q/DQ model, loaded and run by ONNX Runtime.",
         "- *passed through*: nothing in it that the preset quantizes; the float model, valid, with a reason"

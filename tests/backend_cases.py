@@ -16,18 +16,30 @@ from onnx.backend.test.loader import load_model_tests
 
 import roundel
 
+KINDS = ("node", "simple", "pytorch-converted", "pytorch-operator")
+
 
 @cache
 def cases() -> list[BackendCase]:
-    """Node and simple models."""
+    """Small models: of single operators, of graph features, and those that PyTorch exported."""
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")  # the cases divide by zero on purpose
-        return [*load_model_tests(kind="node"), *load_model_tests(kind="simple")]
+        return [case for kind in KINDS for case in load_model_tests(kind=kind)]
+
+
+@cache
+def light_cases() -> list[BackendCase]:
+    """Whole networks with real graphs, whose weights are made of one value each."""
+    return [case for case in load_model_tests(kind="real") if "light" in (case.url or "")]
 
 
 def model_of(case: BackendCase) -> onnx.ModelProto:
     """The case's model."""
-    return case.model if case.model is not None else onnx.load(Path(case.model_dir) / "model.onnx")
+    if case.model is not None:
+        return case.model
+    if case.model_dir is not None:
+        return onnx.load(Path(case.model_dir) / "model.onnx")
+    return onnx.load(Path(onnx.__file__).parents[1] / str(case.url))
 
 
 def samples_of(case: BackendCase, model: onnx.ModelProto) -> list[dict[str, np.ndarray]] | None:

@@ -9,10 +9,11 @@ from collections import Counter
 
 import pytest
 
-from backend_cases import cases, outcome
+from backend_cases import cases, light_cases, outcome
 from roundel.recipe_file import load_recipe
 
 CHUNKS = 16
+LIGHT = ("inception_v1", "shufflenet", "squeezenet")
 OTHERS = ("xint8", "a16w8", "u8u8_aawa", "s16s8_asws", "uint8_dynamic_quant", "matmul_nbits")
 
 
@@ -44,3 +45,11 @@ def test_backend_models_with_other_presets(chunk: int, preset: str) -> None:
     assert outcomes["passed through"] + outcomes["quantized"] > 40
     # The models have their weights as inputs: modes that want constants pass them through.
     assert outcomes["quantized"] > 10 or load_recipe(preset).mode != "static"
+
+
+@pytest.mark.parametrize("preset", ["xint8", "a8w8"])
+@pytest.mark.parametrize("name", LIGHT)
+def test_networks_with_weights_of_one_value(name: str, preset: str) -> None:
+    """Activations grow from layer to layer, up to 1e12: positions have far to go."""
+    (case,) = (case for case in light_cases() if case.model_name == name)
+    assert outcome(case, load_recipe(preset, {"effort": "none"})) == ("quantized", "")

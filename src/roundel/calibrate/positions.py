@@ -27,7 +27,7 @@ from roundel.targets.shifts import XINT8_LIMITS, ShiftLimits
 
 _MOST_ROUNDS = 500
 _HIGHEST = 126  # position of the smallest normal float32 scale
-_DEEPEST = 48  # no position falls farther than this below the one that calibration chose
+_LOWEST = -127  # and of the largest
 _YIELD = 4  # bits that a layer's output gives up before its weights saturate
 _ANY = 1 << 10
 
@@ -86,7 +86,7 @@ class _Limit:
     terms: tuple[tuple[str, int], ...]
     low: int
     high: int
-    room: int = _DEEPEST  # how far below its first position a term may be lowered for this limit's sake
+    room: int = _HIGHEST - _LOWEST  # how far a term may fall below its first position
 
 
 class _Solver:
@@ -160,7 +160,7 @@ class _Solver:
         asked = need
         for key, factor in factors.items():
             if factor > 0 and need > 0:
-                floor = self.floors.get(key, self.before[key] - limit.room)
+                floor = max(self.floors.get(key, self.before[key] - limit.room), _LOWEST)
                 steps = min(-(-need // factor), max(self.positions[key] - floor, 0))
                 self.positions[key] -= steps
                 need -= steps * factor
