@@ -17,6 +17,9 @@ from roundel.numerics.metrics import Closeness
 Vector = NDArray[np.float64]
 
 HISTOGRAM_BINS = 64
+HISTOGRAM_VALUES = 1 << 15
+"""The most values of one sample that a histogram counts: all the bars need, for a third of the time."""
+
 WORST_CHANNELS = 3
 
 
@@ -116,18 +119,18 @@ def measure(arrays: Arrays, axis: int | None, storage: Storage | None, *, classe
         sums.signal = _power(a)
     sums.low, sums.high = float(a.min()), float(a.max())
     signal = float(sums.signal.sum())
-    sums.total = _gap(a, q, signal)
+    scratch = np.empty_like(a)
+    sums.total = _gap(a, q, signal, scratch)
     if not math.isfinite(sums.total.sums.noise) and not np.isfinite(q).all():
         return TensorSums(shape=shape, count=sums.count, broken=True)
     if r is not None:
-        sums.rounding = _gap(a, r, signal)
+        sums.rounding = _gap(a, r, signal, scratch)
     if i is q:
-        sums.introduced, sums.inherited = sums.total, _gap(q, q, float(_power(q).sum()))
+        sums.introduced, sums.inherited = sums.total, _gap(q, q, float(_power(q).sum()), scratch)
     elif i is not None:
-        sums.introduced = _gap(a, i, signal)
-        sums.inherited = _gap(i, q, float(_power(i).sum()))
-    flat = as_real(a)
-    sums.histogram.add(flat, max(abs(sums.low), abs(sums.high)))
+        sums.introduced = _gap(a, i, signal, scratch)
+        sums.inherited = _gap(i, q, float(_power(i).sum()), scratch)
+    sums.histogram.add(_spread(a), max(abs(sums.low), abs(sums.high)))
     if storage is not None:
         sums.saturated = _saturated(arrays.float, storage, sums)
     if classes and len(shape) == 2 and shape[1] > 1:
@@ -168,7 +171,7 @@ def closeness(reference: NDArray[Any], value: NDArray[Any], axis: int | None) ->
     assert a is not None
     assert b is not None
     signal = _power(a)
-    return _gap(a, b, float(signal.sum())), signal
+    return _gap(a, b, float(signal.sum()), np.empty_like(a)), signal
 
 
 def _channelled(array: NDArray[Any] | None, axis: int | None) -> NDArray[Any] | None:
@@ -181,9 +184,18 @@ def _channelled(array: NDArray[Any] | None, axis: int | None) -> NDArray[Any] | 
     return array.reshape(before, array.shape[axis], behind)
 
 
-def _gap(a: NDArray[Any], b: NDArray[Any], signal: float) -> Gap:
-    """Sums of b against a. Cosine and norm follow from a.a, a.d and d.d, where rounding cancels."""
-    d = np.subtract(b, a, dtype=a.dtype)
+def _spread(a: NDArray[Any]) -> NDArray[np.float32] | NDArray[np.float64]:
+    """Values for a histogram, evenly apart. An odd step meets every column of a map of even width."""
+    step = -(-a.size // HISTOGRAM_VALUES) | 1
+    return as_real(a.reshape(-1)[::step])
+
+
+def _gap(a: NDArray[Any], b: NDArray[Any], signal: float, d: NDArray[Any]) -> Gap:
+    """Sums of b against a. Cosine and norm follow from a.a, a.d and d.d, where rounding cancels.
+
+    The difference is left in d.
+    """
+    np.subtract(b, a, out=d, dtype=a.dtype)
     noise = _power(d)
     along = float(np.vdot(a, d))
     if not math.isfinite(along):

@@ -29,6 +29,7 @@ from roundel.executors import Executor, Work
 from roundel.executors.local import usable_cores
 from roundel.model import load_model
 from roundel.model.load import ModelSource
+from roundel.model.memory import collector_paused
 from roundel.passes import refresh_shapes
 from roundel.passes.constants import Constants
 from roundel.recipe import Data
@@ -67,7 +68,8 @@ def compare(
     work = Work(executor, open_store(checkpoint, resume=resume))
     try:
         told.step("match tensors")
-        pair = _Pair(float_model, quantized_model)
+        with collector_paused():
+            pair = _Pair(float_model, quantized_model)
         samples = open_data(pair.reference.model, options or Data(), data)
         loaded = time.perf_counter()
         told.step("compare", samples.count)
@@ -96,7 +98,7 @@ class _Pair:
         refresh_shapes(stripped)
         self.reference: Reference = find_reference(float_model, stripped, stored, loaded.path)
         self.matches: Matches = match(self.reference.model, stripped)
-        factors, rescaled = find_factors(stripped, self.matches)
+        factors, rescaled = ({}, {}) if self.reference.explained else find_factors(stripped, self.matches)
         plain = with_plain_constants(loaded.model)
         points = find_points(plain, self.matches)
         if not points:

@@ -27,6 +27,8 @@ from roundel.recipe import Prepare, Recipe
 
 Arrays = Mapping[tuple[str, int], NDArray[Any]]
 
+_EXPLAINED = 0.1  # of a weight's power may be rounding; what was rescaled besides differs by more
+
 # Only what every tool does: each pass less is a name of the float model more.
 _FOREIGN = Prepare(
     fuse_instance_norm=False,
@@ -48,11 +50,13 @@ class Reference:
         model: float, computing what the model as given computes.
         plain: constants by node and input index, before equalization.
         file_bytes: size of the file it came from.
+        explained: whether its weights are the quantized model's but for rounding, not rescaled any further.
     """
 
     model: ir.Model
     plain: Arrays
     file_bytes: int | None
+    explained: bool
 
 
 def find_reference(
@@ -71,17 +75,20 @@ def find_reference(
     if recipe is None:
         recipe = Recipe() if ours else Recipe(prepare=_foreign(quantized))
     ready = load_prepared(source, recipe)
-    plain = layer_constants(ready.model)
+    plain, wanted = layer_constants(ready.model), layer_constants(quantized)
+    model, distances = ready.model, _distances(plain, wanted)
     if ours and recipe.improve.equalize.enabled and recipe.mode == "static":
         rescaled = ready.model.clone()
         weights = [t for t in stored.tensors.values() if t.constant and t.dtype != "int32"]
         power_of_two = bool(weights) and all(t.power_of_two for t in weights)
         equalize(rescaled, recipe.improve.equalize, power_of_two=power_of_two)
         # Whether it was equalized, and as this version does it, shows in the weights.
-        wanted = layer_constants(quantized)
-        if _distance(layer_constants(rescaled), wanted) < _distance(plain, wanted):
-            return Reference(rescaled, plain, ready.loaded.file_bytes)
-    return Reference(ready.model, plain, ready.loaded.file_bytes)
+        others = _distances(layer_constants(rescaled), wanted)
+        if sum(others.values()) < sum(distances.values()):
+            model, distances = rescaled, others
+    layers = [key for key, array in wanted.items() if array.ndim > 1]
+    explained = all(distances.get(key, 1.0) < _EXPLAINED for key in layers)
+    return Reference(model, plain, ready.loaded.file_bytes, explained)
 
 
 def _foreign(quantized: ir.Model) -> Prepare:
@@ -112,12 +119,13 @@ def _recorded(file: Path) -> Recipe | None:
         return None  # another file of that name, or of another version: the weights decide
 
 
-def _distance(one: Arrays, other: Arrays) -> float:
-    """Squared differences relative to the values, summed over the constants that both have."""
-    total = 0.0
+def _distances(one: Arrays, other: Arrays) -> dict[tuple[str, int], float]:
+    """Squared differences relative to the values, of each constant that both have."""
+    found = {}
     for key, array in one.items():
         partner = other.get(key)
         if partner is not None and partner.shape == array.shape and array.size > 1:
             power = float(np.square(partner, dtype=np.float64).sum())
-            total += float(np.square(array - partner, dtype=np.float64).sum()) / power if power else 0.0
-    return total
+            gap = float(np.square(array - partner, dtype=np.float64).sum())
+            found[key] = gap / power if power else 0.0
+    return found

@@ -25,6 +25,7 @@ from roundel.compare.types import Storage
 from roundel.data.shards import SIZE
 from roundel.errors import DataError
 from roundel.model.graph import values_by_name
+from roundel.model.memory import collector_paused
 from roundel.model.session import open_session
 from roundel.types import Sample
 
@@ -140,7 +141,8 @@ class Bench:
         parts = _split(subject.points, sizes)
         live = max(sum(sizes[p.name] for p in part) for part in parts)
         self.workers = max(1, min(samples, MAX_LIVE_BYTES // max(live, 1)))
-        self._groups = [_group(subject, part, max(1, cores // self.workers)) for part in parts]
+        with collector_paused():
+            self._groups = [_group(subject, part, max(1, cores // self.workers)) for part in parts]
 
     def sample(self, sample: Sample, index: int) -> Tally:
         """Compare every point of one sample. Safe to call from several threads.

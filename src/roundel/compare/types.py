@@ -58,7 +58,7 @@ class Storage:
 
 @dataclass(frozen=True, slots=True)
 class Histogram:
-    """Counts of float values in bins of equal width.
+    """Counts of float values in bins of equal width: of large tensors, of values evenly apart.
 
     Attributes:
         low: left edge of the first bin.

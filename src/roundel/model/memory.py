@@ -6,6 +6,7 @@ files instead of from memory.
 
 from __future__ import annotations
 
+import gc
 import re
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -79,3 +80,15 @@ def show_size(count: float) -> str:
             tenths = -int(-count * 10 // factor)
             return f"{tenths // 10}.{tenths % 10}{unit}"
     return f"{-int(-count // 1000)}k"
+
+
+@contextmanager
+def collector_paused() -> Iterator[None]:
+    """No search for garbage while graphs are built: it reads every node again and again, and finds none."""
+    running = gc.isenabled()
+    gc.disable()
+    try:
+        yield
+    finally:
+        if running:
+            gc.enable()
