@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import itertools
+import math
 import time
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass, field
+from threading import BoundedSemaphore
 from typing import Any
 
 import onnx_ir as ir
@@ -24,7 +26,7 @@ from roundel.compare.shadow import Extended, Fetch
 from roundel.compare.types import Storage
 from roundel.data.shards import SIZE
 from roundel.errors import DataError
-from roundel.model.graph import values_by_name
+from roundel.model.graph import static_shape, values_by_name
 from roundel.model.memory import collector_paused
 from roundel.model.session import open_session
 from roundel.types import Sample
@@ -141,6 +143,8 @@ class Bench:
         parts = _split(subject.points, sizes)
         live = max(sum(sizes[p.name] for p in part) for part in parts)
         self.workers = max(1, min(samples, MAX_LIVE_BYTES // max(live, 1)))
+        # Figures are many short calls: threads that make them side by side wait for Python, one for another.
+        self._turns = BoundedSemaphore(max(1, self.workers // 2))
         with collector_paused():
             self._groups = [_group(subject, part, max(1, cores // self.workers)) for part in parts]
 
@@ -151,7 +155,7 @@ class Bench:
             DataError: the sample does not fit.
             ModelError: ONNX Runtime cannot run a model.
         """
-        return _sample(self._subject, self._groups, sample, index)
+        return _sample(self._subject, self._groups, self._turns, sample, index)
 
 
 def run_both(
@@ -209,7 +213,9 @@ def _in_order(bench: Bench, samples: Iterator[tuple[int, Sample]]) -> Iterator[T
                 future.cancel()
 
 
-def _sample(subject: Subject, groups: Sequence[_Group], sample: Sample, index: int) -> Tally:
+def _sample(
+    subject: Subject, groups: Sequence[_Group], turns: BoundedSemaphore, sample: Sample, index: int
+) -> Tally:
     one = Tally()
     for group in groups:
         started = time.perf_counter()
@@ -228,12 +234,13 @@ def _sample(subject: Subject, groups: Sequence[_Group], sample: Sample, index: i
         for session, outputs in group.quantized_sessions:
             needed = {i.name for i in session.get_inputs()}
             results |= run_session(session, outputs, {n: a for n, a in feed.items() if n in needed}, index)
-        finished = time.perf_counter()
-        for point in group.points:
-            _figures(subject, point, floats[point.name], results, one)
         one.seconds["float"] += halfway - started
-        one.seconds["quantized"] += finished - halfway
-        one.seconds["figures"] += time.perf_counter() - finished
+        one.seconds["quantized"] += time.perf_counter() - halfway
+        with turns:
+            finished = time.perf_counter()
+            for point in group.points:
+                _figures(subject, point, floats[point.name], results, one)
+            one.seconds["figures"] += time.perf_counter() - finished
     return one
 
 
@@ -292,24 +299,35 @@ def _parts(model: ir.Model, fetches: Sequence[Fetch]) -> list[list[str]]:
 
 
 def _bytes(subject: Subject, sample: Sample) -> dict[str, int]:
-    """Bytes of every point in flight, from one run that returns element counts only."""
-    model = subject.reference.clone()
+    """Bytes of every point in flight; what shapes do not tell, a run tells that returns counts only."""
+    values = values_by_name(subject.reference.graph)
+    sizes, unknown = {}, []
+    for point in subject.points:
+        shape = sample[point.name].shape if point.name in sample else static_shape(values[point.name])
+        if shape is None:
+            unknown.append(point.name)
+        else:
+            sizes[point.name] = math.prod(shape)
+    if unknown:
+        sizes |= _count(subject.reference, unknown, sample)
+    return {name: _COPIES * 4 * max(size, 1) for name, size in sizes.items()}
+
+
+def _count(reference: ir.Model, names: Sequence[str], sample: Sample) -> dict[str, int]:
+    """Elements of tensors."""
+    model = reference.clone()
     values = values_by_name(model.graph)
     model.graph.outputs.clear()
-    given = {str(value.name) for value in model.graph.inputs}
-    sizes = {p.name: sample[p.name].size for p in subject.points if p.name in given}
     counters = {}
-    for number, point in enumerate(p for p in subject.points if p.name not in given):
-        node = ir.node("Size", [values[point.name]])
+    for number, name in enumerate(names):
+        node = ir.node("Size", [values[name]])
         node.outputs[0].name = f"roundel_size_{number}"
         node.outputs[0].type = ir.TensorType(ir.DataType.INT64)
         model.graph.append(node)
         model.graph.outputs.append(node.outputs[0])
-        counters[point.name] = str(node.outputs[0].name)
-    if counters:
-        counts = run_session(open_session(model), list(counters.values()), sample, 0)
-        sizes |= {name: int(counts[counter]) for name, counter in counters.items()}
-    return {name: _COPIES * 4 * max(size, 1) for name, size in sizes.items()}
+        counters[name] = str(node.outputs[0].name)
+    counts = run_session(open_session(model), list(counters.values()), sample, 0)
+    return {name: int(counts[counter]) for name, counter in counters.items()}
 
 
 def _split(points: Sequence[Mark], sizes: Mapping[str, int]) -> list[list[Mark]]:
