@@ -61,7 +61,8 @@ class Layer:
 
     def magnitudes(self) -> Vector:
         """The largest absolute weight between each input and output, (groups, outputs, inputs)."""
-        largest = np.abs(self.weight).max(axis=3).astype(np.float64)
+        sizes = np.abs(self.weight)
+        largest = (sizes.max(axis=3) if sizes.shape[3] > 1 else sizes[..., 0]).astype(np.float64)
         return np.asarray(largest * self._rows() * self._columns())
 
     def bounds(self, low: Vector, high: Vector) -> Bounds:
@@ -72,8 +73,8 @@ class Layer:
         size = len(self.columns)
         inputs = [self._grouped(np.broadcast_to(side, size) * self.columns * gain) for side in (low, high)]
         low, high = np.minimum(*inputs), np.maximum(*inputs)  # the gain may be negative
-        positive = np.maximum(self.weight, 0).sum(axis=3, dtype=np.float64)
-        negative = np.minimum(self.weight, 0).sum(axis=3, dtype=np.float64)
+        positive = _over_kernel(np.maximum(self.weight, 0))
+        negative = _over_kernel(np.minimum(self.weight, 0))
         below = (_times(positive, low) + _times(negative, high)).reshape(-1) * self.rows
         above = (_times(positive, high) + _times(negative, low)).reshape(-1) * self.rows
         flat = self.bias.reshape(-1, len(self.rows)) * self.stated
@@ -83,8 +84,7 @@ class Layer:
         """What each output gains from these constant inputs; not for layers with padding."""
         gain = get_float(self.node, "alpha", 1.0) if self.node.op_type == "Gemm" else 1.0
         scaled = self._grouped(inputs * self.columns * gain)
-        summed = self.weight.sum(axis=3, dtype=np.float64)
-        return np.asarray(np.einsum("goi,gi->go", summed, scaled).reshape(-1) * self.rows)
+        return np.asarray(np.einsum("goi,gi->go", _over_kernel(self.weight), scaled).reshape(-1) * self.rows)
 
     def store(self, editor: Editor) -> bool:
         """Write weight and bias back, each only where it has changed; says whether one has."""
@@ -118,6 +118,13 @@ class Layer:
 
     def _grouped(self, inputs: Vector) -> Vector:
         return np.nan_to_num(inputs, nan=0.0, posinf=np.inf, neginf=-np.inf).reshape(len(self.weight), -1)
+
+
+def _over_kernel(weight: NDArray[Any]) -> Vector:
+    """The sum over the kernel. NumPy is slow where there is only one number to add up."""
+    if weight.shape[3] == 1:
+        return weight[..., 0].astype(np.float64)
+    return np.asarray(weight.sum(axis=3, dtype=np.float64))
 
 
 def _times(matrix: Vector, inputs: Vector) -> Vector:
