@@ -371,7 +371,7 @@ def _verify(
         doubt = check_prepared(source, evidence.inputs[0], evidence.outputs[0])
     session = check_file(file)
     count = recipe.verify.samples
-    reports = compare_outputs(session, evidence.inputs[:count], evidence.outputs[:count])
+    reports = compare_outputs(session, evidence.inputs[:count], evidence.outputs[:count], source)
     return reports, (doubt,) if doubt else ()
 
 

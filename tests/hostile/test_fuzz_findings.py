@@ -22,8 +22,10 @@ from fuzzing import seeds
 from fuzzing.cases import Sandbox
 from fuzzing.guard import Guard
 from helpers import build, node, normal
-from roundel.errors import DataError, ModelError, RecipeError
+from roundel.errors import DataError, ModelError, RecipeError, VerifyError
 from roundel.inspection import inspect_model
+from roundel.model.session import open_session
+from roundel.verify import compare_outputs
 
 DATA = roundel.RandomData(count=2)
 
@@ -317,3 +319,22 @@ def test_the_guard_sees_harm(harm: str, tmp_path: Path) -> None:
         else:
             subprocess.run([sys.executable, "-c", ""], check=True)
     assert seen
+
+
+def test_a_broken_node_that_optimizations_pass_over() -> None:
+    """A Transpose of four axes before a MatMul of five: fused into one operator, nobody counts them."""
+    nodes = [
+        node("Transpose", ["b"], ["t"], name="turn", perm=[0, 1, 3, 2]),
+        node("MatMul", ["a", "t"], ["y"], name="times"),
+    ]
+    values = [helper.make_tensor_value_info(name, TensorProto.FLOAT, None) for name in "aby"]
+    graph = helper.make_graph(nodes, "g", values[:2], values[2:])
+    model = helper.make_model(graph, opset_imports=[helper.make_opsetid("", 21)], ir_version=10)
+    sample = {"a": np.ones((1, 1, 1, 2, 3), np.float32), "b": np.ones((1, 1, 1, 4, 3), np.float32)}
+    source = model.SerializeToString()
+    wanted = dict(zip("y", open_session(source).run(None, sample), strict=True))
+    as_written = open_session(source, optimise=False)
+    with pytest.raises(ModelError, match="runs only because"):
+        compare_outputs(as_written, [sample], [wanted], source)
+    with pytest.raises(VerifyError, match="defect"):
+        compare_outputs(as_written, [sample], [wanted])

@@ -66,6 +66,7 @@ def open_session(
     *,
     threads: int | None = None,
     simulate: bool = False,
+    optimise: bool = True,
     device: int | None = None,
 ) -> ort.InferenceSession:
     """A session, on the CPU unless said otherwise.
@@ -75,6 +76,7 @@ def open_session(
         threads: intra-op threads; None leaves the choice to ONNX Runtime.
         simulate: compute Q/DQ models in float32 exactly as written, instead of letting ONNX Runtime
             fuse them into integer kernels whose results differ between CPUs.
+        optimise: let ONNX Runtime rewrite the graph.
         device: the number of a GPU, or None for the CPU.
 
     Raises:
@@ -93,7 +95,7 @@ def open_session(
     lean = seen.weight_bytes * (4 if simulate else 1) > budget().lean
     if lean:
         _keep_weights_in_place(options)
-    if simulate and seen.nodes > _MANY_NODES:
+    if not optimise or (simulate and seen.nodes > _MANY_NODES):
         # The time to optimise grows faster than the graph, and each node computes as written anyway.
         options.graph_optimization_level = ort.GraphOptimizationLevel.ORT_DISABLE_ALL
     if simulate:
