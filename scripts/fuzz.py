@@ -86,8 +86,13 @@ def _watch(seed: int, number: int, end: float, tally: Tally, log: Path | None) -
     command = [sys.executable, __file__, "--child", "--seed", str(seed), "--first", str(number)]
     # The folder is the parent's: a child that is killed cannot tidy up.
     with tempfile.TemporaryDirectory(prefix="roundel-fuzz-") as room, tempfile.TemporaryFile() as complaints:
+        # Without a buffer: a line that was read ahead would wait for the next one, and blame another case.
         child = subprocess.Popen(
-            command, stdout=subprocess.PIPE, stderr=complaints, text=True, env={**os.environ, "TMPDIR": room}
+            command,
+            bufsize=0,
+            stdout=subprocess.PIPE,
+            stderr=complaints,
+            env={**os.environ, "TMPDIR": room},
         )
         assert child.stdout is not None
         current, started = -1, time.monotonic()
@@ -124,7 +129,7 @@ def _watch(seed: int, number: int, end: float, tally: Tally, log: Path | None) -
         return max(current, number) + 1
 
 
-def _events(child: subprocess.Popen[str]) -> Any:
+def _events(child: subprocess.Popen[bytes]) -> Any:
     """What the child prints, None while it works, and a last word when it no longer gets on."""
     assert child.stdout is not None
     selector = selectors.DefaultSelector()

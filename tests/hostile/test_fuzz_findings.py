@@ -338,3 +338,15 @@ def test_a_broken_node_that_optimizations_pass_over() -> None:
         compare_outputs(as_written, [sample], [wanted], source)
     with pytest.raises(VerifyError, match="defect"):
         compare_outputs(as_written, [sample], [wanted])
+
+
+def test_a_pool_over_more_than_any_map_has() -> None:
+    """A size was factored number by number: 2**31 steps for a padding of 2**62."""
+    constants = {"w": normal(2, 3, 3, 3)}
+    nodes = [
+        node("Conv", ["x", "w"], ["c"], name="conv", pads=[2**62, 1, 1, 1]),
+        node("GlobalAveragePool", ["c"], ["y"], name="mean"),
+    ]
+    model = build(nodes, {"x": [1, 3, 8, 8]}, ["y"], constants)
+    with pytest.raises((DataError, ModelError)):
+        roundel.quantize(model, recipe="xint8", data=DATA)

@@ -35,7 +35,7 @@ def _split(editor: Editor, node: ir.Node) -> bool:
     if shape is None or len(shape) != 4 or 0 in shape:
         return False
     height, width = shape[2], shape[3]
-    if not height or not width or height * width <= _LIMIT:
+    if not height or not width or not _LIMIT < height * width <= _LIMIT**2:
         return False
     kernel = (_near_root(height), _near_root(width))
     first = math.prod(kernel)
