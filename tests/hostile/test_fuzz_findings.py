@@ -350,3 +350,13 @@ def test_a_pool_over_more_than_any_map_has() -> None:
     model = build(nodes, {"x": [1, 3, 8, 8]}, ["y"], constants)
     with pytest.raises((DataError, ModelError)):
         roundel.quantize(model, recipe="xint8", data=DATA)
+
+
+def test_a_split_with_more_outputs_than_it_says() -> None:
+    split = node("Split", ["x"], ["a", "b", "y", ""], name="split", axis=0, num_outputs=3)
+    values = [helper.make_tensor_value_info(name, TensorProto.FLOAT, None) for name in "aby"]
+    given = helper.make_tensor_value_info("x", TensorProto.FLOAT, [6])
+    graph = helper.make_graph([split], "g", [given], values)
+    model = helper.make_model(graph, opset_imports=[helper.make_opsetid("", 18)], ir_version=10)
+    with pytest.raises(ModelError, match="contradicts"):
+        roundel.quantize(model.SerializeToString(), data=DATA)

@@ -44,6 +44,7 @@ def check_structure(model: ir.Model, where: object) -> None:
             _check_required(node, imports, where)
             _check_empty_bias(node, where)
             _check_empty_sequence(node, where)
+            _check_split(node, where)
     for value in model.graph.inputs:
         if value.type is None:
             raise _broken(f"{where}, graph input '{value.name}'", "no type", "a type")
@@ -176,6 +177,14 @@ def _check_empty_sequence(node: ir.Node, where: object) -> None:
     first = node.inputs[0] if node.op_type in ("LSTM", "GRU", "RNN") and node.inputs else None
     if first is not None and first.shape is not None and 0 in first.shape:
         raise _broken(f"{where}, {op_key(node)} node '{node.name}'", f"input {first.shape}", "no empty axis")
+
+
+def _check_split(node: ir.Node, where: object) -> None:
+    """ONNX Runtime ends the process where a Split has more outputs than it says."""
+    said = node.attributes.get("num_outputs") if node.op_type == "Split" else None
+    if said is not None and not said.is_ref() and said.as_int() < len(node.outputs):
+        seen = f"{len(node.outputs)} outputs, num_outputs {said.as_int()}"
+        raise _broken(f"{where}, {op_key(node)} node '{node.name}'", seen, "as many as num_outputs says")
 
 
 def _check_size(value: ir.Value, where: object) -> None:
