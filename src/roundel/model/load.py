@@ -18,6 +18,7 @@ from roundel.model.check import check_structure
 from roundel.model.external import external_values
 from roundel.model.float16 import widen_float16
 from roundel.model.graph import attribute_int, op_key, opset_version
+from roundel.model.names import name_nodes
 from roundel.model.opset import raise_opset
 
 OPSET = 17
@@ -302,7 +303,7 @@ def _normalise(model: ir.Model, where: object) -> list[str]:
             "The graph has a cycle.", where=where, observed=error, expected="an acyclic graph"
         ) from error
     _forget_export(model)
-    named = _name_nodes(model.graph)
+    named = name_nodes(model.graph)
     if named:
         notes.append(f"named {named} unnamed node(s)")
     return notes
@@ -326,24 +327,3 @@ def _forget_export(model: ir.Model) -> None:
         for notes in (node.metadata_props, *(value.metadata_props for value in node.outputs)):
             for key in [key for key in notes if key.startswith(_EXPORT_NOTES)]:
                 del notes[key]
-
-
-def _name_nodes(graph: ir.Graph) -> int:
-    taken: set[str] = set()
-    pending = []
-    for node in graph:
-        if node.name and node.name not in taken:
-            taken.add(node.name)
-        else:
-            pending.append(node)
-    counters: dict[str, int] = {}
-    for node in pending:
-        while True:
-            index = counters.get(node.op_type, 0)
-            counters[node.op_type] = index + 1
-            name = f"{node.op_type}_{index}"
-            if name not in taken:
-                break
-        taken.add(name)
-        node.name = name
-    return len(pending)

@@ -10,6 +10,7 @@ import onnx_ir as ir
 from roundel.errors import ModelError
 from roundel.model.external import self_contained
 from roundel.model.graph import opset_version
+from roundel.model.names import name_nodes
 
 _MINIMUM = 10  # QuantizeLinear appeared here
 _REFUSALS = (
@@ -48,6 +49,7 @@ def raise_opset(model: ir.Model, target: int) -> list[str]:
         return [f"kept opset {current}: the ONNX converter refused ({reason})"]
     if current < _RESIZE_CHANGED:
         _keep_sampling(converted.graph)
+    name_nodes(converted.graph)  # the converter's own nodes have none
     model.graph = converted.graph
     model.ir_version = max(model.ir_version or 0, converted.ir_version or 0)
     return [f"raised the opset from {current} to {target}"]

@@ -37,3 +37,12 @@ def test_a_negative_dimension_is_an_open_one() -> None:
     (spec,) = input_specs(load_model(model).model)
     assert spec.shape == (None, 3)
     assert np.dtype(spec.dtype) == np.float32
+
+
+def test_nodes_that_the_converter_adds_have_names_of_their_own() -> None:
+    """Softmax of four axes was flattened before opset 13: the converter puts Flatten and Reshape around."""
+    model = build([node("Softmax", ["x"], ["y"], "soft", axis=1)], {"x": [1, 2, 4, 4]}, ["y"], {}, opset=11)
+    names = [str(n.name) for n in load_model(model).model.graph]
+    assert len(names) > 1
+    assert len(set(names)) == len(names)
+    assert all(names)
