@@ -27,7 +27,7 @@ from roundel.targets.shifts import XINT8_LIMITS, ShiftLimits
 
 _MOST_ROUNDS = 500
 _HIGHEST = 126  # position of the smallest normal float32 scale
-_LOWEST = -127  # and of the largest
+_LOWEST = -120  # below, the lowest code of 8 bits would stand for minus infinity
 _YIELD = 4  # bits that a layer's output gives up before its weights saturate
 _ANY = 1 << 10
 

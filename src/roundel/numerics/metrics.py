@@ -46,7 +46,9 @@ class Closeness:
         """Signal over noise in dB; infinite when equal, minus infinite for noise on silence."""
         if self.noise == 0:
             return math.inf
-        return 10 * math.log10(self.signal / self.noise) if self.signal > 0 else -math.inf
+        if math.isinf(self.noise) or not self.signal > 0:
+            return -math.inf
+        return 10 * (math.log10(self.signal) - math.log10(self.noise))
 
     @property
     def cosine(self) -> float:

@@ -18,7 +18,7 @@ from roundel.numerics.histogram import Bins
 from roundel.types import PerTensor, QParams, QType, Range, Scheme
 
 _SEARCH_BINS = 1024
-_MIN_EXPONENT, _MAX_EXPONENT = -126, 127
+_MIN_EXPONENT = -126
 _EXPONENTS_BELOW = 11  # a range cut to 1/2048 of the largest magnitude is the last one tried
 _GRID = np.exp2(-np.arange(0, 8.01, 0.25))  # shrink factors 1 … 1/256
 _STEP = 2.0**-0.25
@@ -93,7 +93,8 @@ def power_of_two_least_squares(bins: Bins, scheme: Scheme, *, narrow: bool = Fal
         return _params(0, _zero_points(0.0, 0.0, 1.0, scheme, narrow)[0], scheme)
     top = non_overflow_exponent(bins.low, bins.high, scheme, narrow=narrow)
     best: tuple[float, QParams] | None = None
-    for exponent in range(min(top + 1, _MAX_EXPONENT), max(top - _EXPONENTS_BELOW, _MIN_EXPONENT) - 1, -1):
+    first, last = min(top + 1, largest_exponent(scheme.qtype)), max(top - _EXPONENTS_BELOW, _MIN_EXPONENT)
+    for exponent in range(first, last - 1, -1):
         for zero in _zero_points(bins.low, bins.high, math.ldexp(1.0, exponent), scheme, narrow):
             params = _params(exponent, zero, scheme)
             error = quantization_error(bins, params, narrow=narrow)
@@ -106,6 +107,11 @@ def power_of_two_least_squares(bins: Bins, scheme: Scheme, *, narrow: bool = Fal
 def power_of_two_params(exponent: int, scheme: Scheme) -> QParams:
     """Scale 2**exponent with the zero point of a symmetric scheme."""
     return _params(exponent, _zero_points(0.0, 0.0, 1.0, scheme, narrow=False)[0], scheme)
+
+
+def largest_exponent(qtype: QType) -> int:
+    """Of the largest power-of-two scale at which every code stands for a finite float32."""
+    return 128 - qtype.bits
 
 
 def non_overflow(low: float, high: float, scheme: Scheme, *, narrow: bool = False) -> QParams:
@@ -121,8 +127,9 @@ def non_overflow_exponent(low: float, high: float, scheme: Scheme, *, narrow: bo
         return 0
     codes = scheme.qtype.qmax - scheme.qtype.qmin
     # Rounding the logarithm down starts at or below the answer; the loop then decides exactly.
-    exponent = max(math.frexp((high - low) / codes)[1] - 2, _MIN_EXPONENT)
-    while exponent < _MAX_EXPONENT and not _covers(low, high, exponent, scheme, narrow):
+    most = largest_exponent(scheme.qtype)
+    exponent = min(max(math.frexp((high - low) / codes)[1] - 2, _MIN_EXPONENT), most)
+    while exponent < most and not _covers(low, high, exponent, scheme, narrow):
         exponent += 1
     return exponent
 

@@ -14,6 +14,7 @@ from numpy.typing import NDArray
 from roundel.numerics.affine import params_from_range, weight_params
 from roundel.numerics.histogram import bins_of
 from roundel.numerics.scale_search import (
+    largest_exponent,
     least_squares_range,
     non_overflow,
     non_overflow_exponent,
@@ -67,7 +68,7 @@ def weight_power_of_two(array: NDArray[Any], scheme: Scheme, *, clip: bool) -> Q
     zero = np.full(len(rows), middle, scheme.qtype.dtype)
     best, error = top, np.full(len(rows), np.inf)
     for step in _EXPONENTS:
-        exponent = np.clip(top + step, -126, 127)
+        exponent = np.clip(top + step, -126, largest_exponent(scheme.qtype))
         params = QParams(np.exp2(exponent).astype(np.float32), zero, scheme.qtype, 0)
         new = _row_errors(rows, params, scheme)
         better = new < error

@@ -22,6 +22,10 @@ from roundel.calibrate.ranges import (
     choose_weight,
 )
 from roundel.errors import RecipeError
+from roundel.numerics.affine import dequantize
+from roundel.numerics.histogram import bins_of
+from roundel.numerics.scale_search import non_overflow, power_of_two_least_squares
+from roundel.numerics.weight_search import weight_power_of_two
 from roundel.types import QParams, QType, ScaleKind, Scheme
 
 INT8 = Scheme(QType.INT8, scale=ScaleKind.POWER_OF_TWO)
@@ -192,3 +196,18 @@ def test_scales_as_16_bit_ratios() -> None:
     # The bias follows: its scale is the product of the other two.
     product = activations(ratio)["x"].scale * weights(ratio)["w"].scale
     np.testing.assert_allclose(weights(ratio)["b"].scale, product, rtol=1e-6)
+
+
+@pytest.mark.parametrize("qtype", [QType.INT8, QType.UINT8, QType.INT16])
+@pytest.mark.parametrize("symmetric", [True, False])
+def test_the_largest_numbers_do_not_come_back_as_infinity(qtype: QType, symmetric: bool) -> None:
+    """A mask of the lowest float: -128 * 2**121 would be minus infinity."""
+    values = np.array([np.finfo(np.float32).min, 1.0], np.float32)
+    scheme = Scheme(qtype, symmetric=symmetric, scale=ScaleKind.POWER_OF_TWO)
+    for params in (
+        power_of_two_least_squares(bins_of(values), scheme),
+        non_overflow(float(values[0]), 1.0, scheme),
+        weight_power_of_two(values, scheme, clip=True),
+    ):
+        codes = np.array([qtype.qmin, qtype.qmax])
+        assert np.isfinite(dequantize(codes, params)).all()

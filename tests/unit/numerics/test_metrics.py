@@ -25,6 +25,7 @@ def test_silence() -> None:
     assert Closeness.of(np.zeros(3), np.zeros(3)).sqnr_db == math.inf
     assert Closeness.of(np.zeros(3), np.zeros(3)).cosine == 1
     assert Closeness.of(np.zeros(3), np.ones(3)).sqnr_db == -math.inf
+    assert Closeness.of(np.ones(3), np.array([1, 1, np.inf])).sqnr_db == -math.inf
     assert Closeness.of(np.zeros(3), np.ones(3)).cosine == 0
 
 
