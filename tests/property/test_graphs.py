@@ -152,8 +152,8 @@ def test_random_graphs(name: str, model: onnx.ModelProto, pick: Any) -> None:
         for a, b in zip(run(model, feed), run(result.model, feed), strict=True):
             assert a.shape == b.shape
             assert np.isfinite(b).all()
-    # Eight layers deep, an 8-bit model is still far from noise; a lost Relu or a wrong scale is not. Where the
-    # inputs of a Concat share a scale, a small one among them keeps few of its bits.
+    # Eight layers deep, an 8-bit model is still far from noise; a lost Relu or a wrong scale is not.
+    # Where the inputs of a Concat share a scale, a small one among them keeps few of its bits.
     assert sqnr(model, result, data) > (5 if name.endswith("aligned") else 14)
 
 
