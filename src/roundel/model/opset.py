@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+
 import onnx
 import onnx.shape_inference
 import onnx.version_converter
@@ -22,6 +24,7 @@ _REFUSALS = (
 )
 _RESIZE_CHANGED = 11  # the opset from which on Resize centres its pixels, unless told otherwise
 _PLACE = "coordinate_transformation_mode"
+_ASIDE = "roundel.set_aside"
 _SMALL = 4096  # the converter reads small constants (axes, sizes); larger tensors it only carries along
 
 
@@ -77,11 +80,34 @@ def _convert(model: ir.Model, target: int) -> ir.Model:
         value.const_value = None
         del slim.graph.initializers[name]
         slim.graph.inputs.append(value)
-    proto = onnx.version_converter.convert_version(ir.to_proto(slim), target)
+    proto = ir.to_proto(slim)
+    set_aside = _without_schema(proto.graph, opset_version(model))
+    for node in set_aside:
+        node.domain = _ASIDE
+    if set_aside:
+        proto.opset_import.add(domain=_ASIDE, version=1)
+    proto = onnx.version_converter.convert_version(proto, target)
+    for node in _nodes(proto.graph):
+        if node.domain == _ASIDE:
+            node.domain = ""
     result = ir.from_proto(proto)
+    result.opset_imports.pop(_ASIDE, None)
     while len(result.graph.inputs) > original_inputs:
         # One by one: deleting a slice leaves the values believing that they are still inputs.
         value = result.graph.inputs.pop()
         value.const_value = weights[str(value.name)]
         result.graph.initializers[str(value.name)] = value
     return result
+
+
+def _without_schema(graph: onnx.GraphProto, version: int) -> list[onnx.NodeProto]:
+    """Nodes that ONNX does not know at this opset, but ONNX Runtime does: LayerNormalization before 17."""
+    return [n for n in _nodes(graph) if not n.domain and not onnx.defs.has(n.op_type, version, "")]
+
+
+def _nodes(graph: onnx.GraphProto) -> Iterator[onnx.NodeProto]:
+    for node in graph.node:
+        yield node
+        for attribute in node.attribute:
+            if attribute.type == onnx.AttributeProto.GRAPH:
+                yield from _nodes(attribute.g)

@@ -43,13 +43,16 @@ def check_file(path: Path) -> ort.InferenceSession:
 def _check_onnx(path: Path) -> None:
     """ONNX's checker on all but the operators that ONNX Runtime has added to ONNX's own domain.
 
-    Exporters write these (SimplifiedLayerNormalization); ONNX has no schema for them and refuses the model.
+    Exporters write these (SimplifiedLayerNormalization, or LayerNormalization before opset 17); ONNX has no
+    schema for them and refuses the model.
     """
     try:
         onnx.checker.check_model(str(path))
     except onnx.checker.ValidationError:
         proto = onnx.load(path, load_external_data=False)
-        foreign = [n for n in proto.graph.node if not n.domain and not onnx.defs.has(n.op_type)]
+        version = next((o.version for o in proto.opset_import if o.domain in ("", "ai.onnx")), 1)
+        known = onnx.defs.has
+        foreign = [n for n in proto.graph.node if not n.domain and not known(n.op_type, version, "")]
         if not foreign:
             raise
         for node in foreign:

@@ -46,3 +46,22 @@ def test_nodes_that_the_converter_adds_have_names_of_their_own() -> None:
     assert len(names) > 1
     assert len(set(names)) == len(names)
     assert all(names)
+
+
+@pytest.mark.parametrize("opset", [11, 13, 16])
+def test_a_layer_norm_from_before_onnx_had_one(opset: int) -> None:
+    """ONNX Runtime's optimizer writes it at any opset; ONNX knows it from 17 on."""
+    nodes = [
+        node("MatMul", ["x", "w"], ["m"], "times"),
+        node("LayerNormalization", ["m", "s", "b"], ["y"], "norm", axis=-1),
+    ]
+    constants = {"w": normal(4, 4), "s": normal(4, seed=1), "b": normal(4, seed=2)}
+    model = build(nodes, {"x": [2, 4]}, {"y": [2, 4]}, constants)
+    model.opset_import[0].version = opset
+    result = roundel.quantize(model, recipe="a8w8", data=[{"x": normal(2, 4)}])
+    assert next(o.version for o in result.model.opset_import if not o.domain) == 17
+    assert [n.op_type for n in result.ir.graph if "Linear" not in n.op_type] == [
+        "MatMul",
+        "LayerNormalization",
+    ]
+    assert not any("aside" in o.domain for o in result.model.opset_import)
