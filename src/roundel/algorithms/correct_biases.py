@@ -7,7 +7,6 @@ bias.
 
 from __future__ import annotations
 
-import math
 import time
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
@@ -24,6 +23,7 @@ from roundel.algorithms.judge import held_out
 from roundel.algorithms.walk import LayerReport, Progress
 from roundel.calibrate.state import QuantState
 from roundel.model.graph import attribute_float, constant_array, rank
+from roundel.numerics.metrics import decibels
 from roundel.plan.types import QuantPlan
 from roundel.recipe import Recipe
 from roundel.types import Sample
@@ -141,7 +141,7 @@ class _Correction:
             self._take(shift, content, np.where(better, moved, 0.0), name)
         power = max(held.power, 1e-30)
         errors = (held.square.sum(), np.where(better, after, held.square).sum())
-        before_db, after_db = (10 * math.log10(power / max(float(error), 1e-30)) for error in errors)
+        before_db, after_db = (decibels(power, max(float(error), 1e-30)) for error in errors)
         seconds = time.perf_counter() - start
         self._short.release()
         self._plain.release()

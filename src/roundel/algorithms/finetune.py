@@ -29,6 +29,7 @@ from roundel.algorithms.finetune_units import Unit, find_units
 from roundel.algorithms.torch_device import infer_device, optim_device, require_torch
 from roundel.calibrate.state import QuantState
 from roundel.checkpoints import Memory
+from roundel.numerics.metrics import decibels
 from roundel.recipe import Recipe
 from roundel.types import Sample
 
@@ -274,4 +275,4 @@ def _one_thread() -> Iterator[None]:
 
 
 def _db(power: float, error: float) -> float:
-    return 10 * math.log10(max(power, 1e-30) / max(error, 1e-30))
+    return decibels(max(power, 1e-30), max(error, 1e-30))

@@ -22,11 +22,12 @@ from roundel.plan.types import Derived, Fixed, Role
 from roundel.recipe import Recipe
 from roundel.types import QParams, Sample, ScaleKind
 
-_RUNS = 1000  # forward runs that looking at every tensor may take
+_RUNS = 500  # forward runs that looking at every tensor may take
 _LOOKED = 4  # samples that a tensor is looked at with
-_MEASURED = 32  # samples that a search uses
+_MEASURED = 16  # samples that a search uses: the same for every range, and held-out ones judge in the end
 _WORTH = 0.02  # share of the whole error that makes a tensor worth a search
 _MOST = 12  # tensors that are searched
+_PATIENCE = 4  # of them in a row, the worst first, that stay as they are: the rest will, too
 _BUNDLES = 300  # of neighbouring tensors, which are looked at first where there are more tensors than that
 _GAIN = 0.95  # a step must leave less than this share of the error
 _STEPS = 4
@@ -61,10 +62,12 @@ def choose_ranges(
     noise, total = _noise(board, [state.params[names[0]].scale for names in groups], progress)
     least = max(_WORTH * total, *sorted(noise)[-_MOST - 1 : -_MOST], 0.0)
     moved: dict[str, QParams] = {}
-    reports = []
-    for index, names in enumerate(groups):
-        if noise[index] <= least:
-            continue
+    reports: list[LayerReport] = []
+    worst = sorted((i for i in range(len(groups)) if noise[i] > least), key=lambda i: -noise[i])
+    for index in worst:
+        if len(reports) >= _PATIENCE and not any(report.kept for report in reports[-_PATIENCE:]):
+            break
+        names = groups[index]
         start = time.perf_counter()
         kind = state.plan.tensors[names[0]].integer.scale
         found = _search(board, index, state.params[names[0]].scale, kind)

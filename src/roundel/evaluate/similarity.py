@@ -10,6 +10,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from roundel.evaluate.picture import planes
+from roundel.numerics.metrics import decibels
 
 _SIDE, _SIGMA = 11, 1.5
 _K1, _K2 = 0.01, 0.03
@@ -47,7 +48,9 @@ def similarity(baseline: NDArray[Any], other: NDArray[Any]) -> Similarity:
     squares = float(np.vdot(difference, difference))
     peak = 255.0 if pixels else float(np.abs(a).max()) if a.size else 0.0
     span = 255.0 if pixels else float(np.ptp(a)) if a.size else 0.0
-    return Similarity(_cosine(a, b), math.sqrt(squares), _psnr(squares, a.size, peak), ssim(a, b, span))
+    return Similarity(
+        _cosine(a, b), math.sqrt(squares), decibels(peak**2 * a.size, squares), ssim(a, b, span)
+    )
 
 
 def _cosine(a: NDArray[np.float64], b: NDArray[np.float64]) -> float:
@@ -55,12 +58,6 @@ def _cosine(a: NDArray[np.float64], b: NDArray[np.float64]) -> float:
     if norm == 0:
         return 1.0 if not a.any() and not b.any() else 0.0
     return max(-1.0, min(1.0, float(np.vdot(a, b)) / norm))
-
-
-def _psnr(squares: float, count: int, peak: float) -> float:
-    if squares == 0:
-        return math.inf
-    return 10 * math.log10(peak**2 * count / squares) if peak else -math.inf
 
 
 def ssim(a: NDArray[np.float64], b: NDArray[np.float64], span: float) -> float | None:

@@ -44,11 +44,7 @@ class Closeness:
     @property
     def sqnr_db(self) -> float:
         """Signal over noise in dB; infinite when equal, minus infinite for noise on silence."""
-        if self.noise == 0:
-            return math.inf
-        if math.isinf(self.noise) or not self.signal > 0:
-            return -math.inf
-        return 10 * (math.log10(self.signal) - math.log10(self.noise))
+        return decibels(self.signal, self.noise)
 
     @property
     def cosine(self) -> float:
@@ -57,3 +53,12 @@ class Closeness:
         if norm == 0:
             return 1.0 if self.signal == self.other else 0.0
         return self.cross / norm
+
+
+def decibels(signal: float, noise: float) -> float:
+    """Power over power in dB; infinite without noise, minus infinite for noise on silence or without end."""
+    if noise == 0:
+        return math.inf
+    if not signal > 0 or math.isinf(noise):
+        return -math.inf
+    return 10 * (math.log10(signal) - math.log10(noise))

@@ -7,7 +7,7 @@ import math
 import numpy as np
 import pytest
 
-from roundel.numerics.metrics import Closeness
+from roundel.numerics.metrics import Closeness, decibels
 
 
 def test_one_percent_of_noise_is_forty_decibels() -> None:
@@ -46,3 +46,18 @@ def test_the_angle() -> None:
 
 def test_no_elements() -> None:
     assert Closeness.of(np.zeros(0), np.zeros(0)).count == 0
+
+
+@pytest.mark.parametrize(
+    ("signal", "noise", "wanted"),
+    [
+        (4, 4, 0),
+        (1, 0, math.inf),
+        (0, 0, math.inf),
+        (0, 1, -math.inf),
+        (1, math.inf, -math.inf),
+        (1e-300, 1e300, -6000),
+    ],
+)
+def test_decibels(signal: float, noise: float, wanted: float) -> None:
+    assert decibels(signal, noise) == pytest.approx(wanted)
