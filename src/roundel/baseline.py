@@ -11,7 +11,8 @@ import onnx_ir as ir
 
 from roundel.algorithms.equalize import equalize
 from roundel.algorithms.equalize_trial import try_equalization
-from roundel.algorithms.judge import FEWEST, StepReport
+from roundel.algorithms.held_out import FEWEST
+from roundel.algorithms.judge import StepReport
 from roundel.calibrate.collect import collect
 from roundel.calibrate.resolve import requests_for
 from roundel.data import Samples

@@ -352,11 +352,14 @@ def test_a_pool_over_more_than_any_map_has() -> None:
         roundel.quantize(model, recipe="xint8", data=DATA)
 
 
-def test_a_split_with_more_outputs_than_it_says() -> None:
-    split = node("Split", ["x"], ["a", "b", "y", ""], name="split", axis=0, num_outputs=3)
+@pytest.mark.parametrize(
+    ("opset", "options"), [(18, {"num_outputs": 3}), (13, {})], ids=["more than it says", "without a name"]
+)
+def test_a_split_with_an_empty_output(opset: int, options: dict[str, int]) -> None:
+    split = node("Split", ["x"], ["a", "b", "y", ""], name="split", axis=0, **options)
     values = [helper.make_tensor_value_info(name, TensorProto.FLOAT, None) for name in "aby"]
     given = helper.make_tensor_value_info("x", TensorProto.FLOAT, [6])
     graph = helper.make_graph([split], "g", [given], values)
-    model = helper.make_model(graph, opset_imports=[helper.make_opsetid("", 18)], ir_version=10)
+    model = helper.make_model(graph, opset_imports=[helper.make_opsetid("", opset)], ir_version=10)
     with pytest.raises(ModelError, match="contradicts"):
         roundel.quantize(model.SerializeToString(), data=DATA)

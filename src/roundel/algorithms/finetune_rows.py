@@ -13,6 +13,7 @@ from numpy.typing import NDArray
 
 from roundel.algorithms.finetune_store import Store
 from roundel.algorithms.finetune_units import Unit
+from roundel.algorithms.held_out import held_out
 from roundel.types import QParams
 
 _ROWS = 256  # places of each sample
@@ -20,7 +21,6 @@ _GROUPED_WORK = 512  # rows x kernel size of a grouped layer: few weights for ea
 _LEAST_ROWS = 16
 _MOST_ELEMENTS = 96_000_000  # of one layer's inputs
 _MOST_IN_SAMPLE = 2_000_000  # of one sample's inputs: bounds the time of a step
-HELD_SHARE = 0.2
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -55,7 +55,7 @@ class Rows:
 
 def held_from(samples: int) -> int:
     """The number of the first sample of the last fifth."""
-    return samples - max(1, round(samples * HELD_SHARE))
+    return samples - held_out(samples)
 
 
 def layer_seed(seed: int, layer: str) -> int:

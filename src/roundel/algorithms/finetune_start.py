@@ -8,7 +8,8 @@ from dataclasses import dataclass
 import numpy as np
 
 from roundel.algorithms.finetune_constants import Array, Weights
-from roundel.algorithms.finetune_rows import HELD_SHARE, Rows
+from roundel.algorithms.finetune_rows import Rows
+from roundel.algorithms.held_out import held_out
 from roundel.algorithms.moments import Moments
 from roundel.algorithms.solve import Problem, solve
 
@@ -36,7 +37,7 @@ def solved_codes(weights: Weights, rows: Rows) -> Solved | None:
     """
     if weights.low.size != 1 or rows.linear is None:
         return None
-    middle = rows.starts[max(1, rows.held_from - max(1, round(rows.held_from * HELD_SHARE)))]
+    middle = rows.starts[max(1, rows.held_from - held_out(rows.held_from))]
     early = _moments(rows, 0, middle)
     late = _moments(rows, middle, rows.first_held)
     held = _moments(rows, rows.first_held, rows.starts[-1])

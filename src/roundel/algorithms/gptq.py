@@ -13,8 +13,8 @@ from numpy.typing import NDArray
 
 from roundel.algorithms.carried import Carried
 from roundel.algorithms.frontier import Frontier
+from roundel.algorithms.held_out import held_out
 from roundel.algorithms.input_moments import Array, HeldMoments, InputMoments
-from roundel.algorithms.judge import held_out
 from roundel.algorithms.walk import LayerReport, Progress
 from roundel.errors import DataError, RecipeError
 from roundel.model.graph import constant_array, values_by_name

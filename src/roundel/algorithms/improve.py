@@ -12,7 +12,8 @@ import onnx_ir as ir
 from roundel.algorithms.correct_biases import correct_biases, find_shifts
 from roundel.algorithms.finetune import finetune
 from roundel.algorithms.finetune_report import FinetuneReport, Moment
-from roundel.algorithms.judge import FEWEST, StepReport, held_out, output_sqnr, verdict
+from roundel.algorithms.held_out import FEWEST, held_out
+from roundel.algorithms.judge import StepReport, output_sqnr, verdict
 from roundel.algorithms.output_ranges import choose_ranges
 from roundel.algorithms.step_memory import once, run_key
 from roundel.algorithms.walk import LayerReport, Progress, walk

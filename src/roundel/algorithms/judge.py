@@ -16,9 +16,6 @@ from roundel.qdq import simulate, write_qdq
 from roundel.recipe import Recipe
 from roundel.types import Sample
 
-FEWEST = 4  # samples: with fewer, nothing is left to judge by
-_HELD_SHARE = 0.2
-
 
 @dataclass(frozen=True, slots=True)
 class StepReport:
@@ -41,11 +38,6 @@ class StepReport:
     seconds: float
     layers: tuple[LayerReport, ...] | tuple[FinetuneReport, ...] = ()
     refused_db: float | None = None
-
-
-def held_out(count: int) -> int:
-    """How many of the last samples judge the steps that learn from the others."""
-    return max(1, round(count * _HELD_SHARE))
 
 
 def verdict(

@@ -10,7 +10,8 @@ from dataclasses import dataclass
 import numpy as np
 import onnx_ir as ir
 
-from roundel.algorithms.judge import FEWEST, StepReport, held_out, verdict
+from roundel.algorithms.held_out import FEWEST, held_out
+from roundel.algorithms.judge import StepReport, verdict
 from roundel.algorithms.rotate import rotate
 from roundel.algorithms.smooth import smooth
 from roundel.algorithms.smooth_groups import find_groups, look

@@ -76,12 +76,10 @@ def solve(problem: Problem) -> Solution:
     train, held = problem.train.centred(), problem.held.centred()
     float_weight = problem.weight * problem.input_scale
     ridge = _choose_ridge(float_weight, train, held, problem.importance)
-    problem.train.merge(problem.held)
-    whole = problem.train.centred()
-    target = float_weight if ridge is None else least_squares(float_weight, whole.xx, whole.xy, ridge)
-    codes, scale = _best_codes(problem, target, whole)
+    target = float_weight if ridge is None else least_squares(float_weight, train.xx, train.xy, ridge)
+    codes, scale = _best_codes(problem, target, train)
     real = codes * (scale * problem.input_scale)
-    bias = whole.y - np.einsum("gok,gk->go", real, whole.x) if problem.has_bias else problem.bias
+    bias = train.y - np.einsum("gok,gk->go", real, train.x) if problem.has_bias else problem.bias
     plain = _plain(problem)
     return Solution(
         codes,
@@ -114,9 +112,9 @@ def _spread(weight: Array, moments: Centred, importance: Array | float) -> float
     return float((each * importance).sum())
 
 
-def _best_codes(problem: Problem, target: Array, whole: Centred) -> tuple[Array, Array]:
+def _best_codes(problem: Problem, target: Array, seen: Centred) -> tuple[Array, Array]:
     """Codes and scale with the least error over the candidates."""
-    moment = damped(whole.xx, _DAMPING)
+    moment = damped(seen.xx, _DAMPING)
     upper = factor(moment)
     found: list[tuple[Array, Array, Array]] = []
     for scale in _promising(problem, target, moment):

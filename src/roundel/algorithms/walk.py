@@ -12,6 +12,7 @@ import onnx_ir as ir
 from numpy.typing import NDArray
 
 from roundel.algorithms.frontier import Frontier
+from roundel.algorithms.held_out import held_out
 from roundel.algorithms.importance import importance
 from roundel.algorithms.layers import Layer, quantized_layers
 from roundel.algorithms.moments import Moments
@@ -30,7 +31,6 @@ from roundel.qdq import simulate, write_qdq
 from roundel.recipe import Recipe
 from roundel.types import QParams, QType, Sample, ScaleKind
 
-_HELD_SHARE = 0.2
 _CHUNK = 1024
 _UNSEEN = 0.1  # weight of a row whose output is cut off
 _FLOAT_FACTORS = (1.0, 0.85, 0.7, 0.6, 0.5, 0.4)
@@ -104,7 +104,7 @@ class _Walker:
         self.reach = layer_reach(model.graph, state)
         self.importance = importance(model.graph)
         self.visible = visible_ranges(model.graph)
-        self.held_from = len(samples) - max(1, round(len(samples) * _HELD_SHARE))
+        self.held_from = len(samples) - held_out(len(samples))
 
     def remembered(
         self, layer: Layer, glimpses: Sequence[Glimpse], number: int, memory: Memory | None

@@ -10,7 +10,8 @@ import onnx_ir as ir
 
 from roundel.algorithms.carried import Carried
 from roundel.algorithms.gptq import Key, gptq_walk
-from roundel.algorithms.judge import FEWEST, StepReport, held_out, verdict
+from roundel.algorithms.held_out import FEWEST, held_out
+from roundel.algorithms.judge import StepReport, verdict
 from roundel.algorithms.walk import Progress
 from roundel.errors import DataError
 from roundel.model.graph import constant_array

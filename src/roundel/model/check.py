@@ -180,11 +180,16 @@ def _check_empty_sequence(node: ir.Node, where: object) -> None:
 
 
 def _check_split(node: ir.Node, where: object) -> None:
-    """ONNX Runtime ends the process where a Split has more outputs than it says."""
-    said = node.attributes.get("num_outputs") if node.op_type == "Split" else None
-    if said is not None and not said.is_ref() and said.as_int() < len(node.outputs):
-        seen = f"{len(node.outputs)} outputs, num_outputs {said.as_int()}"
-        raise _broken(f"{where}, {op_key(node)} node '{node.name}'", seen, "as many as num_outputs says")
+    """ONNX Runtime ends the process where a Split has more outputs than it says, or one without a name."""
+    if node.op_type != "Split":
+        return
+    said = node.attributes.get("num_outputs")
+    count = len(node.outputs)
+    place = f"{where}, {op_key(node)} node '{node.name}'"
+    if said is not None and not said.is_ref() and said.as_int() < count:
+        raise _broken(place, f"{count} outputs, num_outputs {said.as_int()}", "as many as num_outputs says")
+    if not all(value.name for value in node.outputs):
+        raise _broken(place, "an output without a name", "a name for each part")
 
 
 def _check_size(value: ir.Value, where: object) -> None:
