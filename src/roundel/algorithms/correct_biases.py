@@ -23,7 +23,7 @@ from roundel.algorithms.held_out import held_out
 from roundel.algorithms.walk import LayerReport, Progress
 from roundel.calibrate.state import QuantState
 from roundel.model.graph import attribute_float, constant_array, rank
-from roundel.numerics.metrics import decibels
+from roundel.numerics.metrics import layer_db
 from roundel.plan.types import QuantPlan
 from roundel.recipe import Recipe
 from roundel.types import Sample
@@ -139,9 +139,8 @@ class _Correction:
         if better.any():
             content = np.where(better, new, old).astype(np.float32)
             self._take(shift, content, np.where(better, moved, 0.0), name)
-        power = max(held.power, 1e-30)
         errors = (held.square.sum(), np.where(better, after, held.square).sum())
-        before_db, after_db = (decibels(power, max(float(error), 1e-30)) for error in errors)
+        before_db, after_db = (layer_db(held.power, float(error)) for error in errors)
         seconds = time.perf_counter() - start
         self._short.release()
         self._plain.release()

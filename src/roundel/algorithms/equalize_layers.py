@@ -61,8 +61,7 @@ class Layer:
 
     def magnitudes(self) -> Vector:
         """The largest absolute weight between each input and output, (groups, outputs, inputs)."""
-        sizes = np.abs(self.weight)
-        largest = (sizes.max(axis=3) if sizes.shape[3] > 1 else sizes[..., 0]).astype(np.float64)
+        largest = _over_kernel(np.abs(self.weight), np.maximum)
         return np.asarray(largest * self._rows() * self._columns())
 
     def bounds(self, low: Vector, high: Vector) -> Bounds:
@@ -120,11 +119,11 @@ class Layer:
         return np.nan_to_num(inputs, nan=0.0, posinf=np.inf, neginf=-np.inf).reshape(len(self.weight), -1)
 
 
-def _over_kernel(weight: NDArray[Any]) -> Vector:
-    """The sum over the kernel. NumPy is slow where there is only one number to add up."""
+def _over_kernel(weight: NDArray[Any], join: np.ufunc = np.add) -> Vector:
+    """The sum, or the largest, over the kernel. NumPy is slow where there is only one number to join."""
     if weight.shape[3] == 1:
         return weight[..., 0].astype(np.float64)
-    return np.asarray(weight.sum(axis=3, dtype=np.float64))
+    return np.asarray(join.reduce(weight, axis=3, dtype=np.float64))
 
 
 def _times(matrix: Vector, inputs: Vector) -> Vector:

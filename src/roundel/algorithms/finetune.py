@@ -29,7 +29,7 @@ from roundel.algorithms.finetune_units import Unit, find_units
 from roundel.algorithms.torch_device import infer_device, optim_device, require_torch
 from roundel.calibrate.state import QuantState
 from roundel.checkpoints import Memory
-from roundel.numerics.metrics import decibels
+from roundel.numerics.metrics import layer_db
 from roundel.recipe import Recipe
 from roundel.types import Sample
 
@@ -222,8 +222,8 @@ class _Run:
         report = FinetuneReport(
             layer=item.name,
             op="Block" if isinstance(item, Block) else item.layer.op,
-            before_db=_db(outcome.power, outcome.before),
-            after_db=_db(outcome.power, error),
+            before_db=layer_db(outcome.power, outcome.before),
+            after_db=layer_db(outcome.power, error),
             iterations=outcome.iterations,
             seconds=time.perf_counter() - start,
             kept=kept,
@@ -272,7 +272,3 @@ def _one_thread() -> Iterator[None]:
         yield
     finally:
         torch.set_num_threads(threads)
-
-
-def _db(power: float, error: float) -> float:
-    return decibels(max(power, 1e-30), max(error, 1e-30))

@@ -26,6 +26,7 @@ from roundel.checkpoints.plain import as_array, as_tree
 from roundel.executors import Arrays
 from roundel.model.graph import constant_array, values_by_name
 from roundel.numerics.affine import quantize
+from roundel.numerics.metrics import layer_db
 from roundel.plan.types import Fixed
 from roundel.qdq import simulate, write_qdq
 from roundel.recipe import Recipe
@@ -144,7 +145,7 @@ class _Walker:
         self.frontier.release()
         after = solution.after if solution.kept else solution.before
         took = time.perf_counter() - start
-        ratios = [_db(power, error) for error in (solution.before, after)]
+        ratios = [layer_db(power, error) for error in (solution.before, after)]
         return LayerReport(layer.name, layer.op, ratios[0], ratios[1], solution.kept, took)
 
     def _problem(self, layer: Layer, glimpses: Sequence[Glimpse]) -> Problem:
@@ -292,7 +293,3 @@ def _limits(params: QParams, symmetric: bool) -> tuple[int, int]:
     zero = int(params.zero_point.reshape(-1)[0])
     low = params.qtype.qmin + (1 if symmetric and params.qtype.signed else 0)
     return low - zero, params.qtype.qmax - zero
-
-
-def _db(power: float, error: float) -> float:
-    return float(10 * np.log10(max(power, 1e-30) / max(error, 1e-30)))

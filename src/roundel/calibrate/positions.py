@@ -20,14 +20,16 @@ from roundel.calibrate.state import QuantState
 from roundel.errors import RecipeError, VerifyError
 from roundel.model.graph import only_reader
 from roundel.numerics.affine import bias_params
+from roundel.numerics.scale_search import largest_exponent
 from roundel.plan.stored import becomes_hard_sigmoid, stored_input, stored_output
 from roundel.plan.types import Derived, QuantPlan
 from roundel.recipe import Npu
 from roundel.targets.shifts import XINT8_LIMITS, ShiftLimits
+from roundel.types import QType
 
 _MOST_ROUNDS = 500
 _HIGHEST = 126  # position of the smallest normal float32 scale
-_LOWEST = -120  # below, the lowest code of 8 bits would stand for minus infinity
+_LOWEST = -largest_exponent(QType.INT8)
 _YIELD = 4  # bits that a layer's output gives up before its weights saturate
 _ANY = 1 << 10
 

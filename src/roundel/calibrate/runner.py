@@ -85,10 +85,8 @@ class Runner:
         tensors = [name for name in tensors if name not in extremes]
         # Of all runs in flight; a sample that needs more runs once per group of tensors.
         most = budget().live
-        sizes = _declared_bytes(model, tensors, first)
-        if sizes is None:
-            sizes = _measured_bytes(model, tensors, first)
-        groups = _split(tensors, sizes, most)
+        sizes = tensor_bytes(model, tensors, first)
+        groups = grouped(tensors, sizes, most)
         live = max(sum(sizes[name] for name in group) for group in groups)
         # With nothing to observe in numpy there is nothing to overlap: one sample at a time saves memory.
         self.workers = max(1, min(cores, samples, most // max(live, 1))) if tensors else 1
@@ -211,6 +209,12 @@ def _reduce(graph: ir.Graph, value: ir.Value) -> None:
         graph.outputs.append(out)
 
 
+def tensor_bytes(model: ir.Model, tensors: Sequence[str], first: Sample) -> dict[str, int]:
+    """How large tensors are; what declared shapes do not tell, a run of the first sample tells."""
+    declared = _declared_bytes(model, tensors, first)
+    return _measured_bytes(model, tensors, first) if declared is None else declared
+
+
 def _declared_bytes(model: ir.Model, tensors: Sequence[str], first: Sample) -> dict[str, int] | None:
     """Sizes from declared shapes, with open dimensions bound by the first sample; None when unknown."""
     bound: dict[str, int] = {}
@@ -258,7 +262,8 @@ def _measured_bytes(model: ir.Model, tensors: Sequence[str], first: Sample) -> d
     }
 
 
-def _split(tensors: Sequence[str], sizes: Mapping[str, int], most: int) -> list[list[str]]:
+def grouped(tensors: Sequence[str], sizes: Mapping[str, int], most: int) -> list[list[str]]:
+    """Neighbours together, up to so many bytes; at least one tensor in each group."""
     groups: list[list[str]] = [[]]
     live = 0
     for name in tensors:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import itertools
-import math
 import time
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
@@ -16,7 +15,7 @@ import onnx_ir as ir
 import onnxruntime as ort
 from numpy.typing import NDArray
 
-from roundel.calibrate.runner import run_session
+from roundel.calibrate.runner import grouped, run_session, tensor_bytes
 from roundel.check.pairs import QUARK
 from roundel.compare.cutting import cut_to
 from roundel.compare.measure import Arrays, TensorSums, measure
@@ -26,7 +25,6 @@ from roundel.compare.shadow import Extended, Fetch
 from roundel.compare.types import Storage
 from roundel.data.shards import SIZE
 from roundel.errors import DataError
-from roundel.model.graph import static_shape, values_by_name
 from roundel.model.memory import collector_paused
 from roundel.model.session import open_session
 from roundel.types import Sample
@@ -139,14 +137,17 @@ class Bench:
 
     def __init__(self, subject: Subject, first: Sample, *, cores: int, samples: int) -> None:
         self._subject = subject
-        sizes = _bytes(subject, first)
-        parts = _split(subject.points, sizes)
-        live = max(sum(sizes[p.name] for p in part) for part in parts)
+        known = {point.name: point for point in subject.points}
+        single = tensor_bytes(subject.reference, list(known), first)
+        sizes = {name: _COPIES * max(size, 1) for name, size in single.items()}
+        parts = grouped(list(known), sizes, MAX_LIVE_BYTES)
+        live = max(sum(sizes[name] for name in part) for part in parts)
         self.workers = max(1, min(samples, MAX_LIVE_BYTES // max(live, 1)))
         # Figures are many short calls: threads that make them side by side wait for Python, one for another.
         self._turns = BoundedSemaphore(max(1, self.workers // 2))
         with collector_paused():
-            self._groups = [_group(subject, part, max(1, cores // self.workers)) for part in parts]
+            threads = max(1, cores // self.workers)
+            self._groups = [_group(subject, [known[name] for name in part], threads) for part in parts]
 
     def sample(self, sample: Sample, index: int) -> Tally:
         """Compare every point of one sample. Safe to call from several threads.
@@ -296,47 +297,3 @@ def _parts(model: ir.Model, fetches: Sequence[Fetch]) -> list[list[str]]:
     if not any(node.domain == QUARK for node in model.graph):
         kinds = [[name for kind in kinds for name in kind]]
     return [list(dict.fromkeys(kind)) for kind in kinds if kind]
-
-
-def _bytes(subject: Subject, sample: Sample) -> dict[str, int]:
-    """Bytes of every point in flight; what shapes do not tell, a run tells that returns counts only."""
-    values = values_by_name(subject.reference.graph)
-    sizes, unknown = {}, []
-    for point in subject.points:
-        shape = sample[point.name].shape if point.name in sample else static_shape(values[point.name])
-        if shape is None:
-            unknown.append(point.name)
-        else:
-            sizes[point.name] = math.prod(shape)
-    if unknown:
-        sizes |= _count(subject.reference, unknown, sample)
-    return {name: _COPIES * 4 * max(size, 1) for name, size in sizes.items()}
-
-
-def _count(reference: ir.Model, names: Sequence[str], sample: Sample) -> dict[str, int]:
-    """Elements of tensors."""
-    model = reference.clone()
-    values = values_by_name(model.graph)
-    model.graph.outputs.clear()
-    counters = {}
-    for number, name in enumerate(names):
-        node = ir.node("Size", [values[name]])
-        node.outputs[0].name = f"roundel_size_{number}"
-        node.outputs[0].type = ir.TensorType(ir.DataType.INT64)
-        model.graph.append(node)
-        model.graph.outputs.append(node.outputs[0])
-        counters[name] = str(node.outputs[0].name)
-    counts = run_session(open_session(model), list(counters.values()), sample, 0)
-    return {name: int(counts[counter]) for name, counter in counters.items()}
-
-
-def _split(points: Sequence[Mark], sizes: Mapping[str, int]) -> list[list[Mark]]:
-    groups: list[list[Mark]] = [[]]
-    live = 0
-    for point in points:
-        if groups[-1] and live + sizes[point.name] > MAX_LIVE_BYTES:
-            groups.append([])
-            live = 0
-        groups[-1].append(point)
-        live += sizes[point.name]
-    return groups

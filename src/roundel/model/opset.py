@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-
 import onnx
 import onnx.shape_inference
 import onnx.version_converter
@@ -80,17 +78,16 @@ def _convert(model: ir.Model, target: int) -> ir.Model:
         value.const_value = None
         del slim.graph.initializers[name]
         slim.graph.inputs.append(value)
-    proto = ir.to_proto(slim)
-    set_aside = _without_schema(proto.graph, opset_version(model))
-    for node in set_aside:
-        node.domain = _ASIDE
-    if set_aside:
-        proto.opset_import.add(domain=_ASIDE, version=1)
-    proto = onnx.version_converter.convert_version(proto, target)
-    for node in _nodes(proto.graph):
+    version = opset_version(model)
+    for node in slim.graph.all_nodes():
+        # ONNX Runtime knows some before ONNX does: LayerNormalization below opset 17.
+        if not node.domain and not onnx.defs.has(node.op_type, version, ""):
+            node.domain = _ASIDE
+            slim.opset_imports[_ASIDE] = 1
+    result = ir.from_proto(onnx.version_converter.convert_version(ir.to_proto(slim), target))
+    for node in result.graph.all_nodes():
         if node.domain == _ASIDE:
             node.domain = ""
-    result = ir.from_proto(proto)
     result.opset_imports.pop(_ASIDE, None)
     while len(result.graph.inputs) > original_inputs:
         # One by one: deleting a slice leaves the values believing that they are still inputs.
@@ -98,16 +95,3 @@ def _convert(model: ir.Model, target: int) -> ir.Model:
         value.const_value = weights[str(value.name)]
         result.graph.initializers[str(value.name)] = value
     return result
-
-
-def _without_schema(graph: onnx.GraphProto, version: int) -> list[onnx.NodeProto]:
-    """Nodes that ONNX does not know at this opset, but ONNX Runtime does: LayerNormalization before 17."""
-    return [n for n in _nodes(graph) if not n.domain and not onnx.defs.has(n.op_type, version, "")]
-
-
-def _nodes(graph: onnx.GraphProto) -> Iterator[onnx.NodeProto]:
-    for node in graph.node:
-        yield node
-        for attribute in node.attribute:
-            if attribute.type == onnx.AttributeProto.GRAPH:
-                yield from _nodes(attribute.g)

@@ -62,3 +62,8 @@ def decibels(signal: float, noise: float) -> float:
     if not signal > 0 or math.isinf(noise):
         return -math.inf
     return 10 * (math.log10(signal) - math.log10(noise))
+
+
+def layer_db(power: float, error: float) -> float:
+    """The same for a report of one layer, which stays finite where nothing is left of either."""
+    return decibels(max(power, 1e-30), max(error, 1e-30))

@@ -51,8 +51,8 @@ def _check_onnx(path: Path) -> None:
     except onnx.checker.ValidationError:
         proto = onnx.load(path, load_external_data=False)
         version = next((o.version for o in proto.opset_import if o.domain in ("", "ai.onnx")), 1)
-        known = onnx.defs.has
-        foreign = [n for n in proto.graph.node if not n.domain and not known(n.op_type, version, "")]
+        own = [node for node in proto.graph.node if not node.domain]
+        foreign = [node for node in own if not onnx.defs.has(node.op_type, version, "")]
         if not foreign:
             raise
         for node in foreign:
