@@ -39,8 +39,9 @@ _MANY_NODES = 8000
 _MMAP_THRESHOLD = -3  # of mallopt
 # Where ONNX Runtime looks for the weights of a model that it gets as bytes.
 _DATA_FOLDER = "session.model_external_initializers_file_folder_path"
-# Drops a Clip whose bounds a quantizer nearly, but not exactly, enforces.
-_INEXACT = ["ClipQuantRewrite"]
+# The first drops a Clip whose bounds a quantizer nearly, but not exactly, enforces; the second puts the zeros
+# of a Pad into a MaxPool, which pads with minus infinity.
+_INEXACT = ["ClipQuantRewrite", "Pad_Fusion"]
 # ONNX Runtime's exceptions share no base class.
 _REFUSALS = (
     ort_state.Fail,

@@ -81,3 +81,15 @@ def test_an_unknown_operator_is_a_model_error() -> None:
     with pytest.raises(ModelError) as caught:
         open_session(proto.SerializeToString())
     assert "MatMulll" in (caught.value.observed or "")
+
+
+def test_zeros_before_a_max_pool_count() -> None:
+    """ONNX Runtime's optimizer would fold the Pad into the pool, whose own padding never wins."""
+    nodes = [
+        node("Pad", ["x", "p"], ["v"], "pad"),
+        node("MaxPool", ["v"], ["y"], "pool", kernel_shape=[2, 2]),
+    ]
+    model = build(nodes, {"x": [1, 1, 2, 2]}, ["y"], {"p": np.array([0, 0, 1, 1, 0, 0, 1, 1])})
+    x = -np.ones((1, 1, 2, 2), np.float32)
+    (found,) = open_session(model.SerializeToString()).run(None, {"x": x})
+    assert found[0, 0].tolist() == [[0, 0, 0], [0, -1, 0], [0, 0, 0]]
