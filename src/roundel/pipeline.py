@@ -37,6 +37,7 @@ from roundel.model.load import ModelSource
 from roundel.model.memory import parse_size, within
 from roundel.model.save import check_writable, same_file, staged_or_temporary, write_text
 from roundel.plan import QuantPlan, build_plan
+from roundel.plan.front_end import front_end_notes
 from roundel.preparation import Prepared, load_prepared
 from roundel.qdq import simulate, strip, write_dynamic, write_qdq
 from roundel.qdq.share import share_codes
@@ -49,7 +50,7 @@ from roundel.report.record import Record, plan_counts, recipe_dict
 from roundel.torch_frontend import Exported, is_torch_source, opened
 from roundel.torch_frontend.requirements import require_torch
 from roundel.types import Sample
-from roundel.verify import check_file, check_prepared, compare_outputs
+from roundel.verify import advice, check_file, check_prepared, compare_outputs
 from roundel.verify.closeness import OutputReport
 from roundel.verify.legality import check_limits, check_scales
 from roundel.version import VERSION
@@ -191,7 +192,7 @@ def quantize(
         told.step("verify")
         with clock("verify"):
             reports, doubt = _verify(model, proof, evidence, settings)
-            advice = remaining(model, settings, device)
+            left = remaining(model, settings, device)
             odd = quantize_findings(
                 entrance.model, entrance.norms, (evidence.inputs, evidence.outputs), evidence.data
             )
@@ -211,11 +212,13 @@ def quantize(
                 *chosen.notes,
                 *(exported.notes if exported else ()),
                 *ready.notes,
+                *front_end_notes(plan.nodes),
                 *evidence.notes,
                 *map(str, odd),
                 *improved.notes,
                 *doubt,
-                *advice,
+                *(() if evidence.data.get("random") else advice(reports, settings)),
+                *left,
             ),
             file={
                 "name": target.name if target else None,

@@ -346,6 +346,8 @@ class Improve(Section):
 
     samples: Annotated[int, Field(ge=2)] = 128
     """Most samples that the steps below look at."""
+    front_end: bool = True
+    """Integers: leave in float what computes a spectrogram, up to the Log before the network."""
     ranges: bool = True
     """Widen or narrow ranges of activations where the model's outputs gain."""
     rounding: bool = True
@@ -638,6 +640,12 @@ class Recipe(Section):
         if named != "none" or self.effort != "high":
             return named
         return "adaround" if isinstance(self.weights.scheme, Scheme) else "adaquant"
+
+    @property
+    def spares_front_end(self) -> bool:
+        """Whether a spectrogram in front of the network stays in float."""
+        asked = self.mode == "static" and self.effort != "none" and self.improve.front_end
+        return asked and isinstance(self.activations.scheme, Scheme)
 
     @property
     def wanted_opset(self) -> int | None:

@@ -166,10 +166,11 @@ def test_an_interrupt_of_the_command(model: Path, output: Path, tmp_path: Path, 
     """SIGINT once calibration runs: exit code 130, no traceback, no partial file."""
     started = tmp_path.parent / f"{tmp_path.name}-started"
     script = f"""
-import sys, time
+import signal, sys, time
 from pathlib import Path
 import roundel.baseline
 from roundel.cli import main
+signal.signal(signal.SIGINT, signal.default_int_handler)  # tests in the background inherit "ignore"
 true = roundel.baseline.gather
 def slow(*arguments, **options):
     found = true(*arguments, **options)

@@ -24,7 +24,8 @@ from roundel.types import QParams, Sample, ScaleKind
 
 _RUNS = 500  # forward runs that looking at every tensor may take
 _LOOKED = 4  # samples that a tensor is looked at with
-_MEASURED = 16  # samples that a search uses: the same for every range, and held-out ones judge in the end
+_MEASURED = 16  # samples that confirm a range; held-out ones judge in the end
+_ELEMENTS = 1_200_000  # of the samples that a range is first tried on: 8 images of 224 x 224
 _WORTH = 0.02  # share of the whole error that makes a tensor worth a search
 _MOST = 12  # tensors that are searched
 _PATIENCE = 4  # of them in a row, the worst first, that stay as they are: the rest will, too
@@ -63,6 +64,7 @@ def choose_ranges(
     least = max(_WORTH * total, *sorted(noise)[-_MOST - 1 : -_MOST], 0.0)
     moved: dict[str, QParams] = {}
     reports: list[LayerReport] = []
+    tried = _tried(samples[0])
     worst = sorted((i for i in range(len(groups)) if noise[i] > least), key=lambda i: -noise[i])
     for index in worst:
         if len(reports) >= _PATIENCE and not any(report.kept for report in reports[-_PATIENCE:]):
@@ -70,7 +72,7 @@ def choose_ranges(
         names = groups[index]
         start = time.perf_counter()
         kind = state.plan.tensors[names[0]].integer.scale
-        found = _search(board, index, state.params[names[0]].scale, kind)
+        found = _search(board, index, state.params[names[0]].scale, kind, tried)
         for name in names if found.moved else ():
             moved[name] = replace(state.params[name], scale=found.scale)
         took = time.perf_counter() - start
@@ -126,21 +128,33 @@ class _Found:
     decibels: tuple[float, float]
 
 
-def _search(board: Switchboard, group: int, scale: NDArray[np.float32], kind: ScaleKind) -> _Found:
-    """Downhill from the scale so far: one direction, as long as it pays."""
+def _tried(sample: Sample) -> int:
+    """How many samples a range is first tried on: fewer large ones."""
+    size = max(1, sum(array.size for array in sample.values()))
+    return min(_MEASURED, max(_LOOKED, _ELEMENTS // size))
+
+
+def _search(
+    board: Switchboard, group: int, scale: NDArray[np.float32], kind: ScaleKind, count: int
+) -> _Found:
+    """Downhill from the scale so far: one direction, while it pays on a few samples, and then on more."""
     factor = _FACTORS.get(kind, _FACTOR)
-    first = best = board.error(group, scale, _MEASURED)
+    first = best = board.error(group, scale, count)
     chosen = scale
     for step in (factor, 1 / factor):
         for _ in range(_STEPS):
             tried = round_scale(float(chosen) * step, kind)
-            result = board.error(group, tried, _MEASURED)
+            result = board.error(group, tried, count)
             if not result.noise < _GAIN * best.noise:
                 break
             chosen, best = tried, result
         if chosen is not scale:
             break
-    return _Found(chosen, chosen is not scale, (first.sqnr_db, best.sqnr_db))
+    if chosen is scale:
+        return _Found(scale, False, (first.sqnr_db, first.sqnr_db))
+    first, best = (board.error(group, tried, _MEASURED) for tried in (scale, chosen))
+    moved = best.noise < _GAIN * first.noise
+    return _Found(chosen if moved else scale, moved, (first.sqnr_db, (best if moved else first).sqnr_db))
 
 
 def _moved(state: QuantState, moved: dict[str, QParams]) -> QuantState:

@@ -23,12 +23,16 @@ class Closeness:
 
     @staticmethod
     def of(reference: NDArray[Any], value: NDArray[Any]) -> Closeness:
-        """The sums for one pair."""
+        """The sums for one pair; a value that is no number is infinitely far from one that is."""
         a = np.asarray(reference, np.float64).ravel()
         b = np.asarray(value, np.float64).ravel()
-        d = b - a
-        worst = float(np.abs(d).max()) if d.size else 0.0
-        return Closeness(float(a @ a), float(d @ d), float(a @ b), float(b @ b), worst, a.size)
+        with np.errstate(invalid="ignore", over="ignore"):
+            d = b - a
+            worst = float(np.abs(d).max()) if d.size else 0.0
+            signal, noise = float(a @ a), float(d @ d)
+            if math.isnan(noise) and not math.isnan(signal):
+                noise = worst = math.inf
+            return Closeness(signal, noise, float(a @ b), float(b @ b), worst, a.size)
 
     def merge(self, more: Closeness) -> Closeness:
         """The sums over both."""

@@ -61,3 +61,10 @@ def test_no_elements() -> None:
 )
 def test_decibels(signal: float, noise: float, wanted: float) -> None:
     assert decibels(signal, noise) == pytest.approx(wanted)
+
+
+@pytest.mark.parametrize("value", [math.nan, math.inf, -math.inf])
+def test_a_value_that_is_no_number_is_infinitely_far(value: float) -> None:
+    far = Closeness.of(np.ones(3), np.array([1.0, value, 1.0]))
+    assert far.sqnr_db == -math.inf
+    assert far.worst == math.inf

@@ -50,6 +50,19 @@ def uneven() -> onnx.ModelProto:
     return build(nodes, {"x": [1, 3, 8, 8]}, ["y"], constants)
 
 
+def spectral() -> onnx.ModelProto:
+    """The logarithm of a power spectrum, and a network behind it."""
+    nodes = [
+        node("Conv", ["x", "w"], ["wave"], name="transform"),
+        node("Mul", ["wave", "wave"], ["power"], name="square"),
+        node("Add", ["power", "floor"], ["safe"], name="floor"),
+        node("Log", ["safe"], ["spectrum"], name="log"),
+        node("Conv", ["spectrum", "k"], ["y"], name="network"),
+    ]
+    constants = {"w": W3, "floor": np.float32(1e-6), "k": W4}
+    return build(nodes, X, ["y"], constants)
+
+
 def loud() -> onnx.ModelProto:
     """One channel is a hundred times as large as the others, and hardly counts."""
     nodes = [
@@ -555,6 +568,7 @@ CASES: dict[str, Case] = {
     "output.strip_functions": Case(cnn, True, recipe="bf16"),
     "effort": Case(uneven, "fast", data=many),
     "improve.samples": Case(uneven, 4, base=FAST, data=many),
+    "improve.front_end": Case(spectral, False, base=FAST),
     "improve.ranges": Case(
         loud, False, base={**FAST, "improve": {"equalize": {"enabled": False}}}, data=many
     ),
