@@ -37,7 +37,7 @@ from roundel.model.load import ModelSource
 from roundel.model.memory import parse_size, within
 from roundel.model.save import check_writable, same_file, staged_or_temporary, write_text
 from roundel.plan import QuantPlan, build_plan
-from roundel.plan.front_end import front_end_notes
+from roundel.plan.spared import spared_notes
 from roundel.preparation import Prepared, load_prepared
 from roundel.qdq import simulate, strip, write_dynamic, write_qdq
 from roundel.qdq.share import share_codes
@@ -212,7 +212,7 @@ def quantize(
                 *chosen.notes,
                 *(exported.notes if exported else ()),
                 *ready.notes,
-                *front_end_notes(plan.nodes),
+                *spared_notes(plan.nodes),
                 *evidence.notes,
                 *map(str, odd),
                 *improved.notes,

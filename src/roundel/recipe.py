@@ -348,8 +348,10 @@ class Improve(Section):
     """Most samples that the steps below look at."""
     front_end: bool = True
     """Integers: leave in float what computes a spectrogram, up to the Log before the network."""
+    detection_head: bool = True
+    """Integers: leave in float what turns the last layers' results into boxes and scores."""
     ranges: bool = True
-    """Widen or narrow ranges of activations where the model's outputs gain."""
+    """Ranges of activations by the error behind the function that reads them, and at the outputs."""
     rounding: bool = True
     """Choose rounding, weight scales and biases layer by layer, on the quantized layers before."""
     biases: bool = True
@@ -642,10 +644,14 @@ class Recipe(Section):
         return "adaround" if isinstance(self.weights.scheme, Scheme) else "adaquant"
 
     @property
-    def spares_front_end(self) -> bool:
-        """Whether a spectrogram in front of the network stays in float."""
-        asked = self.mode == "static" and self.effort != "none" and self.improve.front_end
-        return asked and isinstance(self.activations.scheme, Scheme)
+    def spares(self) -> bool:
+        """Whether parts stay in float for their place in the model: see `plan/spared.py`."""
+        return self.mode == "static" and self.effort != "none" and isinstance(self.activations.scheme, Scheme)
+
+    @property
+    def feels_errors(self) -> bool:
+        """Whether the least squared error of a range is that behind the function which reads the tensor."""
+        return self.effort != "none" and self.improve.ranges
 
     @property
     def wanted_opset(self) -> int | None:

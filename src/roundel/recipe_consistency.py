@@ -152,8 +152,9 @@ def _steps(recipe: Recipe) -> Iterator[str]:
     whole = isinstance(moving.scheme, Scheme), isinstance(stored.scheme, Scheme)
     if all(whole) and not recipe.improve.biases and not _override_types(recipe) - _INTEGERS - {"float"}:
         yield "improve.biases means short floats and blocks; integers have it in improve.rounding"
-    if not whole[0] and not recipe.improve.front_end:
-        yield f"improve.front_end is about integers, and activations are {moving.type}"
+    for name in ("front_end", "detection_head"):
+        if not whole[0] and not getattr(recipe.improve, name):
+            yield f"improve.{name} is about integers, and activations are {moving.type}"
     if recipe.effort == "none" or all(whole):
         return
     if recipe.improve.rounding:

@@ -14,6 +14,7 @@ from roundel.numerics.affine import params_from_range, weight_params
 from roundel.numerics.histogram import Bins, bins_of
 from roundel.numerics.scale_search import (
     ErrorMetric,
+    Felt,
     best_range,
     least_squares_range,
     non_overflow,
@@ -120,13 +121,14 @@ RangeMethod = MinMax | Percentile | Entropy | Distribution | LayerWisePercentile
 Method = RangeMethod | PowerOfTwoMse | MostCommonPowerOfTwo | NonOverflow
 
 
-def choose(method: Method, stat: Observer, scheme: Scheme) -> QParams:
+def choose(method: Method, stat: Observer, scheme: Scheme, felt: Felt | None = None) -> QParams:
     """Scale and zero point of an activation.
 
     Args:
         method: how the range is chosen.
         stat: what was observed; its kind must be what the method needs.
         scheme: how the tensor is stored; per tensor.
+        felt: a function that alone reads the tensor: a least squared error is that of its results.
 
     Raises:
         RecipeError: the method needs power-of-two scales and the scheme has others.
@@ -143,8 +145,11 @@ def choose(method: Method, stat: Observer, scheme: Scheme) -> QParams:
         if isinstance(method, PowerOfTwoMse) and method.percent is not None:
             cut = percentile(bins, method.percent, symmetric=True)
             bins = bins.within(cut.low, cut.high)
-        return power_of_two_least_squares(bins, scheme)
-    found = _extremes(method, stat) if isinstance(method, MinMax) else _search(method, _bins(stat), scheme)
+        return power_of_two_least_squares(bins, scheme, felt=felt)
+    if isinstance(method, MinMax):
+        found = _extremes(method, stat)
+    else:
+        found = _search(method, _bins(stat), scheme, felt)
     return params_from_range(found.low, found.high, scheme)
 
 
@@ -200,14 +205,17 @@ def _extremes(method: MinMax, stat: Observer) -> Range:
 
 
 def _search(
-    method: Percentile | Entropy | Distribution | LayerWisePercentile | Mse, bins: Bins, scheme: Scheme
+    method: Percentile | Entropy | Distribution | LayerWisePercentile | Mse,
+    bins: Bins,
+    scheme: Scheme,
+    felt: Felt | None = None,
 ) -> Range:
     match method:
         case LayerWisePercentile(candidates, metric, symmetric):
             tried = [percentile(bins, percent, symmetric=symmetric) for percent in candidates]
             return best_range(bins, tried, scheme, ErrorMetric(metric))
         case Mse():
-            return least_squares_range(bins, scheme)
+            return least_squares_range(bins, scheme, felt)
         case _:
             return _range(method, bins)
 

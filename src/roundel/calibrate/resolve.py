@@ -10,6 +10,7 @@ import numpy as np
 import onnx_ir as ir
 from numpy.typing import NDArray
 
+from roundel.calibrate.felt import felt_functions
 from roundel.calibrate.observers import Observer, StatKind
 from roundel.calibrate.ranges import (
     Distribution,
@@ -29,6 +30,7 @@ from roundel.calibrate.ranges import (
 from roundel.calibrate.state import QuantState
 from roundel.model.graph import constant_array
 from roundel.numerics.affine import bias_params, params_from_range, round_scale
+from roundel.numerics.scale_search import Felt
 from roundel.numerics.short_floats import held, overflows, scale_to_range
 from roundel.plan.types import Derived, Fixed, QuantPlan, Role, Shared, TensorPlan
 from roundel.recipe import Recipe, Weights
@@ -87,7 +89,8 @@ def resolve(model: ir.Model, plan: QuantPlan, stats: Mapping[str, Observer], rec
         stats: an observer for each name in `plan.observed_activations()`.
         recipe: gives the methods.
     """
-    resolver = _Resolver(model.graph.initializers, plan, stats, recipe)
+    felt = felt_functions(model.graph) if recipe.feels_errors else {}
+    resolver = _Resolver(model.graph.initializers, plan, stats, recipe, felt)
     for tensor in plan.tensors.values():
         if isinstance(tensor.scheme, FloatScheme):
             resolver.short_float(tensor, tensor.scheme)
@@ -107,8 +110,10 @@ class _Resolver:
         plan: QuantPlan,
         stats: Mapping[str, Observer],
         recipe: Recipe,
+        felt: Mapping[str, Felt],
     ) -> None:
         self.constants, self.plan, self.stats, self.recipe = constants, plan, stats, recipe
+        self._felt = felt
         self.plans = dict(plan.tensors)
         self.params: dict[str, QParams] = {}
         self.scales: dict[str, NDArray[np.float32]] = {}
@@ -178,10 +183,10 @@ class _Resolver:
             # Tied by the NPU's alignment: each member's own best scale, and the largest of them for all.
             # A tensor that was zero throughout has no wish of its own.
             alive = [n for n in observed if self.stats[n].low or self.stats[n].high] or observed
-            each = [self._chosen(self.stats[name], tensor) for name in alive]
+            each = [self._chosen([name], tensor) for name in alive]
             return max(each, key=lambda params: float(params.scale))
         if not fixed:
-            return self._chosen(self._merged(observed), tensor)
+            return self._chosen(observed, tensor)
         whole = fixed[0]
         for more in fixed[1:]:
             whole = whole.union(more)
@@ -189,9 +194,10 @@ class _Resolver:
             whole = whole.union(Range(self.stats[name].low, self.stats[name].high))
         return _fixed(whole, tensor)
 
-    def _chosen(self, observer: Observer, tensor: TensorPlan) -> QParams:
+    def _chosen(self, names: list[str], tensor: TensorPlan) -> QParams:
         """By the recipe's method, with its margin for values that the data did not show."""
-        params = choose(self._method, observer, tensor.integer)
+        felt = self._felt.get(names[0]) if len(names) == 1 else None
+        params = choose(self._method, self._merged(names), tensor.integer, felt)
         margin = self.recipe.calibration.margin
         if margin == 1:
             return params

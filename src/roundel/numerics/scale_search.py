@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import enum
 import math
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 
 import numpy as np
 from numpy.typing import NDArray
@@ -16,6 +16,8 @@ from numpy.typing import NDArray
 from roundel.numerics.affine import params_from_range
 from roundel.numerics.histogram import Bins
 from roundel.types import PerTensor, QParams, QType, Range, Scheme
+
+Felt = Callable[[NDArray[np.float64]], NDArray[np.float64]]  # what is seen of values, and so of errors
 
 _SEARCH_BINS = 1024
 _MIN_EXPONENT = -126
@@ -32,7 +34,12 @@ class ErrorMetric(enum.Enum):
 
 
 def quantization_error(
-    bins: Bins, params: QParams, metric: ErrorMetric = ErrorMetric.MSE, *, narrow: bool = False
+    bins: Bins,
+    params: QParams,
+    metric: ErrorMetric = ErrorMetric.MSE,
+    *,
+    narrow: bool = False,
+    felt: Felt | None = None,
 ) -> float:
     """Sum over all values of |x - dequantize(quantize(x))| or of its square. Zeros cost nothing.
 
@@ -41,6 +48,7 @@ def quantization_error(
         params: per-tensor scale and zero point.
         metric: absolute or squared error.
         narrow: leave out the lowest code of a signed type, as weights do.
+        felt: a function that the values go through; its errors count instead.
     """
     scale = float(params.scale)
     low, high = _codes(params.qtype, int(params.zero_point), narrow)
@@ -50,17 +58,24 @@ def quantization_error(
     integral = _integral(right, low, high, metric) - _integral(left, low, high, metric)
     error = np.where(point, _point_error(left, low, high, metric), integral / np.where(point, 1.0, width))
     power = 1 if metric is ErrorMetric.MAE else 2
+    if felt is not None:
+        error = _felt(felt, bins.centres / scale, scale, error, (low, high), power)
     return float((bins.counts * error).sum()) * scale**power
 
 
-def best_range(bins: Bins, candidates: Iterable[Range], scheme: Scheme, metric: ErrorMetric) -> Range:
+def best_range(
+    bins: Bins, candidates: Iterable[Range], scheme: Scheme, metric: ErrorMetric, felt: Felt | None = None
+) -> Range:
     """The candidate with the least error; the first of equals."""
-    return min(
-        candidates, key=lambda r: quantization_error(bins, params_from_range(r.low, r.high, scheme), metric)
-    )
+
+    def error(candidate: Range) -> float:
+        params = params_from_range(candidate.low, candidate.high, scheme)
+        return quantization_error(bins, params, metric, felt=felt)
+
+    return min(candidates, key=error)
 
 
-def least_squares_range(bins: Bins, scheme: Scheme) -> Range:
+def least_squares_range(bins: Bins, scheme: Scheme, felt: Felt | None = None) -> Range:
     """The interval whose scale has the least squared error; the observed extremes are always a candidate.
 
     A coarse grid shrinks both ends together; then each end that matters is refined on its own.
@@ -72,18 +87,20 @@ def least_squares_range(bins: Bins, scheme: Scheme) -> Range:
         return whole
     if scheme.symmetric:
         whole = Range(-whole.absmax, whole.absmax)
-    best = best_range(bins, (_shrunk(whole, f, f) for f in _GRID), scheme, ErrorMetric.MSE)
+    best = best_range(bins, (_shrunk(whole, f, f) for f in _GRID), scheme, ErrorMetric.MSE, felt)
     for reach in (1.0, 0.3):
         factors = [_STEP ** (reach * k / 3) for k in (0, -3, -2, -1, 1, 2, 3)]
         both = [(f, f) for f in factors]
         sides = [(f, 1.0) for f in factors[1:]] + [(1.0, f) for f in factors[1:]]
         moves: Sequence[tuple[float, float]] = both if scheme.symmetric else both + sides
         near = (_clipped(_shrunk(best, a, b), whole) for a, b in moves)
-        best = best_range(bins, near, scheme, ErrorMetric.MSE)
+        best = best_range(bins, near, scheme, ErrorMetric.MSE, felt)
     return best
 
 
-def power_of_two_least_squares(bins: Bins, scheme: Scheme, *, narrow: bool = False) -> QParams:
+def power_of_two_least_squares(
+    bins: Bins, scheme: Scheme, *, narrow: bool = False, felt: Felt | None = None
+) -> QParams:
     """The power-of-two scale with the least squared error; the larger scale of equals.
 
     Candidates run from twice the scale that clips nothing down to 2**-11 of it. Asymmetric schemes also
@@ -97,7 +114,7 @@ def power_of_two_least_squares(bins: Bins, scheme: Scheme, *, narrow: bool = Fal
     for exponent in range(first, last - 1, -1):
         for zero in _zero_points(bins.low, bins.high, math.ldexp(1.0, exponent), scheme, narrow):
             params = _params(exponent, zero, scheme)
-            error = quantization_error(bins, params, narrow=narrow)
+            error = quantization_error(bins, params, narrow=narrow, felt=felt)
             if best is None or error < best[0]:
                 best = (error, params)
     assert best is not None
@@ -177,6 +194,23 @@ def _integral(x: NDArray[np.float64], low: int, high: int, metric: ErrorMetric) 
 def _point_error(x: NDArray[np.float64], low: int, high: int, metric: ErrorMetric) -> NDArray[np.float64]:
     off = np.abs(x - np.clip(np.rint(x), low, high))
     return np.asarray(off if metric is ErrorMetric.MAE else off * off)
+
+
+def _felt(
+    felt: Felt,
+    x: NDArray[np.float64],
+    scale: float,
+    error: NDArray[np.float64],
+    codes: tuple[int, int],
+    power: int,
+) -> NDArray[np.float64]:
+    """Errors behind a function, in units of the scale: by its slope over a step; what clipping moves."""
+    slope = felt((x + 0.5) * scale) - felt((x - 0.5) * scale)
+    end = np.clip(x, *codes)
+    moved = felt(end * scale) - felt(x * scale)
+    return np.asarray(
+        np.where(x == end, error * np.abs(slope / scale) ** power, np.abs(moved / scale) ** power)
+    )
 
 
 def _shrunk(whole: Range, low: float, high: float) -> Range:

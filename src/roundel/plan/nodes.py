@@ -16,8 +16,8 @@ from roundel.model.graph import (
     op_key,
     opset_version,
 )
-from roundel.plan.front_end import REASON, front_end
 from roundel.plan.select import matching_nodes, subgraph_nodes
+from roundel.plan.spared import spared_nodes
 from roundel.plan.types import NodePlan
 from roundel.recipe import Recipe
 from roundel.targets.operators import OPERATOR_SETS, OpRule
@@ -58,8 +58,9 @@ def choose_nodes(model: ir.Model, recipe: Recipe, rules: Mapping[str, OpRule]) -
         border = f"{', '.join(subgraph.inputs)} -> {', '.join(subgraph.outputs)}"
         for name in subgraph_nodes(graph, subgraph, "selection.exclude_subgraphs"):
             excluded.setdefault(name, f"excluded subgraph {border}")
-    for name in front_end(graph) - included.keys() if recipe.spares_front_end else ():
-        excluded.setdefault(name, REASON)
+    for name, why in spared_nodes(graph, recipe).items():
+        if name not in included:
+            excluded.setdefault(name, why)
     opset = opset_version(model)
     plans = {}
     for node in graph:

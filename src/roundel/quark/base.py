@@ -155,7 +155,8 @@ def _steps(request: Request) -> Values:
     """Accuracy by default: ranges, rounding and biases by error, equalization where the config has it."""
     integers = request.integer_weights
     yield "effort", request.effort
-    yield "improve.front_end", not request.integer_activations  # the same nodes as ever
+    for part in ("front_end", "detection_head"):
+        yield f"improve.{part}", not request.integer_activations  # the same placement
     yield "improve.rounding", integers and request.integer_activations
     yield "improve.ranges", request.integer_activations
     yield "improve.equalize.enabled", integers and request.config.include_cle

@@ -1,8 +1,4 @@
-"""Detection heads: what turns the last layers' results into boxes and scores, and quantizes badly.
-
-Boxes in pixels and scores in 0..1 in one tensor leave the scores a few codes; a distribution over distances
-(DFL) is summed with weights 0, 1, 2 …; grids and strides multiply small errors by the size of the image.
-"""
+"""Detection heads, with the signs that say so and the option that keeps them in float."""
 
 from __future__ import annotations
 
@@ -15,40 +11,25 @@ import onnx_ir as ir
 from roundel.calibrate.collect import collect
 from roundel.calibrate.observers import Observer, StatKind
 from roundel.model.graph import constant_array, is_constant, is_float32
+from roundel.plan.detection_head import sums_distribution, tail_of
 from roundel.plan.types import QuantPlan
 from roundel.sensitivity.types import Head
 from roundel.types import Sample
 
-_HEAVY = frozenset({"Conv", "ConvTranspose", "Gemm", "MatMul", "LSTM", "GRU"})
-_SHAPERS = frozenset({"Transpose", "Reshape", "Squeeze", "Unsqueeze", "Flatten", "Identity"})
 _ARITHMETIC = frozenset({"Add", "Sub", "Mul", "Div", "Exp", "Pow"})
 _SELECTION = frozenset({"NonMaxSuppression", "TopK"})
 _APART = 16.0  # times; what a quantizer of 8 bits leaves for the smaller tensor is then 4 bits
-_FEWEST_BINS, _MOST_BINS = 4, 128
 _GRID = 16  # positions; fewer constants are no grid of anchors
 
 
 def find_head(model: ir.Model, plan: QuantPlan, samples: Sequence[Sample]) -> Head | None:
     """The head, if the graph ends in one and any of it would be quantized."""
-    sums = {node for node in model.graph if _sums_distribution(node)}
-    tail = _tail(model.graph, sums)
-    signs = tuple(dict.fromkeys(_signs(tail, sums, _joined(model, tail, samples))))
+    tail = tail_of(model.graph)
+    signs = tuple(dict.fromkeys(_signs(tail, _joined(model, tail, samples))))
     quantized = tuple(str(n.name) for n in tail if (v := plan.nodes.get(str(n.name))) and v.quantized)
     if not signs or not quantized:
         return None
     return Head(signs, quantized, _option(model.graph, tail))
-
-
-def _tail(graph: ir.Graph, sums: set[ir.Node]) -> list[ir.Node]:
-    """Nodes behind the last layer with weights, in graph order; a DFL's own Conv is no such layer."""
-    before: set[ir.Node] = set()  # heavy nodes and everything that leads to them
-    stack = [n for n in graph if n.op_type in _HEAVY and n not in sums]
-    while stack:
-        node = stack.pop()
-        if node not in before:
-            before.add(node)
-            stack += [p for p in node.predecessors() if p.graph is graph]
-    return [node for node in graph if node not in before]
 
 
 def _joined(model: ir.Model, tail: Iterable[ir.Node], samples: Sequence[Sample]) -> Mapping[str, Observer]:
@@ -58,9 +39,9 @@ def _joined(model: ir.Model, tail: Iterable[ir.Node], samples: Sequence[Sample])
     return collect(model, dict.fromkeys(names, StatKind.MINMAX), samples, keep=0).stats if names else {}
 
 
-def _signs(tail: Iterable[ir.Node], sums: set[ir.Node], stats: Mapping[str, Observer]) -> Iterable[str]:
+def _signs(tail: Iterable[ir.Node], stats: Mapping[str, Observer]) -> Iterable[str]:
     for node in tail:
-        if node in sums:
+        if sums_distribution(node):
             yield "a distribution over distances is summed up (DFL)"
         elif node.op_type == "Concat":
             ratio = _apart(node, stats)
@@ -86,28 +67,6 @@ def _is_grid(value: ir.Value | None) -> bool:
     if array is None or array.dtype.kind != "f" or array.size < _GRID:
         return False
     return len(np.unique(array)) > 1 and max(array.shape) >= _GRID
-
-
-def _sums_distribution(node: ir.Node) -> bool:
-    """A Conv, MatMul or Mul with weights 0, 1, 2 … behind a Softmax."""
-    if node.op_type not in ("Conv", "MatMul", "Mul", "Gemm"):
-        return False
-    counts = any(_counts(value) for value in node.inputs)
-    return counts and any(_behind_softmax(value) for value in node.inputs if value is not None)
-
-
-def _counts(value: ir.Value | None) -> bool:
-    array = constant_array(value) if is_constant(value) else None
-    if array is None or not _FEWEST_BINS <= array.size <= _MOST_BINS:
-        return False
-    return bool(np.array_equal(array.ravel(), np.arange(array.size)))
-
-
-def _behind_softmax(value: ir.Value) -> bool:
-    maker = value.producer()
-    while maker is not None and maker.op_type in _SHAPERS and maker.inputs[0] is not None:
-        maker = maker.inputs[0].producer()
-    return maker is not None and maker.op_type == "Softmax"
 
 
 def _option(graph: ir.Graph, tail: list[ir.Node]) -> str:

@@ -12,7 +12,8 @@ import pytest
 import roundel
 from helpers import build, node, normal, rng
 from roundel.plan import build_plan
-from roundel.plan.front_end import REASON, front_end
+from roundel.plan.front_end import find_front_end
+from roundel.plan.spared import FRONT_END
 from roundel.recipe_file import load_recipe
 
 _SPECTRUM = ["window", "square", "sum", "floor", "log"]
@@ -62,7 +63,7 @@ def sounds(count: int = 12) -> list[dict[str, Any]]:
 
 
 def _spared(proto: onnx.ModelProto) -> set[str]:
-    return front_end(ir.from_proto(proto).graph)
+    return {str(node.name) for node in find_front_end(ir.from_proto(proto).graph)}
 
 
 def test_all_up_to_the_log() -> None:
@@ -100,7 +101,7 @@ def test_not_without_a_transform() -> None:
 )
 def test_where_effort_is_asked_for(recipe: str, changes: dict[str, Any], spared: bool) -> None:
     plan = build_plan(ir.from_proto(sound()), load_recipe(recipe, changes))
-    assert [plan.nodes[name].reason == REASON for name in _SPECTRUM] == [spared] * 5
+    assert [plan.nodes[name].reason == FRONT_END for name in _SPECTRUM] == [spared] * 5
     assert plan.nodes["conv1"].quantized
 
 
@@ -108,7 +109,7 @@ def test_a_node_that_is_asked_for_by_name_is_quantized() -> None:
     recipe = load_recipe("a8w8", {"selection": {"include": ["sum", "conv1", "conv2"]}})
     plan = build_plan(ir.from_proto(sound()), recipe)
     assert plan.nodes["sum"].quantized
-    assert plan.nodes["window"].reason == REASON
+    assert plan.nodes["window"].reason == FRONT_END
 
 
 def test_it_is_worth_it_and_said() -> None:

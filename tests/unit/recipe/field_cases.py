@@ -63,6 +63,16 @@ def spectral() -> onnx.ModelProto:
     return build(nodes, X, ["y"], constants)
 
 
+def boxes() -> onnx.ModelProto:
+    """Boxes and scores in one tensor."""
+    nodes = [
+        node("Conv", ["x", "w"], ["c"], name="layer"),
+        node("Sigmoid", ["c"], ["scores"], name="scores"),
+        node("Concat", ["c", "scores"], ["y"], name="join", axis=1),
+    ]
+    return build(nodes, X, ["y"], {"w": W3})
+
+
 def loud() -> onnx.ModelProto:
     """One channel is a hundred times as large as the others, and hardly counts."""
     nodes = [
@@ -569,6 +579,7 @@ CASES: dict[str, Case] = {
     "effort": Case(uneven, "fast", data=many),
     "improve.samples": Case(uneven, 4, base=FAST, data=many),
     "improve.front_end": Case(spectral, False, base=FAST),
+    "improve.detection_head": Case(boxes, False, base=FAST),
     "improve.ranges": Case(
         loud, False, base={**FAST, "improve": {"equalize": {"enabled": False}}}, data=many
     ),

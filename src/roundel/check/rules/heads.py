@@ -10,6 +10,7 @@ from roundel.check.facts import Facts
 from roundel.check.patterns import maker_of
 from roundel.check.types import Hit, Rule, Severity
 from roundel.model.graph import is_constant, op_key
+from roundel.plan.detection_head import find_detection_head, joins_scores
 
 _MOVERS = frozenset(
     {
@@ -29,16 +30,20 @@ _PROBABILITIES = {"Sigmoid": "probabilities (Sigmoid)", "Softmax": "probabilitie
 _LAYERS = frozenset({"Conv", "ConvTranspose", "Gemm", "MatMul"})
 _ARITHMETIC = frozenset({"Add", "Sub", "Mul", "Div", "Pow", "Exp"})
 _MOST_NAMES = 6
+_BY_ITSELF = "Effort fast and high do so behind the last layers."
 
 
 def _heads(facts: Facts) -> Iterator[Hit]:
     if not facts.format.integer:
         return
+    head = find_detection_head(facts.given.graph)
     for node in facts.given.graph:
         if op_key(node) != "Concat":
             continue
         meanings = {meaning for value in node.inputs if (meaning := _meaning(value)) is not None}
         certain = meanings & set(_PROBABILITIES.values())
+        if node in head and joins_scores(node) and meanings == certain:
+            meanings.add("values of another kind")
         if certain and meanings - certain:
             text = f"Concat of {len(node.inputs)}: {' with '.join(sorted(meanings))}"
             yield Hit(Severity.WARNING, text, str(node.name), _exclusion(facts.given.graph, node))
@@ -80,8 +85,9 @@ def _exclusion(graph: ir.Graph, concat: ir.Node) -> str:
     starts = _layer_outputs(concat)
     ends = _reached_outputs(graph, concat)
     if not starts or not ends or len(starts) + len(ends) > _MOST_NAMES:
-        return f"Keep the head in float: --exclude '{concat.name}', or use --preset a16w8."
-    return f"Keep the head in float: --exclude-subgraph '{','.join(starts)}->{','.join(ends)}'; or a16w8."
+        return f"Keep the head in float: --exclude '{concat.name}', or use --preset a16w8. {_BY_ITSELF}"
+    border = f"{','.join(starts)}->{','.join(ends)}"
+    return f"Keep the head in float: --exclude-subgraph '{border}'; or a16w8. {_BY_ITSELF}"
 
 
 def _layer_outputs(concat: ir.Node) -> list[str]:

@@ -1,0 +1,83 @@
+"""Detection heads: what turns the last layers' results into boxes and scores, and quantizes badly.
+
+Boxes in pixels and scores in 0..1 in one tensor leave the scores no code but zero; a distribution over
+distances (DFL) is summed with weights 0, 1, 2 …; grids and strides multiply small errors by the size of the
+image. All of it is a handful of cheap nodes behind the last layer with weights.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+import numpy as np
+import onnx_ir as ir
+
+from roundel.model.graph import constant_array, is_constant
+from roundel.model.reach import around, upstream
+
+_HEAVY = frozenset({"Conv", "ConvTranspose", "Gemm", "MatMul", "LSTM", "GRU"})
+_SHAPERS = frozenset({"Transpose", "Reshape", "Squeeze", "Unsqueeze", "Flatten", "Identity"})
+_MOVERS = _SHAPERS | {"Slice", "Split", "Gather", "Cast"}
+_PROBABILITIES = frozenset({"Sigmoid", "HardSigmoid", "Softmax"})
+_FEWEST_BINS, _MOST_BINS = 4, 128
+
+
+def find_detection_head(graph: ir.Graph) -> set[ir.Node]:
+    """The nodes behind the last layers that hang together with a sign of boxes and scores; often none."""
+    tail = set(tail_of(graph))
+    return around(graph, _signs(tail), tail) if len(tail) < len(graph) else set()
+
+
+def tail_of(graph: ir.Graph) -> list[ir.Node]:
+    """Nodes behind the last layer with weights, in graph order; a DFL's own Conv is no such layer."""
+    before = upstream(graph, (n for n in graph if n.op_type in _HEAVY and not sums_distribution(n)))
+    return [node for node in graph if node not in before]
+
+
+def sums_distribution(node: ir.Node) -> bool:
+    """Whether this is a Conv, MatMul or Mul with weights 0, 1, 2 … behind a Softmax."""
+    if node.op_type not in ("Conv", "MatMul", "Mul", "Gemm"):
+        return False
+    counts = any(_counts(value) for value in node.inputs)
+    return counts and any(_behind_softmax(value) for value in node.inputs if value is not None)
+
+
+def joins_scores(node: ir.Node) -> bool:
+    """Whether a Concat joins probabilities with something else that was computed."""
+    if node.op_type != "Concat":
+        return False
+    computed = [value for value in node.inputs if value is not None and not is_constant(value)]
+    sure = [_is_probability(value) for value in computed]
+    return any(sure) and not all(sure)
+
+
+def _signs(tail: set[ir.Node]) -> Iterator[ir.Node]:
+    for node in tail:
+        if node.op_type == "NonMaxSuppression" or sums_distribution(node) or joins_scores(node):
+            yield node
+
+
+def _is_probability(value: ir.Value | None, factors: bool = True) -> bool:
+    node = None if value is None else value.producer()
+    while node is not None and node.op_type in _MOVERS:
+        source = node.inputs[0]
+        node = None if source is None else source.producer()
+    if node is None:
+        return False
+    if node.op_type == "Mul" and factors:  # an object's score times its class's
+        return all(_is_probability(factor, factors=False) for factor in node.inputs)
+    return node.op_type in _PROBABILITIES
+
+
+def _counts(value: ir.Value | None) -> bool:
+    array = constant_array(value) if is_constant(value) else None
+    if array is None or not _FEWEST_BINS <= array.size <= _MOST_BINS:
+        return False
+    return bool(np.array_equal(array.ravel(), np.arange(array.size)))
+
+
+def _behind_softmax(value: ir.Value) -> bool:
+    maker = value.producer()
+    while maker is not None and maker.op_type in _SHAPERS and maker.inputs[0] is not None:
+        maker = maker.inputs[0].producer()
+    return maker is not None and maker.op_type == "Softmax"
