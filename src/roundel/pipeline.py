@@ -37,6 +37,7 @@ from roundel.model.load import ModelSource
 from roundel.model.memory import parse_size, within
 from roundel.model.save import check_writable, same_file, staged_or_temporary, write_text
 from roundel.plan import QuantPlan, build_plan
+from roundel.plan.detection_head import Joint, joined_outputs
 from roundel.plan.spared import spared_notes
 from roundel.preparation import Prepared, load_prepared
 from roundel.qdq import simulate, strip, write_dynamic, write_qdq
@@ -191,7 +192,7 @@ def quantize(
             proof = file if shown is result else cleanup.enter_context(staged_or_temporary(result, None))
         told.step("verify")
         with clock("verify"):
-            reports, doubt = _verify(model, proof, evidence, settings)
+            reports, doubt = _verify(model, proof, evidence, settings, joined_outputs(ready.model.graph))
             left = remaining(model, settings, device)
             odd = quantize_findings(
                 entrance.model, entrance.norms, (evidence.inputs, evidence.outputs), evidence.data
@@ -366,7 +367,7 @@ def _untouched(note: str) -> Improved:
 
 
 def _verify(
-    source: ModelSource, file: Path, evidence: Evidence, recipe: Recipe
+    source: ModelSource, file: Path, evidence: Evidence, recipe: Recipe, joints: Mapping[str, Joint]
 ) -> tuple[tuple[OutputReport, ...], tuple[str, ...]]:
     """Prove the written file legal and measure it."""
     doubt = None
@@ -374,7 +375,7 @@ def _verify(
         doubt = check_prepared(source, evidence.inputs[0], evidence.outputs[0])
     session = check_file(file)
     count = recipe.verify.samples
-    reports = compare_outputs(session, evidence.inputs[:count], evidence.outputs[:count], source)
+    reports = compare_outputs(session, evidence.inputs[:count], evidence.outputs[:count], source, joints)
     return reports, (doubt,) if doubt else ()
 
 

@@ -8,10 +8,10 @@ from dataclasses import dataclass
 import onnx_ir as ir
 
 from roundel.algorithms.finetune_report import FinetuneReport
+from roundel.algorithms.output_error import OutputErrors, together
 from roundel.algorithms.walk import LayerReport
 from roundel.calibrate.state import QuantState
 from roundel.model.session import open_session
-from roundel.numerics.metrics import Closeness
 from roundel.qdq import simulate, write_qdq
 from roundel.recipe import Recipe
 from roundel.types import Sample
@@ -56,7 +56,7 @@ def verdict(
 def output_sqnr(
     model: ir.Model, state: QuantState, recipe: Recipe, samples: Sequence[Sample], outputs: Sequence[Sample]
 ) -> float:
-    """SQNR of the quantized model in dB, over all its float outputs together.
+    """SQNR of the quantized model in dB, over all its float outputs, which count alike.
 
     Args:
         model: the prepared float model.
@@ -68,11 +68,6 @@ def output_sqnr(
     written = write_qdq(model, state, recipe)
     simulate(written, state, recipe.npu)
     session = open_session(written, simulate=True)
-    names = [out.name for out in session.get_outputs()]
-    total = Closeness()
-    for sample, wanted in zip(samples, outputs, strict=True):
-        for name, value in zip(names, session.run(None, sample), strict=True):
-            reference = wanted.get(name)
-            if reference is not None and reference.dtype.kind == "f" and reference.shape == value.shape:
-                total = total.merge(Closeness.of(reference, value))
-    return total.sqnr_db
+    errors = OutputErrors(model.graph)
+    pairs = zip(samples, outputs, strict=True)
+    return together(errors.of(wanted, session.run(errors.names, sample)) for sample, wanted in pairs).sqnr_db

@@ -7,17 +7,16 @@ from collections import Counter
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
-import numpy as np
 import onnx_ir as ir
 
 from roundel.algorithms.held_out import FEWEST, held_out
 from roundel.algorithms.judge import StepReport, verdict
+from roundel.algorithms.output_error import OutputErrors, together
 from roundel.algorithms.rotate import rotate
 from roundel.algorithms.smooth import smooth
 from roundel.algorithms.smooth_groups import find_groups, look
 from roundel.algorithms.walk import LayerReport, Progress
 from roundel.model.session import open_session
-from roundel.numerics.metrics import Closeness
 from roundel.passes import refresh_shapes
 from roundel.plan import build_plan
 from roundel.recipe import Recipe
@@ -83,7 +82,9 @@ class _Trial:
         self.notes: list[str] = []
         self._quantize = quantize
         session = open_session(model)
-        self._wanted = [session.run(None, sample) for sample in self.held]
+        self._errors = OutputErrors(model.graph)
+        names = self._errors.names
+        self._wanted = [dict(zip(names, session.run(names, s), strict=True)) for s in self.held]
 
     def run(self, name: str, work: Callable[[ir.Model, _Trial], _Done]) -> None:
         """Rewrite a copy, and go on with it where the error falls."""
@@ -100,14 +101,11 @@ class _Trial:
         self.steps.append(report)
 
     def _sqnr(self, model: ir.Model) -> float:
-        """Of the quantized model in dB, over all its float outputs together."""
+        """Of the quantized model in dB, over all its float outputs, which count alike."""
         session = open_session(self._quantize(model, self.learn), simulate=True)
-        total = Closeness()
-        for sample, wanted in zip(self.held, self._wanted, strict=True):
-            for reference, value in zip(wanted, session.run(None, sample), strict=True):
-                if np.asarray(reference).dtype.kind == "f":
-                    total = total.merge(Closeness.of(reference, value))
-        return total.sqnr_db
+        pairs = zip(self.held, self._wanted, strict=True)
+        found = (self._errors.of(wanted, session.run(self._errors.names, sample)) for sample, wanted in pairs)
+        return together(found).sqnr_db
 
 
 def _rotated(model: ir.Model, trial: _Trial) -> _Done:

@@ -22,14 +22,15 @@ from roundel.plan.types import Derived, Fixed, Role
 from roundel.recipe import Recipe
 from roundel.types import QParams, Sample, ScaleKind
 
-_RUNS = 500  # forward runs that looking at every tensor may take
-_LOOKED = 4  # samples that a tensor is looked at with
+_RUNS = 500  # forward runs that looking at every tensor may take; fewer of large samples
+_FEWEST_RUNS = 60
+_RUN_ELEMENTS = 75_000_000  # of all their inputs: 500 images of 224 x 224
+_LEAST_LOOKED, _LOOKED = 2, 4  # samples that a tensor is looked at with
 _MEASURED = 16  # samples that confirm a range; held-out ones judge in the end
-_ELEMENTS = 1_200_000  # of the samples that a range is first tried on: 8 images of 224 x 224
+_TRIED_ELEMENTS = 1_200_000  # of the samples that a range is first tried on: 8 images of 224 x 224
 _WORTH = 0.02  # share of the whole error that makes a tensor worth a search
 _MOST = 12  # tensors that are searched
 _PATIENCE = 4  # of them in a row, the worst first, that stay as they are: the rest will, too
-_BUNDLES = 300  # of neighbouring tensors, which are looked at first where there are more tensors than that
 _GAIN = 0.95  # a step must leave less than this share of the error
 _STEPS = 4
 _FACTORS = {ScaleKind.POWER_OF_TWO: 0.5}
@@ -60,11 +61,13 @@ def choose_ranges(
     if progress is not None:
         progress.step("look at each tensor's error", len(groups))
     board = Switchboard(model, state, groups, recipe, samples, outputs)
-    noise, total = _noise(board, [state.params[names[0]].scale for names in groups], progress)
+    size = max(1, sum(array.size for array in samples[0].values()))
+    scales = [state.params[names[0]].scale for names in groups]
+    noise, total = _noise(board, scales, _at_most(_RUNS, _FEWEST_RUNS, _RUN_ELEMENTS // size), progress)
     least = max(_WORTH * total, *sorted(noise)[-_MOST - 1 : -_MOST], 0.0)
     moved: dict[str, QParams] = {}
     reports: list[LayerReport] = []
-    tried = _tried(samples[0])
+    tried = _at_most(_MEASURED, _LOOKED, _TRIED_ELEMENTS // size)
     worst = sorted((i for i in range(len(groups)) if noise[i] > least), key=lambda i: -noise[i])
     for index in worst:
         if len(reports) >= _PATIENCE and not any(report.kept for report in reports[-_PATIENCE:]):
@@ -80,24 +83,28 @@ def choose_ranges(
     return _moved(state, moved), tuple(reports)
 
 
+def _at_most(most: int, least: int, wanted: int) -> int:
+    return min(most, max(least, wanted))
+
+
 def _noise(
-    board: Switchboard, scales: Sequence[NDArray[np.float32]], progress: Progress | None
+    board: Switchboard, scales: Sequence[NDArray[np.float32]], runs: int, progress: Progress | None
 ) -> tuple[list[float], float]:
     """What quantizing each group alone does to the outputs, and the sum of it all.
 
-    A run takes time by the size of the model. Where there are many groups, neighbours are looked at together
-    first, and one by one only in the worst bundles; so that all of it does not grow with the square.
+    A run takes time by the size of the model. Where there are more groups than runs for them, neighbours are
+    looked at together first, and one by one only in the worst bundles.
     """
     many = len(scales)
-    few = max(2, min(_LOOKED, _RUNS // many))
+    few = _at_most(_LOOKED, _LEAST_LOOKED, runs // many)
     noise = [0.0] * many
     looked: Iterable[int] = range(many)
     total = None
-    if many > _BUNDLES:
-        size = -(-many // _BUNDLES)
+    if many * few > runs:
+        size = -(-2 * many * few // runs)  # half of the runs for the bundles, half for what is in the worst
         bundles = [range(first, min(first + size, many)) for first in range(0, many, size)]
         joint = [board.joint_error({i: scales[i] for i in bundle}, few).noise for bundle in bundles]
-        worst = sorted(range(len(bundles)), key=joint.__getitem__)[-2 * _MOST :]
+        worst = sorted(range(len(bundles)), key=joint.__getitem__)[-max(1, runs // (2 * few * size)) :]
         looked = [i for number in sorted(worst) for i in bundles[number]]
         total = sum(joint)
     for index in looked:
@@ -128,12 +135,6 @@ class _Found:
     decibels: tuple[float, float]
 
 
-def _tried(sample: Sample) -> int:
-    """How many samples a range is first tried on: fewer large ones."""
-    size = max(1, sum(array.size for array in sample.values()))
-    return min(_MEASURED, max(_LOOKED, _ELEMENTS // size))
-
-
 def _search(
     board: Switchboard, group: int, scale: NDArray[np.float32], kind: ScaleKind, count: int
 ) -> _Found:
@@ -152,7 +153,7 @@ def _search(
             break
     if chosen is scale:
         return _Found(scale, False, (first.sqnr_db, first.sqnr_db))
-    first, best = (board.error(group, tried, _MEASURED) for tried in (scale, chosen))
+    first, best = (board.error(group, tried, min(_MEASURED, 2 * count)) for tried in (scale, chosen))
     moved = best.noise < _GAIN * first.noise
     return _Found(chosen if moved else scale, moved, (first.sqnr_db, (best if moved else first).sqnr_db))
 

@@ -10,6 +10,7 @@ import numpy as np
 import onnx_ir as ir
 from numpy.typing import NDArray
 
+from roundel.algorithms.output_error import Errors, OutputErrors, together
 from roundel.calibrate.state import QuantState
 from roundel.model.graph import constant_array, opset_version, values_by_name
 from roundel.model.session import open_session
@@ -43,7 +44,7 @@ class Switchboard:
         outputs: Sequence[Sample],
     ) -> None:
         self._samples, self._outputs = samples, outputs
-        self._names = [str(value.name) for value in model.graph.outputs]
+        self._errors = OutputErrors(model.graph)
         wired = Wiring(model.clone(), state, recipe)
         self._switches = [wired.group(names) for names in groups]
         self._idle: dict[str, NDArray[Any]] = {}
@@ -64,20 +65,12 @@ class Switchboard:
             switch, step = self._switches[group]
             feeds[switch], feeds[step] = np.asarray(True), np.asarray(scale, np.float32)
 
-        def one(index: int) -> Closeness:
-            total = Closeness()
+        def one(index: int) -> Errors:
             given = self._session.run(None, {**feeds, **self._samples[index]})
-            for name, value in zip(self._names, given, strict=True):
-                wanted = self._outputs[index].get(name)
-                if wanted is not None and wanted.dtype.kind == "f" and wanted.shape == value.shape:
-                    total = total.merge(Closeness.of(wanted, value))
-            return total
+            return self._errors.of(self._outputs[index], given)
 
-        total = Closeness()
         with ThreadPoolExecutor(threads) as pool:
-            for part in pool.map(one, range(min(count, len(self._samples)))):
-                total = total.merge(part)
-        return total
+            return together(pool.map(one, range(min(count, len(self._samples)))))
 
 
 class Wiring:

@@ -12,11 +12,11 @@ from roundel.algorithms.carried import Carried
 from roundel.algorithms.gptq import Key, gptq_walk
 from roundel.algorithms.held_out import FEWEST, held_out
 from roundel.algorithms.judge import StepReport, verdict
+from roundel.algorithms.output_error import Errors, OutputErrors, together
 from roundel.algorithms.walk import Progress
 from roundel.errors import DataError
 from roundel.model.graph import constant_array
 from roundel.model.session import open_session
-from roundel.numerics.metrics import Closeness
 from roundel.numerics.packed import Packed, round_packed
 from roundel.plan.types import QuantPlan
 from roundel.plan.weight_only import WeightLayer, weight_layers
@@ -90,14 +90,15 @@ def _sqnr(
     packed: Mapping[Key, Packed],
     samples: Sequence[Sample],
 ) -> float:
-    """Of the whole model's float outputs together, in dB."""
+    """Of the whole model's float outputs, which count alike, in dB."""
     carried = Carried(model, layers)
     for layer in layers:
         carried.take(layer, packed[layer.key])
     plain, other = open_session(model), open_session(carried.model)
-    total = Closeness()
-    for sample in samples:
-        for reference, value in zip(plain.run(None, sample), other.run(None, sample), strict=True):
-            if reference.dtype.kind == "f" and reference.shape == value.shape:
-                total = total.merge(Closeness.of(reference, value))
-    return total.sqnr_db
+    errors = OutputErrors(model.graph)
+
+    def one(sample: Sample) -> Errors:
+        wanted = dict(zip(errors.names, plain.run(errors.names, sample), strict=True))
+        return errors.of(wanted, other.run(errors.names, sample))
+
+    return together(map(one, samples)).sqnr_db

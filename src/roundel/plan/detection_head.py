@@ -8,11 +8,14 @@ image. All of it is a handful of cheap nodes behind the last layer with weights.
 from __future__ import annotations
 
 from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
 import onnx_ir as ir
+from numpy.typing import NDArray
 
-from roundel.model.graph import constant_array, is_constant
+from roundel.model.graph import attribute_int, attribute_ints, constant_array, is_constant
 from roundel.model.reach import around, upstream
 
 _HEAVY = frozenset({"Conv", "ConvTranspose", "Gemm", "MatMul", "LSTM", "GRU"})
@@ -49,6 +52,47 @@ def joins_scores(node: ir.Node) -> bool:
     computed = [value for value in node.inputs if value is not None and not is_constant(value)]
     sure = [_is_probability(value) for value in computed]
     return any(sure) and not all(sure)
+
+
+@dataclass(frozen=True, slots=True)
+class Joint:
+    """Where a head has joined scores with other values: an axis, and the places on it."""
+
+    axis: int
+    places: tuple[int, ...]
+
+    def parts(self, array: NDArray[Any]) -> list[NDArray[Any]]:
+        """The array cut there; whole where it has another shape than was expected."""
+        if array.ndim <= self.axis or array.shape[self.axis] <= self.places[-1]:
+            return [array]
+        return np.split(array, self.places, axis=self.axis)
+
+
+def joined_outputs(graph: ir.Graph) -> dict[str, Joint]:
+    """The graph's outputs in which scores are joined with other values."""
+    found = {str(value.name): _joint(value) for value in graph.outputs}
+    return {name: joint for name, joint in found.items() if joint is not None}
+
+
+def _joint(value: ir.Value) -> Joint | None:
+    node, turns = value.producer(), list[tuple[int, ...]]()
+    while node is not None and node.op_type in ("Transpose", "Identity"):
+        if node.op_type == "Transpose":
+            turns.append(attribute_ints(node, "perm") or ())
+        source = node.inputs[0]
+        node = None if source is None else source.producer()
+    if node is None or not joins_scores(node) or node.outputs[0].shape is None:
+        return None
+    axis = attribute_int(node, "axis", 0) % len(node.outputs[0].shape)
+    shapes = [None if part is None else part.shape for part in node.inputs]
+    sizes = [size for shape in shapes if shape is not None and isinstance(size := shape[axis], int)]
+    if len(sizes) < len(node.inputs):
+        return None
+    for order in reversed(turns):
+        if axis not in order:
+            return None
+        axis = order.index(axis)
+    return Joint(axis, tuple(np.cumsum(sizes[:-1]).tolist()))
 
 
 def _signs(tail: set[ir.Node]) -> Iterator[ir.Node]:

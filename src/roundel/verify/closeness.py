@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -17,6 +17,7 @@ from roundel.errors import DataError, ModelError, VerifyError
 from roundel.model.load import ModelSource
 from roundel.model.session import open_session
 from roundel.numerics.metrics import Closeness
+from roundel.plan.detection_head import Joint
 from roundel.types import Sample
 
 _EXACT_ENOUGH_DB = 60.0  # rounding in another order of operations stays above 90 dB; a wrong rewrite does not
@@ -41,6 +42,7 @@ def compare_outputs(
     inputs: Sequence[Sample],
     expected: Sequence[Sample],
     source: ModelSource | None = None,
+    joints: Mapping[str, Joint] | None = None,
 ) -> tuple[OutputReport, ...]:
     """Run the quantized model on the kept samples and compare with the kept float outputs.
 
@@ -49,14 +51,15 @@ def compare_outputs(
         inputs: the samples.
         expected: what the float model makes of them.
         source: the float model as given, to tell whose fault it is where a sample does not run.
+        joints: outputs of which each part is compared by itself: boxes and scores, say.
 
     Raises:
         VerifyError: the quantized model does not run a sample.
         ModelError: nor does the float model, as it is written.
     """
     names = [out.name for out in session.get_outputs()]
-    sums = dict.fromkeys(names, Closeness())
-    tops: dict[str, list[bool]] = {name: [] for name in names}
+    sums: dict[str, Closeness] = {}
+    tops: dict[str, list[bool]] = {}
     for index, (sample, wanted) in enumerate(zip(inputs, expected, strict=True)):
         try:
             results = run_session(session, names, sample, index)
@@ -73,8 +76,10 @@ def compare_outputs(
             reference = wanted.get(name)
             if not _comparable(reference, result):
                 continue
-            sums[name] = sums[name].merge(Closeness.of(np.asarray(reference), result))
-            tops[name] += _same_top(np.asarray(reference), result)
+            joint = (joints or {}).get(name)
+            for part, whole, other in _parts(name, joint, np.asarray(reference), result):
+                sums[part] = sums.get(part, Closeness()).merge(Closeness.of(whole, other))
+                tops.setdefault(part, []).extend(_same_top(whole, other))
     return tuple(
         OutputReport(name, s.sqnr_db, s.cosine, s.worst, _share(tops[name]))
         for name, s in sums.items()
@@ -185,6 +190,20 @@ def _comparable(a: Any, b: Any) -> bool:
         and bool(np.isfinite(a).all())
         and a.size > 0
     )
+
+
+def _parts(
+    name: str, joint: Joint | None, whole: NDArray[Any], other: NDArray[Any]
+) -> Iterator[tuple[str, NDArray[Any], NDArray[Any]]]:
+    pieces = [whole] if joint is None else joint.parts(whole)
+    if joint is None or len(pieces) == 1:
+        yield name, whole, other
+        return
+    start = 0
+    for one, two in zip(pieces, joint.parts(other), strict=True):
+        end = start + one.shape[joint.axis]
+        yield f"{name}[{', '.join([':'] * joint.axis + [f'{start}:{end}'])}]", one, two
+        start = end
 
 
 def _same_top(a: NDArray[Any], b: NDArray[Any]) -> list[bool]:

@@ -123,3 +123,17 @@ def _score_error(done: roundel.QuantizeResult) -> float:
         for proto in (model, done.model)
     )
     return float(np.abs(true[:, 4:] - got[:, 4:]).mean())
+
+
+def test_boxes_and_scores_are_compared_apart() -> None:
+    done = roundel.quantize(
+        detector(),
+        recipe="a8w8",
+        data=feeds({"x": [1, 3, 16, 16]}, 12),
+        changes={"improve.detection_head": False},
+    )
+    whole = {report.name: report.sqnr_db for report in done.record.outputs}
+    assert set(whole) == {"y[:, 0:4]", "y[:, 4:6]"}
+    assert whole["y[:, 0:4]"] > 25
+    assert whole["y[:, 4:6]"] < 12
+    assert any("'y[:, 4:6]' is far from the float model" in note for note in done.record.notes)
