@@ -18,6 +18,7 @@ from roundel.algorithms.switchboard import Switchboard
 from roundel.algorithms.walk import LayerReport, Progress
 from roundel.calibrate.state import QuantState
 from roundel.numerics.affine import bias_params, round_scale
+from roundel.numerics.metrics import Closeness
 from roundel.plan.types import Derived, Fixed, Role
 from roundel.recipe import Recipe
 from roundel.types import QParams, Sample, ScaleKind
@@ -27,7 +28,7 @@ _FEWEST_RUNS = 60
 _RUN_ELEMENTS = 75_000_000  # of all their inputs: 500 images of 224 x 224
 _LEAST_LOOKED, _LOOKED = 2, 4  # samples that a tensor is looked at with
 _MEASURED = 16  # samples that confirm a range; held-out ones judge in the end
-_TRIED_ELEMENTS = 1_200_000  # of the samples that a range is first tried on: 8 images of 224 x 224
+_TRIED_ELEMENTS = 2_400_000  # of the samples that a range is first tried on: 16 images of 224 x 224
 _WORTH = 0.02  # share of the whole error that makes a tensor worth a search
 _MOST = 12  # tensors that are searched
 _PATIENCE = 4  # of them in a row, the worst first, that stay as they are: the rest will, too
@@ -138,24 +139,31 @@ class _Found:
 def _search(
     board: Switchboard, group: int, scale: NDArray[np.float32], kind: ScaleKind, count: int
 ) -> _Found:
-    """Downhill from the scale so far: one direction, while it pays on a few samples, and then on more."""
-    factor = _FACTORS.get(kind, _FACTOR)
-    first = best = board.error(group, scale, count)
-    chosen = scale
-    for step in (factor, 1 / factor):
+    """Downhill in the better direction, while it pays on a few samples, and then on more."""
+    factor, more = _FACTORS.get(kind, _FACTOR), min(_MEASURED, 2 * count)
+
+    def downhill(
+        start: NDArray[np.float32], step: float, samples: int
+    ) -> tuple[NDArray[np.float32], Closeness]:
+        chosen, best = start, board.error(group, start, samples)
         for _ in range(_STEPS):
             tried = round_scale(float(chosen) * step, kind)
-            result = board.error(group, tried, count)
+            result = board.error(group, tried, samples)
             if not result.noise < _GAIN * best.noise:
                 break
             chosen, best = tried, result
-        if chosen is not scale:
-            break
-    if chosen is scale:
-        return _Found(scale, False, (first.sqnr_db, first.sqnr_db))
-    first, best = (board.error(group, tried, min(_MEASURED, 2 * count)) for tried in (scale, chosen))
-    moved = best.noise < _GAIN * first.noise
-    return _Found(chosen if moved else scale, moved, (first.sqnr_db, (best if moved else first).sqnr_db))
+        return chosen, best
+
+    steps = (factor, 1 / factor)
+    both = [downhill(scale, step, count) for step in steps]
+    (chosen, best), step = min(zip(both, steps, strict=True), key=lambda pair: pair[0][1].noise)
+    if chosen is not scale:
+        first = board.error(group, scale, more)
+        chosen, best = downhill(chosen, step, more)
+        if best.noise < _GAIN * first.noise:
+            return _Found(chosen, True, (first.sqnr_db, best.sqnr_db))
+        best = first
+    return _Found(scale, False, (best.sqnr_db, best.sqnr_db))
 
 
 def _moved(state: QuantState, moved: dict[str, QParams]) -> QuantState:
