@@ -6,6 +6,7 @@ alone, all else in float, and the few whose error at the output stands out try n
 
 from __future__ import annotations
 
+import math
 import time
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
@@ -17,6 +18,7 @@ from numpy.typing import NDArray
 from roundel.algorithms.switchboard import Switchboard
 from roundel.algorithms.walk import LayerReport, Progress
 from roundel.calibrate.state import QuantState
+from roundel.model.graph import values_by_name
 from roundel.numerics.affine import bias_params, round_scale
 from roundel.numerics.metrics import Closeness
 from roundel.plan.types import Derived, Fixed, Role
@@ -29,6 +31,7 @@ _RUN_ELEMENTS = 75_000_000  # of all their inputs: 500 images of 224 x 224
 _LEAST_LOOKED, _LOOKED = 2, 4  # samples that a tensor is looked at with
 _MEASURED = 16  # samples that confirm a range; held-out ones judge in the end
 _TRIED_ELEMENTS = 2_400_000  # of the samples that a range is first tried on: 16 images of 224 x 224
+_USUAL_DEPTH = 100  # elements in all activations for each one of the input
 _WORTH = 0.02  # share of the whole error that makes a tensor worth a search
 _MOST = 12  # tensors that are searched
 _PATIENCE = 4  # of them in a row, the worst first, that stay as they are: the rest will, too
@@ -62,7 +65,7 @@ def choose_ranges(
     if progress is not None:
         progress.step("look at each tensor's error", len(groups))
     board = Switchboard(model, state, groups, recipe, samples, outputs)
-    size = max(1, sum(array.size for array in samples[0].values()))
+    size = _size(model, groups, samples[0])
     scales = [state.params[names[0]].scale for names in groups]
     noise, total = _noise(board, scales, _at_most(_RUNS, _FEWEST_RUNS, _RUN_ELEMENTS // size), progress)
     least = max(_WORTH * total, *sorted(noise)[-_MOST - 1 : -_MOST], 0.0)
@@ -82,6 +85,19 @@ def choose_ranges(
         took = time.perf_counter() - start
         reports.append(LayerReport(names[0], "range", *found.decibels, found.moved, took))
     return _moved(state, moved), tuple(reports)
+
+
+def _size(model: ir.Model, groups: Sequence[Sequence[str]], sample: Sample) -> int:
+    """Elements of an input, or of one that would be usual for so many elements in between."""
+    values = values_by_name(model.graph)
+    between = sum(_elements(values.get(name)) for names in groups for name in names)
+    return max(1, sum(array.size for array in sample.values()), between // _USUAL_DEPTH)
+
+
+def _elements(value: ir.Value | None) -> int:
+    """As far as the shape is known: open dimensions count as one."""
+    shape = None if value is None else value.shape
+    return 0 if shape is None else math.prod(dim if isinstance(dim, int) else 1 for dim in shape)
 
 
 def _at_most(most: int, least: int, wanted: int) -> int:
