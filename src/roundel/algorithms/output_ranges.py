@@ -10,6 +10,7 @@ import math
 import time
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
+from functools import cache
 
 import numpy as np
 import onnx_ir as ir
@@ -158,13 +159,17 @@ def _search(
     """Downhill in the better direction, while it pays on a few samples, and then on more."""
     factor, more = _FACTORS.get(kind, _FACTOR), min(_MEASURED, 2 * count)
 
+    @cache  # both directions start alike, and without more samples the second stage repeats the first
+    def error(tried: float, samples: int) -> Closeness:
+        return board.error(group, np.asarray(tried, np.float32), samples)
+
     def downhill(
         start: NDArray[np.float32], step: float, samples: int
     ) -> tuple[NDArray[np.float32], Closeness]:
-        chosen, best = start, board.error(group, start, samples)
+        chosen, best = start, error(float(start), samples)
         for _ in range(_STEPS):
             tried = round_scale(float(chosen) * step, kind)
-            result = board.error(group, tried, samples)
+            result = error(float(tried), samples)
             if not result.noise < _GAIN * best.noise:
                 break
             chosen, best = tried, result
@@ -174,7 +179,7 @@ def _search(
     both = [downhill(scale, step, count) for step in steps]
     (chosen, best), step = min(zip(both, steps, strict=True), key=lambda pair: pair[0][1].noise)
     if chosen is not scale:
-        first = board.error(group, scale, more)
+        first = error(float(scale), more)
         chosen, best = downhill(chosen, step, more)
         if best.noise < _GAIN * first.noise:
             return _Found(chosen, True, (first.sqnr_db, best.sqnr_db))

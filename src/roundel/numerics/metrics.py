@@ -59,6 +59,18 @@ class Closeness:
         return self.cross / norm
 
 
+def comparable(reference: Any, value: Any) -> bool:
+    """Whether two results are float arrays of one shape, not empty, and the first is finite."""
+    return (
+        isinstance(reference, np.ndarray)
+        and isinstance(value, np.ndarray)
+        and reference.dtype.kind == value.dtype.kind == "f"
+        and reference.shape == value.shape
+        and bool(np.isfinite(reference).all())
+        and reference.size > 0
+    )
+
+
 def decibels(signal: float, noise: float) -> float:
     """Power over power in dB; infinite without noise, minus infinite for noise on silence or without end."""
     if noise == 0:

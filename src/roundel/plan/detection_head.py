@@ -7,7 +7,7 @@ image. All of it is a handful of cheap nodes behind the last layer with weights.
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -20,7 +20,7 @@ from roundel.model.reach import around, upstream
 
 _HEAVY = frozenset({"Conv", "ConvTranspose", "Gemm", "MatMul", "LSTM", "GRU"})
 _SHAPERS = frozenset({"Transpose", "Reshape", "Squeeze", "Unsqueeze", "Flatten", "Identity"})
-_MOVERS = _SHAPERS | {"Slice", "Split", "Gather", "Cast"}
+MOVERS = _SHAPERS | {"Slice", "Split", "Gather", "Cast"}  # operators that change no value
 _PROBABILITIES = frozenset({"Sigmoid", "HardSigmoid", "Softmax"})
 _FEWEST_BINS, _MOST_BINS = 4, 128
 
@@ -41,8 +41,8 @@ def sums_distribution(node: ir.Node) -> bool:
     """Whether this is a Conv, MatMul or Mul with weights 0, 1, 2 … behind a Softmax."""
     if node.op_type not in ("Conv", "MatMul", "Mul", "Gemm"):
         return False
-    counts = any(_counts(value) for value in node.inputs)
-    return counts and any(_behind_softmax(value) for value in node.inputs if value is not None)
+    behind = any(_behind_softmax(value) for value in node.inputs if value is not None)
+    return behind and any(_counts(value) for value in node.inputs)  # in this order: few weights are read
 
 
 def joins_scores(node: ir.Node) -> bool:
@@ -66,6 +66,22 @@ class Joint:
         if array.ndim <= self.axis or array.shape[self.axis] <= self.places[-1]:
             return [array]
         return np.split(array, self.places, axis=self.axis)
+
+
+def paired_parts(
+    name: str, whole: NDArray[Any], other: NDArray[Any], joints: Mapping[str, Joint]
+) -> Iterator[tuple[str, NDArray[Any], NDArray[Any]]]:
+    """The parts of two arrays of one shape, each with a name such as 'boxes[:, 0:4]'; often just the two."""
+    joint = joints.get(name)
+    pieces = [whole] if joint is None else joint.parts(whole)
+    if joint is None or len(pieces) == 1:
+        yield name, whole, other
+        return
+    start = 0
+    for one, two in zip(pieces, joint.parts(other), strict=True):
+        end = start + one.shape[joint.axis]
+        yield f"{name}[{', '.join([':'] * joint.axis + [f'{start}:{end}'])}]", one, two
+        start = end
 
 
 def joined_outputs(graph: ir.Graph) -> dict[str, Joint]:
@@ -103,7 +119,7 @@ def _signs(tail: set[ir.Node]) -> Iterator[ir.Node]:
 
 def _is_probability(value: ir.Value | None, factors: bool = True) -> bool:
     node = None if value is None else value.producer()
-    while node is not None and node.op_type in _MOVERS:
+    while node is not None and node.op_type in MOVERS:
         source = node.inputs[0]
         node = None if source is None else source.producer()
     if node is None:

@@ -10,6 +10,7 @@ import onnx_ir as ir
 
 from roundel.errors import SelectionError, did_you_mean
 from roundel.model.graph import op_key
+from roundel.model.reach import downstream, upstream
 from roundel.recipe import Subgraph
 
 
@@ -46,7 +47,7 @@ def subgraph_nodes(graph: ir.Graph, subgraph: Subgraph, option: str) -> list[str
     """The nodes on any path from the inputs to the outputs (nodes or tensors), both ends included."""
     starts = [node for word in subgraph.inputs for node in _anchors(graph, word, option, reading=True)]
     ends = [node for word in subgraph.outputs for node in _anchors(graph, word, option, reading=False)]
-    between = _reach(starts, forward=True) & _reach(ends, forward=False)
+    between = downstream(graph, starts) & upstream(graph, ends)
     if not between:
         raise SelectionError(
             "No path leads from the subgraph's inputs to its outputs.",
@@ -106,15 +107,3 @@ def _anchors(graph: ir.Graph, word: str, option: str, *, reading: bool) -> list[
             maker = value.producer()
             return [maker] if maker is not None else []
     raise _nothing(graph, word, option)
-
-
-def _reach(starts: Iterable[ir.Node], *, forward: bool) -> set[ir.Node]:
-    seen: set[ir.Node] = set()
-    stack = list(starts)
-    while stack:
-        node = stack.pop()
-        if node in seen:
-            continue
-        seen.add(node)
-        stack.extend(node.successors() if forward else node.predecessors())
-    return seen

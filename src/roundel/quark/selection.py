@@ -13,6 +13,7 @@ import onnx_ir as ir
 from roundel.errors import did_you_mean
 from roundel.model.load import ModelSource, load_model
 from roundel.model.opset import raise_opset
+from roundel.model.reach import downstream, upstream
 from roundel.passes import prepare
 from roundel.plan import build_plan
 from roundel.quark.blocks import block_type
@@ -141,22 +142,15 @@ class Nodes:
     def before(self, words: Iterable[str]) -> list[str]:
         """What data passes before it reaches these nodes."""
         starts = [self.nodes[name] for name in self.find(words, "input_nodes")]
-        return self._beyond(starts, lambda node: node.predecessors())
+        return self._beyond(starts, upstream(self.model.graph, starts))
 
     def behind(self, words: Iterable[str]) -> list[str]:
         """What data passes after these nodes."""
         ends = [self.nodes[name] for name in self.find(words, "output_nodes")]
-        return self._beyond(ends, lambda node: node.successors())
+        return self._beyond(ends, downstream(self.model.graph, ends))
 
-    def _beyond(self, border: list[ir.Node], step: Any) -> list[str]:
-        seen: set[ir.Node] = set()
-        stack = [further for node in border for further in step(node)]
-        while stack:
-            node = stack.pop()
-            if node not in seen:
-                seen.add(node)
-                stack += step(node)
-        return [str(node.name) for node in self.model.graph if node in seen and node not in border]
+    def _beyond(self, border: list[ir.Node], reached: set[ir.Node]) -> list[str]:
+        return [str(node.name) for node in self.model.graph if node in reached and node not in border]
 
     def types(self, words: Iterable[str]) -> list[str]:
         """Operator types; those that ONNX has and the prepared model has not are left out."""

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -16,8 +16,8 @@ from roundel.calibrate.runner import run_session
 from roundel.errors import DataError, ModelError, VerifyError
 from roundel.model.load import ModelSource
 from roundel.model.session import open_session
-from roundel.numerics.metrics import Closeness
-from roundel.plan.detection_head import Joint
+from roundel.numerics.metrics import Closeness, comparable
+from roundel.plan.detection_head import Joint, paired_parts
 from roundel.types import Sample
 
 _EXACT_ENOUGH_DB = 60.0  # rounding in another order of operations stays above 90 dB; a wrong rewrite does not
@@ -73,11 +73,9 @@ def compare_outputs(
                 hint="This is a defect of Roundel: please report it.",
             ) from error
         for name, result in results.items():
-            reference = wanted.get(name)
-            if not _comparable(reference, result):
+            if not comparable(wanted.get(name), result):
                 continue
-            joint = (joints or {}).get(name)
-            for part, whole, other in _parts(name, joint, np.asarray(reference), result):
+            for part, whole, other in paired_parts(name, wanted[name], result, joints or {}):
                 sums[part] = sums.get(part, Closeness()).merge(Closeness.of(whole, other))
                 tops.setdefault(part, []).extend(_same_top(whole, other))
     return tuple(
@@ -175,35 +173,9 @@ def _worst(a: Sample, b: Sample) -> tuple[str, float] | None:
     pairs = [
         (name, Closeness.of(a[name], b[name]).sqnr_db)
         for name in a
-        if name in b and _comparable(a[name], b[name])
+        if name in b and comparable(a[name], b[name])
     ]
     return min(pairs, key=lambda pair: pair[1]) if pairs else None
-
-
-def _comparable(a: Any, b: Any) -> bool:
-    return (
-        isinstance(a, np.ndarray)
-        and isinstance(b, np.ndarray)
-        and a.dtype.kind == "f"
-        and b.dtype.kind == "f"
-        and a.shape == b.shape
-        and bool(np.isfinite(a).all())
-        and a.size > 0
-    )
-
-
-def _parts(
-    name: str, joint: Joint | None, whole: NDArray[Any], other: NDArray[Any]
-) -> Iterator[tuple[str, NDArray[Any], NDArray[Any]]]:
-    pieces = [whole] if joint is None else joint.parts(whole)
-    if joint is None or len(pieces) == 1:
-        yield name, whole, other
-        return
-    start = 0
-    for one, two in zip(pieces, joint.parts(other), strict=True):
-        end = start + one.shape[joint.axis]
-        yield f"{name}[{', '.join([':'] * joint.axis + [f'{start}:{end}'])}]", one, two
-        start = end
 
 
 def _same_top(a: NDArray[Any], b: NDArray[Any]) -> list[bool]:

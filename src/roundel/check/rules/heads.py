@@ -10,22 +10,9 @@ from roundel.check.facts import Facts
 from roundel.check.patterns import maker_of
 from roundel.check.types import Hit, Rule, Severity
 from roundel.model.graph import is_constant, op_key
-from roundel.plan.detection_head import find_detection_head, joins_scores
+from roundel.model.reach import downstream
+from roundel.plan.detection_head import MOVERS, find_detection_head, joins_scores
 
-_MOVERS = frozenset(
-    {
-        "Reshape",
-        "Transpose",
-        "Flatten",
-        "Squeeze",
-        "Unsqueeze",
-        "Slice",
-        "Split",
-        "Identity",
-        "Cast",
-        "Gather",
-    }
-)
 _PROBABILITIES = {"Sigmoid": "probabilities (Sigmoid)", "Softmax": "probabilities (Softmax)"}
 _LAYERS = frozenset({"Conv", "ConvTranspose", "Gemm", "MatMul"})
 _ARITHMETIC = frozenset({"Add", "Sub", "Mul", "Div", "Pow", "Exp"})
@@ -52,7 +39,7 @@ def _heads(facts: Facts) -> Iterator[Hit]:
 def _meaning(value: ir.Value | None) -> str | None:
     """What kind of number a Concat input holds, looking back through operators that only move values."""
     node = None if value is None else value.producer()
-    while node is not None and op_key(node) in _MOVERS:
+    while node is not None and op_key(node) in MOVERS:
         node = maker_of(node)
     if node is None:
         return None
@@ -69,7 +56,7 @@ def _meaning(value: ir.Value | None) -> str | None:
 def _after_softmax(node: ir.Node) -> bool:
     """The expectation over bins: a layer that reads a Softmax."""
     source = maker_of(node)
-    while source is not None and op_key(source) in _MOVERS:
+    while source is not None and op_key(source) in MOVERS:
         source = maker_of(source)
     return source is not None and op_key(source) == "Softmax"
 
@@ -106,13 +93,8 @@ def _layer_outputs(concat: ir.Node) -> list[str]:
 
 
 def _reached_outputs(graph: ir.Graph, start: ir.Node) -> list[str]:
-    stack, seen = [start], set[ir.Node]()
-    while stack:
-        node = stack.pop()
-        if node not in seen:
-            seen.add(node)
-            stack.extend(node.successors())
-    return [str(value.name) for value in graph.outputs if value.producer() in seen]
+    reached = downstream(graph, [start])
+    return [str(value.name) for value in graph.outputs if value.producer() in reached]
 
 
 RULES = (
