@@ -12,7 +12,7 @@ from collections.abc import Sequence
 import numpy as np
 import onnx_ir as ir
 
-from roundel.algorithms.judge import StepReport, output_sqnr, verdict
+from roundel.algorithms.judge import StepReport, as_if_rounded, output_sqnr, verdict
 from roundel.calibrate.collect import collect
 from roundel.calibrate.positions import refine
 from roundel.calibrate.resolve import requests_for, resolve
@@ -44,7 +44,8 @@ def try_equalization(
         output_sqnr(model, _calibrated(model, some, recipe), recipe, some, wanted)
         for model in (plain, evened)
     )
-    return verdict("equalization", (without, with_it), time.perf_counter() - start)
+    took = time.perf_counter() - start
+    return verdict("equalization", (without, with_it), took, foreseen=recipe.improve.rounding)
 
 
 def _spread(samples: Sequence[Sample]) -> list[int]:
@@ -57,4 +58,5 @@ def _spread(samples: Sequence[Sample]) -> list[int]:
 def _calibrated(model: ir.Model, samples: Sequence[Sample], recipe: Recipe) -> QuantState:
     plan = build_plan(model, recipe)
     seen = collect(model, requests_for(plan, recipe), samples, keep=0)
-    return refine(model, resolve(model, plan, seen.stats, recipe), recipe.npu)
+    state = refine(model, resolve(model, plan, seen.stats, recipe), recipe.npu)
+    return as_if_rounded(model.graph, state) if recipe.improve.rounding else state

@@ -13,7 +13,7 @@ from roundel.algorithms.correct_biases import correct_biases, find_shifts
 from roundel.algorithms.finetune import finetune
 from roundel.algorithms.finetune_report import FinetuneReport, Moment
 from roundel.algorithms.held_out import FEWEST, held_out
-from roundel.algorithms.judge import StepReport, output_sqnr, verdict
+from roundel.algorithms.judge import StepReport, as_if_rounded, output_sqnr, verdict
 from roundel.algorithms.output_ranges import choose_ranges
 from roundel.algorithms.step_memory import once, run_key
 from roundel.algorithms.walk import LayerReport, Progress, walk
@@ -75,8 +75,9 @@ def improve(
         return Improved(state, (), (note,))
     held = held_out(len(samples))
 
-    def sqnr(now: QuantState) -> float:
-        return output_sqnr(model, now, recipe, samples[-held:], outputs[-held:])
+    def sqnr(now: QuantState, *, foreseen: bool) -> float:
+        judged = as_if_rounded(model.graph, now) if foreseen else now
+        return output_sqnr(model, judged, recipe, samples[-held:], outputs[-held:])
 
     def memory(step: str, now: QuantState) -> Memory | None:
         return None if store is None else store.memory(step, run_key(model, now, samples, recipe))
@@ -110,11 +111,15 @@ def improve(
     if recipe.finetuning != "none":
         work.append(("fine-tuning", tuned))
     steps: list[StepReport] = []
+    ahead = recipe.improve.rounding
     for name, step in work:
         start = time.perf_counter()
-        before = steps[-1].after_db if steps else sqnr(state)
+        ahead = ahead and name != "rounding"
+        known = steps[-1].after_db if steps and steps[-1].foreseen == ahead else None
+        before = sqnr(state, foreseen=ahead) if known is None else known
         better, layers = step(state)
-        report = verdict(name, (before, sqnr(better)), time.perf_counter() - start, layers)
+        errors = (before, sqnr(better, foreseen=ahead))
+        report = verdict(name, errors, time.perf_counter() - start, layers, foreseen=ahead)
         state = better if report.kept else state
         steps.append(report)
     return Improved(state, tuple(steps))

@@ -84,17 +84,21 @@ class Layer:
             rows = output.reshape(-1, output.shape[-1])[places]
         return rows.reshape(len(places), self.groups, -1).astype(np.float32, copy=False)
 
-    def inputs(self, data: NDArray[Any], places: NDArray[np.intp], spatial: tuple[int, ...]) -> NDArray[Any]:
+    def inputs(
+        self, data: NDArray[Any], places: NDArray[np.intp], spatial: tuple[int, ...], zero: int = 0
+    ) -> NDArray[Any]:
         """(n, groups, inputs per output): what each place of the output is computed from.
 
         Args:
-            data: the layer's input, zero meaning zero.
+            data: the layer's input.
             places: flat positions of the output.
             spatial: height, width … of the output.
+            zero: what means zero in the data, and so fills its padding.
         """
         if self.op not in _CONVS:
             return data.reshape(-1, data.shape[-1])[places][:, None]
-        padded = self._stuffed(data) if self.op == "ConvTranspose" else self._padded(data, spatial)
+        turned = self.op == "ConvTranspose"
+        padded = self._stuffed(data, zero) if turned else self._padded(data, spatial, zero)
         reach = tuple((k - 1) * d + 1 for k, d in zip(self.kernel, self.dilations, strict=True))
         axes = tuple(range(2, 2 + len(self.kernel)))
         windows: NDArray[Any] = sliding_window_view(padded, reach, axis=axes)
@@ -105,19 +109,19 @@ class Layer:
         picked: NDArray[Any] = windows[index][sparse]
         return picked.reshape(len(places), self.groups, -1)
 
-    def _padded(self, data: NDArray[Any], spatial: tuple[int, ...]) -> NDArray[Any]:
+    def _padded(self, data: NDArray[Any], spatial: tuple[int, ...], zero: int) -> NDArray[Any]:
         pads = [(0, 0), (0, 0)]
         for i, size in enumerate(spatial):
             reach = (self.kernel[i] - 1) * self.dilations[i] + 1
             needed = (size - 1) * self.strides[i] + reach
             end = max(self.end[i], needed - data.shape[2 + i] - self.begin[i], 0)
             pads.append((self.begin[i], end))
-        return np.pad(data, pads) if any(p != (0, 0) for p in pads) else data
+        return _framed(data, pads, zero) if any(p != (0, 0) for p in pads) else data
 
-    def _stuffed(self, data: NDArray[Any]) -> NDArray[Any]:
+    def _stuffed(self, data: NDArray[Any], zero: int) -> NDArray[Any]:
         """A transposed convolution is a plain one over the input with zeros between its entries."""
         sizes = [(n - 1) * s + 1 for n, s in zip(data.shape[2:], self.strides, strict=True)]
-        wide = np.zeros((*data.shape[:2], *sizes), data.dtype)
+        wide = np.full((*data.shape[:2], *sizes), zero, data.dtype)
         every: Any = (..., *[slice(None, None, s) for s in self.strides])
         wide[every] = data
         pads = [(0, 0), (0, 0)]
@@ -125,7 +129,11 @@ class Layer:
             edge = (kernel - 1) * self.dilations[i]
             pads.append((edge - self.begin[i], edge - self.end[i] + self.strides[i]))
         low = [(max(a, 0), max(b, 0)) for a, b in pads]
-        return np.pad(wide, low)
+        return _framed(wide, low, zero)
+
+
+def _framed(data: NDArray[Any], pads: list[tuple[int, int]], zero: int) -> NDArray[Any]:
+    return np.pad(data, pads, constant_values=zero)
 
 
 def _flipped(array: NDArray[Any], axes: int) -> NDArray[Any]:

@@ -18,9 +18,9 @@ from roundel.model.graph import clip_bounds, only_reader, values_by_name
 from roundel.model.session import open_session
 from roundel.types import Sample
 
-_ROWS = 64  # places of each sample
-_GROUPED_WORK = 300  # rows x kernel size of a grouped layer: few weights for each channel need few rows
-_MOST_BYTES = 400_000_000
+_ROWS = 200  # places of each sample
+_GROUPED_WORK = 900  # rows x kernel size of a grouped layer: few weights for each channel need few rows
+_MOST_BYTES = 1_000_000_000  # in a file beyond what the run may hold
 
 
 @dataclass(frozen=True, slots=True, eq=False)

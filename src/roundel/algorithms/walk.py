@@ -32,7 +32,8 @@ from roundel.qdq import simulate, write_qdq
 from roundel.recipe import Recipe
 from roundel.types import QParams, QType, Sample, ScaleKind
 
-_CHUNK = 1024
+_CHUNK = 2048  # rows added up in float32 before they join the float64 sums
+_CHUNK_ELEMENTS = 2_000_000  # fewer rows where they have more in all, but no fewer than a sum has columns
 _UNSEEN = 0.1  # weight of a row whose output is cut off
 _FLOAT_FACTORS = (1.0, 0.85, 0.7, 0.6, 0.5, 0.4)
 _POWER_FACTORS = (2.0, 1.0, 0.5, 0.25)
@@ -178,10 +179,10 @@ class _Walker:
         seen = self.visible.get(layer.output) if layer.groups > 1 else None
         rows: list[tuple[NDArray[Any], NDArray[Any]]] = []
         for index, (array, glimpse) in enumerate(zip(codes, glimpses, strict=True)):
-            shifted = array.astype(np.float32) - zero
-            rows.append((layer.inputs(shifted, glimpse.places, glimpse.spatial), glimpse.values))
+            given = layer.inputs(array, glimpse.places, glimpse.spatial, zero)
+            rows.append((given.astype(np.float32) - np.float32(zero), glimpse.values))
             last = index + 1 in (self.held_from, len(codes))
-            if last or sum(len(x) for x, _ in rows) >= _CHUNK:
+            if last or sum(len(x) for x, _ in rows) >= _enough(*rows[0][0].shape[1:]):
                 x, y = (np.concatenate(part) for part in zip(*rows, strict=True))
                 sums[index >= self.held_from].add(x, y, _weights(y, seen))
                 rows = []
@@ -246,6 +247,11 @@ class _Walker:
         array = constant_array(self.constants[name])
         assert array is not None
         return array
+
+
+def _enough(groups: int, size: int) -> int:
+    """Rows of so many groups and columns that are worth adding up."""
+    return min(_CHUNK, max(size, _CHUNK_ELEMENTS // (groups * size)))
 
 
 def _weights(wanted: NDArray[Any], seen: tuple[float, float] | None) -> NDArray[np.float32] | None:

@@ -141,10 +141,11 @@ def show_summary(console: Console, record: Record, *, every_layer: bool = False)
 
 
 def _step_line(step: StepReport) -> str:
+    judged = " (ahead of rounding)" if step.foreseen else ""
     if step.refused_db is not None:
         change = f"not kept: {decibel(step.before_db)} without it, {decibel(step.refused_db)} with it"
-        return f"{change}, {step.seconds:.1f} s"
-    change = f"{decibel(step.before_db)} -> {decibel(step.after_db)} on held-out samples"
+        return f"{change}{judged}, {step.seconds:.1f} s"
+    change = f"{decibel(step.before_db)} -> {decibel(step.after_db)} on held-out samples{judged}"
     kept = sum(layer.kept for layer in step.layers)
     some = f", {kept} of {len(step.layers)} {parts_of(step)}" if step.layers else ""
     return f"{change}{some}, {step.seconds:.1f} s"

@@ -15,11 +15,11 @@ import pytest
 import roundel
 from finetune_cases import conv_net, pictures
 from roundel import baseline
-from roundel.algorithms import improve
+from roundel.algorithms import improve, judge
 from roundel.algorithms.equalize import EqualizeReport, LayerSpread
 from roundel.algorithms.judge import StepReport
 from roundel.calibrate.state import QuantState
-from roundel.types import Sample
+from roundel.types import QType, Sample
 
 PLAIN: dict[str, Any] = {"improve": {"equalize": {"enabled": False}, "ranges": False, "rounding": False}}
 EVENING: dict[str, Any] = {"improve": {**PLAIN["improve"], "equalize": {"enabled": True}}}
@@ -80,13 +80,19 @@ def test_equalization_that_hurts_is_undone(tmp_path: Path, monkeypatch: pytest.M
     assert "equalize" not in result.record.prepare
 
 
-def test_equalization_that_helps_is_kept(tmp_path: Path) -> None:
+def uneven_net() -> onnx.ModelProto:
+    """Every other channel 40 times as large, through a Relu: the float model stays as it is."""
     model = conv_net()
     weights = {w.name: w for w in model.graph.initializer}
     for name, factor in (("w1", 40.0), ("b1", 40.0), ("w2", 1 / 40)):
         array = onnx.numpy_helper.to_array(weights[name]).copy()
-        array[::2] *= factor  # through a Relu: the float model stays as it is
+        array[::2] *= factor
         weights[name].CopyFrom(onnx.numpy_helper.from_array(array, name))
+    return model
+
+
+def test_equalization_that_helps_is_kept(tmp_path: Path) -> None:
+    model = uneven_net()
     before, _ = quantized(model, pictures(24), PLAIN, tmp_path, "before")
     after, result = quantized(model, pictures(24), EVENING, tmp_path, "after")
     step = only_step(result, "equalization")
@@ -200,3 +206,37 @@ def test_fine_tuning_falls_back_on_the_rounding_before_it(
     assert one.kept
     assert_refused(other)
     assert other.before_db == one.after_db == rounded.record.improvements[0].after_db
+
+
+def test_steps_before_rounding_are_judged_by_what_rounding_will_leave(tmp_path: Path) -> None:
+    both: dict[str, Any] = {"improve": {"equalize": {"enabled": False}, "ranges": True, "rounding": True}}
+    _, ahead = quantized(uneven_net(), pictures(24), both, tmp_path, "both")
+    _, alone = quantized(uneven_net(), pictures(24), RANGES, tmp_path, "alone")
+    ranges, rounding = ahead.record.improvements
+    plain = only_step(alone, "ranges")
+    assert (ranges.foreseen, rounding.foreseen, plain.foreseen) == (True, False, False)
+    assert ranges.before_db > plain.before_db + 3  # finer weights
+    assert rounding.before_db < ranges.after_db - 3  # and rounding starts from those that are there
+
+
+def test_foreseen_weights_are_finer_but_chosen_codes_stay(tmp_path: Path) -> None:
+    captured: list[QuantState] = []
+    work = improve.walk
+
+    def seen(model: ir.Model, state: QuantState, *rest: Any, **more: Any) -> Any:
+        captured.append(state)
+        ahead = judge.as_if_rounded(model.graph, state)
+        moved = {n for n in state.params if not state.params[n].same_as(ahead.params[n])}
+        assert {"w1", "w2"} <= moved <= set(model.graph.initializers)
+        for name in moved:
+            assert ahead.params[name].qtype is QType.INT16
+            assert float(ahead.params[name].scale) * 8 == float(state.params[name].scale)
+        codes = np.zeros((8, 3, 3, 3), np.int8)
+        given = judge.as_if_rounded(model.graph, replace(state, codes={"w1": codes}))
+        assert given.params["w1"].same_as(state.params["w1"])
+        return work(model, state, *rest, **more)
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(improve, "walk", seen)
+        quantized(conv_net(), pictures(24), ROUNDING, tmp_path, "seen")
+    assert captured

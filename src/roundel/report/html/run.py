@@ -49,6 +49,7 @@ def step_values(record: Tree) -> list[dict[str, Any]]:
             "after": _db(step["after_db"]),
             "refused": _db(step.get("refused_db")),
             "kept": step["kept"],
+            "foreseen": step.get("foreseen", False),
             "seconds": short(step["seconds"]),
             "layers": [
                 [each["layer"], each["op"], _db(each["before_db"]), _db(each["after_db"]), each["kept"]]

@@ -5,7 +5,7 @@ function stepsCard() {
   const gain = (step) => (step.kept
     ? [`${db(step.before)} → `, h('b', {}, withUnit(step.after))]
     : [`${db(step.before)} → `, h('s', {}, step.refused === null ? db(step.before) : withUnit(step.refused))]);
-  const row = (step) => h('tr', {}, h('td', {}, step.name), h('td', { class: 'number' }, gain(step)),
+  const row = (step) => h('tr', {}, h('td', {}, step.name, step.foreseen ? h('span', { class: 'soft small' }, ' (ahead of rounding)') : null), h('td', { class: 'number' }, gain(step)),
     h('td', {}, step.kept ? h('span', { class: 'tag good' }, '✓ kept') : h('span', { class: 'tag' }, '✗ dropped')),
     h('td', { class: 'number' }, seconds(step.seconds)));
   const detail = (step) => h('details', {}, h('summary', {}, `${step.name}: ${counted(step.layers.length, 'layer')}`),
@@ -14,7 +14,7 @@ function stepsCard() {
         h('td', {}, h('span', { class: 'mono' }, name), ' ', h('span', { class: 'soft small' }, op)),
         h('td', { class: 'number' }, db(before)), h('td', { class: 'number' }, kept ? db(after) : 'as it was')))))));
   return card('steps', 'Improvement steps',
-    h('p', { class: 'lead' }, 'Output SQNR on held-out samples, before and after each step; a step stays only where the error falls.'),
+    h('p', { class: 'lead' }, 'Output SQNR on held-out samples, before and after each step; a step stays only where the error falls. Steps before rounding are judged with finer weights, as rounding will about leave them.'),
     steps.length ? [h('div', { class: 'scroll' }, h('table', {}, h('thead', {}, h('tr', {}, h('th', {}, 'step'), h('th', { class: 'number' }, 'SQNR'), h('th', {}, ''), h('th', { class: 'number' }, 'time'))),
       h('tbody', {}, steps.map(row)))), steps.filter((step) => step.layers.length).map(detail)]
       : h('p', { class: 'small' }, 'None: calibration only.'));
