@@ -6,6 +6,7 @@ what it was worth. A small trial can, and any sample may judge: none has chosen 
 
 from __future__ import annotations
 
+import math
 import time
 from collections.abc import Sequence
 
@@ -22,6 +23,7 @@ from roundel.recipe import Recipe
 from roundel.types import Sample
 
 _LEAST, _MOST = 16, 64  # samples
+_FINER = (2, 4, 8)  # one rounding of the weights is one draw; with other steps it is another
 _ELEMENTS = 3_600_000  # of their inputs: 24 images of 224 x 224; smaller ones are cheap, so there are more
 
 
@@ -40,12 +42,21 @@ def try_equalization(
     start = time.perf_counter()
     chosen = _spread(samples)
     some, wanted = [samples[i] for i in chosen], [outputs[i] for i in chosen]
-    without, with_it = (
-        output_sqnr(model, _calibrated(model, some, recipe), recipe, some, wanted)
-        for model in (plain, evened)
-    )
+    without, with_it = (_sqnr(model, some, wanted, recipe) for model in (plain, evened))
     took = time.perf_counter() - start
     return verdict("equalization", (without, with_it), took, foreseen=recipe.improve.rounding)
+
+
+def _sqnr(model: ir.Model, samples: Sequence[Sample], outputs: Sequence[Sample], recipe: Recipe) -> float:
+    """The mean over weights of several finenesses, which share the samples, where rounding follows."""
+    state = _calibrated(model, samples, recipe)
+    if not recipe.improve.rounding or len(samples) < len(_FINER):
+        return output_sqnr(model, state, recipe, samples, outputs)
+    found = []
+    for first, finer in enumerate(_FINER):
+        ahead, part = as_if_rounded(model.graph, state, finer), slice(first, None, len(_FINER))
+        found.append(output_sqnr(model, ahead, recipe, samples[part], outputs[part]))
+    return math.fsum(found) / len(found)
 
 
 def _spread(samples: Sequence[Sample]) -> list[int]:
@@ -58,5 +69,4 @@ def _spread(samples: Sequence[Sample]) -> list[int]:
 def _calibrated(model: ir.Model, samples: Sequence[Sample], recipe: Recipe) -> QuantState:
     plan = build_plan(model, recipe)
     seen = collect(model, requests_for(plan, recipe), samples, keep=0)
-    state = refine(model, resolve(model, plan, seen.stats, recipe), recipe.npu)
-    return as_if_rounded(model.graph, state) if recipe.improve.rounding else state
+    return refine(model, resolve(model, plan, seen.stats, recipe), recipe.npu)

@@ -18,7 +18,7 @@ from roundel.qdq import simulate, write_qdq
 from roundel.recipe import Recipe
 from roundel.types import QType, Sample
 
-_FINER = 8  # of the error of plainly rounded weights, layer-wise rounding leaves a few hundredths
+_FINER = 8  # the weights' step against the one that leaves the error of rounding: 2.5 to 10 were seen
 
 
 @dataclass(frozen=True, slots=True)
@@ -61,18 +61,23 @@ def verdict(
     return StepReport(step, before, before, False, seconds, layers, refused_db=tried, foreseen=foreseen)
 
 
-def as_if_rounded(graph: ir.Graph, state: QuantState) -> QuantState:
+def as_if_rounded(graph: ir.Graph, state: QuantState, finer: int = _FINER) -> QuantState:
     """The state with finer weights: what a step before rounding should be judged by.
 
     Plainly rounded weights often make a hundred times the error of everything else, most of which rounding
     takes away. Beside them a better range or channel cannot be told from a worse one.
+
+    Args:
+        graph: the prepared float model.
+        state: calibrated.
+        finer: how many times smaller the weights' steps become.
     """
     params = dict(state.params)
     layers = quantized_layers(graph, state.plan)
     for name in (name for layer in layers for name in (layer.weight, layer.bias) if name is not None):
         old = params[name]
         if old.qtype is QType.INT8 and name not in state.codes:
-            scale = np.asarray(old.scale / _FINER, np.float32)
+            scale = np.asarray(old.scale / finer, np.float32)
             params[name] = replace(
                 old, scale=scale, zero_point=old.zero_point.astype(np.int16), qtype=QType.INT16
             )

@@ -26,6 +26,7 @@ from roundel.plan.types import Derived, Fixed, Role
 from roundel.recipe import Recipe
 from roundel.types import QParams, Sample, ScaleKind
 
+_BITS = 8  # with more, all that a narrower range changes is what happens to values that no sample showed
 _RUNS = 500  # forward runs that looking at every tensor may take; fewer of large samples
 _FEWEST_RUNS = 60
 _RUN_ELEMENTS = 75_000_000  # of all their inputs: 500 images of 224 x 224
@@ -60,7 +61,7 @@ def choose_ranges(
         recipe: formats.
         progress: told the number of tensors, and how many are done.
     """
-    groups = movable(state)
+    groups = [names for names in movable(state) if state.params[names[0]].qtype.bits <= _BITS]
     if not groups or not samples:
         return state, ()
     if progress is not None:

@@ -102,3 +102,10 @@ def test_ranges_that_the_user_gave_do_not_move() -> None:
     fixed = QuantState(plan, state.params)
     assert not any("r" in names for names in movable(fixed))
     assert any("r" in names for names in movable(state))
+
+
+def test_sixteen_bits_keep_the_room_that_they_have() -> None:
+    model, state, samples, outputs, recipe = calibrated("a16w8_minmax")
+    assert movable(state)
+    moved, reports = choose_ranges(model, state, samples, outputs, recipe)
+    assert (moved, reports) == (state, ())
