@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
+from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -11,7 +12,7 @@ import onnx_ir as ir
 
 from roundel.model import load_model
 from roundel.model.blame import blaming
-from roundel.model.graph import input_specs, op_key, opset_version, weight_bytes
+from roundel.model.graph import input_specs, op_key, opset_version
 from roundel.model.load import quantized_node
 from roundel.plan import build_plan
 from roundel.preparation import load_prepared
@@ -64,15 +65,14 @@ def _inspected(path: Path, preset: str) -> Inspection:
     graph = loaded.model.graph
     operators = dict(Counter(op_key(node) for node in graph).most_common())
     types: Counter[str] = Counter()
-    for value in graph.initializers.values():
-        if value.const_value is not None:
-            types[value.const_value.dtype.name.lower()] += value.const_value.nbytes
+    for tensor in _stored(graph):
+        types[tensor.dtype.name.lower()] += tensor.nbytes
     done = quantized_node(loaded.model) is not None
     quantized, left, nodes = ({}, {}, _plain_nodes(graph)) if done else _verdicts(path, preset)
     return Inspection(
         name=path.name,
         file_bytes=path.stat().st_size,
-        weight_bytes=weight_bytes(loaded.model),
+        weight_bytes=types.total(),
         opset=opset_version(loaded.model),
         inputs=tuple(str(spec) for spec in input_specs(loaded.model)),
         outputs=tuple(f"{v.name}: {v.dtype} {v.shape}" for v in graph.outputs),
@@ -84,6 +84,16 @@ def _inspected(path: Path, preset: str) -> Inspection:
         nodes=nodes,
         notes=loaded.notes,
     )
+
+
+def _stored(graph: ir.Graph) -> Iterator[ir.TensorProtocol]:
+    """Initializers, and what some exporters put into Constant nodes instead."""
+    yield from (v.const_value for v in graph.initializers.values() if v.const_value is not None)
+    for node in graph:
+        if node.op_type == "Constant" and "value" in node.attributes:
+            tensor = node.attributes["value"].as_tensor()
+            if tensor.dtype is not ir.DataType.STRING:
+                yield tensor
 
 
 def _plain_nodes(graph: ir.Graph) -> tuple[tuple[str, str, str], ...]:

@@ -127,7 +127,8 @@ class _Writer:
         """The stored content; that of a large model is computed when somebody reads it, one at a time."""
         if not self._lean or tensor.name in self.state.codes:
             return constant(self.graph, name, weight_codes(array, tensor, self.state))
-        state, dtype = self.state, ir.DataType.from_numpy(tensor.integer.qtype.dtype)
+        state = self.state
+        dtype = ir.DataType.from_numpy(state.params[tensor.name].qtype.dtype)
         lazy = ir.LazyTensor(
             lambda: ir.tensor(weight_codes(array, tensor, state), name=name),
             dtype,

@@ -73,6 +73,14 @@ def test_inspect_as_json(roundel_cli: Any, digits: Path) -> None:
     assert "nodes" not in json.loads(roundel_cli("inspect", digits, "--json").out)
 
 
+def test_inspect_counts_weights_in_constant_nodes(roundel_cli: Any, tmp_path: Path) -> None:
+    weight = onnx.numpy_helper.from_array(normal(4, 4), "k")
+    nodes = [node("Constant", [], ["k"], name="c", value=weight), node("MatMul", ["x", "k"], ["y"], name="m")]
+    onnx.save(build(nodes, {"x": [1, 4]}, ["y"], {}), tmp_path / "m.onnx")
+    told = json.loads(roundel_cli("inspect", tmp_path / "m.onnx", "--json").out)
+    assert (told["weight_bytes"], told["weight_types"]) == (64, {"float": 64})
+
+
 def test_inspect_a_quantized_model(roundel_cli: Any, quantized: Path) -> None:
     ran = roundel_cli("inspect", quantized, "--nodes")
     assert ran.code == 0
