@@ -151,13 +151,14 @@ class _Walk:
     def up(self, ladder: Sequence[Rung], out: Mapping[str, str], deadline: float | None) -> None:
         """Try the rungs until one meets the budget."""
         forecast = None if deadline is None else self._forecast()
-        for rung in ladder:
+        for place, rung in enumerate(ladder):
             # Where all of A16W8 meets the budget, a part of it may do, and runs faster.
             if self._met and not (rung.mixed and self.steps[-1].rung == "a16w8"):
                 return
             why = out.get(rung.name) or self._pointless(rung)
             if why is None and self.best is not None:
-                why = _too_long(rung, forecast, deadline)
+                behind = [r for r in ladder[place + 1 :] if r.name not in out]
+                why = _too_long(rung, behind, forecast, deadline)
             if why:
                 self._note(Step(rung.name, rung.title, Verdict.SKIPPED, why, preset=rung.preset))
                 continue
@@ -298,14 +299,26 @@ class _Walk:
             yield "judged on random data: the figures mean nothing for real inputs"
 
 
-def _too_long(rung: Rung, forecast: Forecast | None, deadline: float | None) -> str | None:
+def _too_long(
+    rung: Rung, behind: Sequence[Rung], forecast: Forecast | None, deadline: float | None
+) -> str | None:
+    """Why a rung does not fit into what is left of the time.
+
+    Minutes of fine-tuning may not take the time of wider formats behind it, which are quick and gain more.
+    """
     if forecast is None or deadline is None:
         return None
     left = deadline - clock.perf_counter()
     if left <= 0:
         return "time is over"
     needed = forecast.seconds(rung)
-    return f"would take about {needed:.0f} s, {left:.0f} s are left" if needed > left else None
+    takes = f"would take about {needed:.0f} s, {left:.0f} s are left"
+    if needed > left:
+        return takes
+    later = [other for other in behind if rung.torch and not other.torch and not other.mixed]
+    if needed + sum(forecast.seconds(other) for other in later) > left:
+        return f"{takes}, which {', '.join(other.name for other in later)} need"
+    return None
 
 
 def _nothing(steps: Sequence[Step]) -> RecipeError:

@@ -162,6 +162,23 @@ def test_a_forecast_learns_from_what_was_seen() -> None:
     assert forecast.seconds(tuned) > forecast.seconds(fast)
 
 
+@pytest.mark.parametrize(("left", "fits"), [(400.0, True), (190.0, False), (100.0, False)])
+def test_fine_tuning_leaves_time_for_the_formats_behind_it(
+    monkeypatch: pytest.MonkeyPatch, left: float, fits: bool
+) -> None:
+    monkeypatch.setattr(ladder_walk.clock, "perf_counter", lambda: 1000.0)
+    forecast = Forecast(forward=1.0, judging=2.0)
+    tuned, behind = RUNGS[2], RUNGS[3:]
+    assert forecast.seconds(tuned) == 125
+    why = ladder_walk._too_long(tuned, behind, forecast, 1000.0 + left)
+    assert (why is None) is fits
+    if left == 190:
+        assert why == "would take about 125 s, 190 s are left, which a8w8, a16w8, bf16 need"
+    assert ladder_walk._too_long(tuned, (), forecast, 1000.0 + left) is None or left < 125
+    quick = RUNGS[1]  # no fine-tuning: it comes first
+    assert ladder_walk._too_long(quick, behind, forecast, 1000.0 + left) is None
+
+
 def test_statistics_are_collected_once_for_a_family() -> None:
     found = walk(metric="fidelity", max_drop="0", rungs=["a8w8", "a16w8"])
     assert "reused the statistics in float.stats" in found.result.record.notes
