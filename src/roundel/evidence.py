@@ -31,6 +31,7 @@ from roundel.model.graph import (
     values_by_name,
 )
 from roundel.model.session import give_memory_back, open_session
+from roundel.model.tables import table_rows
 from roundel.plan import QuantPlan
 from roundel.recipe import Data, Recipe
 from roundel.report.listener import Listener
@@ -155,7 +156,7 @@ def open_data(model: ir.Model, settings: Data, data: object) -> Samples:
             expected="a folder, a CalibrationDataReader or any iterable of samples",
             hint="Pass data=… (command line: --data DIR), or RandomData() (--random N) for a first look.",
         )
-    random = data if isinstance(data, RandomSpec) else None
+    random = data.within(table_rows(model.graph)) if isinstance(data, RandomSpec) else None
     preprocessing = settings.model_dump(exclude={"samples"}, exclude_defaults=True)
     images = ImagePreprocess(**preprocessing) if preprocessing else None
     source = None if random is not None else data

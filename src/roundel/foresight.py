@@ -14,6 +14,7 @@ from typing import Any
 
 import onnx_ir as ir
 
+from roundel.calibrate.runner import run_session
 from roundel.data import Samples
 from roundel.errors import RecipeError
 from roundel.evidence import most_samples, open_data
@@ -191,7 +192,7 @@ def _timed(model: ir.Model, samples: Samples) -> float:
     session = open_session(model)
     names = [out.name for out in session.get_outputs()]
     start = time.perf_counter()
-    session.run(names, sample)
+    run_session(session, names, sample, 0)
     seconds = time.perf_counter() - start
     del session
     give_memory_back()

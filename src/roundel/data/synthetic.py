@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Generator, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 import numpy as np
 
@@ -24,9 +24,9 @@ class RandomSpec:
     """A request for random samples.
 
     Floats are uniform in [0, 1), as scaled pixels are; uint8 in [0, 256); other integers in [0, 100), which
-    are valid ids in any vocabulary; booleans are fair. Open dimensions: batch 1; in an image-like input (rank
-    4) 3 channels and 224 pixels; 16 for the second axis of a rank-2 input; 1 otherwise. The same symbolic
-    dimension has the same size everywhere.
+    are valid ids in most vocabularies, or below the rows of a smaller table; booleans are fair. Open
+    dimensions: batch 1; in an image-like input (rank 4) 3 channels and 224 pixels; 16 for the second axis of
+    a rank-2 input; 1 otherwise. The same symbolic dimension has the same size everywhere.
 
     Args:
         count: number of samples.
@@ -39,6 +39,11 @@ class RandomSpec:
     seed: int = 0
     ranges: Mapping[str, tuple[float, float]] = field(default_factory=dict)
     shapes: Mapping[str, Shape] = field(default_factory=dict)
+
+    def within(self, rows: Mapping[str, int]) -> RandomSpec:
+        """The same, with ids that exist in tables of so many rows, by the input that looks them up."""
+        small = {name: (0, size) for name, size in rows.items() if size < _TOKENS}
+        return replace(self, ranges={**small, **self.ranges})
 
 
 def random_source(spec: RandomSpec, inputs: Sequence[InputSpec]) -> Source:

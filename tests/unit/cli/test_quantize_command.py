@@ -218,3 +218,23 @@ def test_a_broken_model_says_so_once(roundel_cli: Any, tmp_path: Path) -> None:
     assert ran.returncode == 3
     assert ran.stderr.startswith("error:")
     assert ran.stderr.count("nowhere") == 1
+
+
+def test_ids_that_no_table_has_are_an_error_and_no_traceback(roundel_cli: Any, tmp_path: Path) -> None:
+    nodes = [node("Gather", ["table", "ids"], ["e"], name="g"), node("MatMul", ["e", "k"], ["y"], name="m")]
+    model = build(
+        nodes,
+        {"ids": [1, 5]},
+        ["y"],
+        {"table": normal(7, 8), "k": normal(8, 4)},
+        types={"ids": onnx.TensorProto.INT64},
+    )
+    onnx.save(model, tmp_path / "m.onnx")
+    np.savez(tmp_path / "0.npz", ids=np.full((1, 5), 50))
+    ran = roundel_cli(
+        "quantize", tmp_path / "m.onnx", "-o", tmp_path / "q.onnx", "--data", tmp_path / "0.npz"
+    )
+    assert ran.code == 4, ran.err
+    assert "The model could not run a sample." in ran.err
+    assert "Traceback" not in ran.err
+    assert not (tmp_path / "q.onnx").exists()
