@@ -4,12 +4,15 @@ from __future__ import annotations
 
 from pathlib import Path
 
+import numpy as np
 import onnx
 import onnx_ir as ir
 import pytest
 
 import roundel
 from helpers import build, node, normal
+from roundel import foresight
+from roundel.errors import DataError
 from roundel.model.tables import table_rows
 
 
@@ -46,3 +49,10 @@ def test_random_ids_exist(tmp_path: Path) -> None:
         embedding(300), tmp_path / "w.onnx", recipe="a8w8", data=roundel.RandomData(count=6)
     )
     assert "ranges" not in wide.record.data
+
+
+def test_a_forecast_names_the_sample_that_does_not_run(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(foresight, "_LONG_SECONDS", 0.0)  # of a longer run, which is timed
+    ids = {"ids": np.full((1, 5), 50)}
+    with pytest.raises(DataError, match="could not run a sample"):
+        roundel.forecast(embedding(), recipe="a8w8", data=[ids])
