@@ -6,7 +6,6 @@ what it was worth. A small trial can, and any sample may judge: none has chosen 
 
 from __future__ import annotations
 
-import math
 import time
 from collections.abc import Sequence
 
@@ -56,7 +55,7 @@ def _sqnr(model: ir.Model, samples: Sequence[Sample], outputs: Sequence[Sample],
     for first, finer in enumerate(_FINER):
         ahead, part = as_if_rounded(model.graph, state, finer), slice(first, None, len(_FINER))
         found.append(output_sqnr(model, ahead, recipe, samples[part], outputs[part]))
-    return math.fsum(found) / len(found)
+    return sum(found) / len(found)  # infinities of both signs make nan, which never wins
 
 
 def _spread(samples: Sequence[Sample]) -> list[int]:
