@@ -12,15 +12,14 @@ import argparse
 import dataclasses
 import sys
 from collections.abc import Iterator
-from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import numpy as np
 import numpy.typing as npt
-import onnxruntime as ort
 from PIL import Image
 
-from models import BenchModel, BenchSetupError, Labels, float_path, model_by_name, require_shared
+from evaluate import file_size, open_session, run_all, score
+from models import BenchModel, BenchSetupError, float_path, model_by_name, require_shared
 from prepare import imagenet_images, to_input
 
 Array = npt.NDArray[np.float32]
@@ -42,21 +41,6 @@ def corners(image: Image.Image, model: BenchModel) -> Iterator[Array]:
         yield to_input(part, plain)
 
 
-def outputs(path: Path, views: list[Array]) -> Array:
-    """The first output for each view, batch 1, Q/DQ pairs computed in float as they are written."""
-    options = ort.SessionOptions()
-    options.add_session_config_entry("session.disable_quant_qdq", "1")
-    options.intra_op_num_threads = 1
-    session = ort.InferenceSession(str(path), options)
-    name = session.get_inputs()[0].name
-
-    def one(view: Array) -> Array:
-        return np.asarray(session.run(None, {name: view[None]})[0][0], np.float32)
-
-    with ThreadPoolExecutor(2) as pool:
-        return np.stack(list(pool.map(one, views)))
-
-
 def main() -> int:
     """Command line entry; returns the exit status."""
     parser = argparse.ArgumentParser(description=__doc__)
@@ -66,31 +50,23 @@ def main() -> int:
     try:
         require_shared()
         model = model_by_name(args.model)
-        if model.labels is not Labels.IMAGENET:
-            raise BenchSetupError(f"{model.name} takes whole images: there is nothing to crop")
         images, labels = imagenet_images("eval")
-        views = [view for image in images for view in corners(image, model)]
+        views = np.stack([view for image in images for view in corners(image, model)])
     except BenchSetupError as error:
         print(f"bench: {error}", file=sys.stderr)
         return 2
     wanted = np.repeat(labels, VIEWS)
-    real = outputs(float_path(model), views)
-    right = real.argmax(1) == wanted
+    real = run_all(open_session(float_path(model), None), views)
+    right = real[0].argmax(1) == wanted
     print(f"{model.name}: {len(images)} images, {len(views)} views, float top-1 {100 * right.mean():.2f} %\n")
     print("| file | top-1 % | drop, points | as float % | SQNR dB |\n|---|---|---|---|---|")
     for path in args.files:
-        got = outputs(path, views)
-        lost = 100.0 * (right.astype(float) - (got.argmax(1) == wanted)).reshape(-1, VIEWS).mean(1)
-        margin = lost.std() / np.sqrt(len(lost))
-        same = 100 * (got.argmax(1) == real.argmax(1)).mean()
-        ratio = 10 * np.log10(
-            np.square(real, dtype=np.float64).sum() / np.square(got - real, dtype=np.float64).sum()
-        )
-        top = 100 * right.mean() - lost.mean()
-        print(
-            f"| {path.stem} | {top:.2f} | {lost.mean():.2f} ± {margin:.2f} | {same:.1f} | {ratio:.1f} |",
-            flush=True,
-        )
+        got = run_all(open_session(path, None), views)
+        found = score(real, got, wanted, file_size(path))
+        lost = 100.0 * (right.astype(float) - (got[0].argmax(1) == wanted)).reshape(-1, VIEWS).mean(1)
+        drop = f"{lost.mean():.2f} ± {lost.std() / np.sqrt(len(lost)):.2f}"
+        ratio = "-" if found.sqnr_db is None else f"{found.sqnr_db:.1f}"
+        print(f"| {path.stem} | {found.top1:.2f} | {drop} | {found.agreement:.1f} | {ratio} |", flush=True)
     return 0
 
 

@@ -116,7 +116,7 @@ class Layer:
             needed = (size - 1) * self.strides[i] + reach
             end = max(self.end[i], needed - data.shape[2 + i] - self.begin[i], 0)
             pads.append((self.begin[i], end))
-        return _framed(data, pads, zero) if any(p != (0, 0) for p in pads) else data
+        return np.pad(data, pads, constant_values=zero) if any(p != (0, 0) for p in pads) else data
 
     def _stuffed(self, data: NDArray[Any], zero: int) -> NDArray[Any]:
         """A transposed convolution is a plain one over the input with zeros between its entries."""
@@ -129,11 +129,7 @@ class Layer:
             edge = (kernel - 1) * self.dilations[i]
             pads.append((edge - self.begin[i], edge - self.end[i] + self.strides[i]))
         low = [(max(a, 0), max(b, 0)) for a, b in pads]
-        return _framed(wide, low, zero)
-
-
-def _framed(data: NDArray[Any], pads: list[tuple[int, int]], zero: int) -> NDArray[Any]:
-    return np.pad(data, pads, constant_values=zero)
+        return np.pad(wide, low, constant_values=zero)
 
 
 def _flipped(array: NDArray[Any], axes: int) -> NDArray[Any]:

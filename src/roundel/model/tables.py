@@ -13,7 +13,7 @@ def table_rows(graph: ir.Graph) -> dict[str, int]:
     """For each input whose values a Gather takes as indices: the rows of the smallest such table."""
     found: dict[str, int] = {}
     for value in graph.inputs:
-        sizes = list(_sizes(value))
+        sizes = _sizes(value)
         if sizes:
             found[str(value.name)] = min(sizes)
     return found
