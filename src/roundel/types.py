@@ -10,7 +10,9 @@ import numpy as np
 from numpy.typing import NDArray
 
 FloatArray = NDArray[np.floating[Any]]
-Sample = dict[str, NDArray[Any]]
+Doubles = NDArray[np.float64]
+Arrays = dict[str, NDArray[Any]]
+Sample = Arrays
 
 
 class QType(enum.Enum):

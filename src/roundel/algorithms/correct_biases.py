@@ -26,11 +26,10 @@ from roundel.model.graph import attribute_float, constant_array, rank
 from roundel.numerics.metrics import layer_db
 from roundel.plan.types import QuantPlan
 from roundel.recipe import Recipe
-from roundel.types import Sample
+from roundel.types import Doubles, Sample
 
 _MOST_SAMPLES = 32  # a mean needs no more, and a layer's outputs stay in memory as real numbers
 _IMAGES = ("Conv", "ConvTranspose")
-Array = NDArray[np.float64]
 
 
 @dataclass(frozen=True, slots=True)
@@ -146,7 +145,7 @@ class _Correction:
         self._plain.release()
         return LayerReport(shift.node, shift.op, before_db, after_db, bool(better.any()), seconds)
 
-    def _take(self, shift: Shift, content: NDArray[np.float32], moved: Array, name: str) -> None:
+    def _take(self, shift: Shift, content: NDArray[np.float32], moved: Doubles, name: str) -> None:
         changed: Changed = {shift.constant: (content, None)}
         self.constants.restore(changed)
         self._delivered.replace(changed)
@@ -161,8 +160,8 @@ class _Correction:
 class _Sums:
     """Of what is missing in each channel: its mean and mean square; and the signal's power in all."""
 
-    mean: Array
-    square: Array
+    mean: Doubles
+    square: Doubles
     power: float
 
 
@@ -172,7 +171,7 @@ def _sums(got: Sequence[NDArray[Any]], wanted: Sequence[NDArray[Any]], axis: int
     return _Sums(*missing, float((signal[1] - signal[0] ** 2).sum()))
 
 
-def _moments(arrays: Iterable[NDArray[Any]], axis: int) -> tuple[Array, Array]:
+def _moments(arrays: Iterable[NDArray[Any]], axis: int) -> tuple[Doubles, Doubles]:
     """The mean and the mean square of each channel."""
     count, first, second = 0.0, np.zeros(()), np.zeros(())
     for array in arrays:
@@ -183,7 +182,7 @@ def _moments(arrays: Iterable[NDArray[Any]], axis: int) -> tuple[Array, Array]:
     return np.asarray(first / count), np.asarray(second / count)
 
 
-def _along(numbers: Array, ndim: int, axis: int) -> Array:
+def _along(numbers: Doubles, ndim: int, axis: int) -> Doubles:
     shape = [1] * ndim
     shape[axis] = -1
     return numbers.reshape(shape)

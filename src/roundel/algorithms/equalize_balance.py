@@ -9,9 +9,10 @@ from dataclasses import dataclass
 import numpy as np
 
 from roundel.algorithms.equalize_channels import Ids, Settled
-from roundel.algorithms.equalize_layers import Layer, Vector
+from roundel.algorithms.equalize_layers import Layer
 from roundel.algorithms.equalize_trace import Trace
 from roundel.recipe import Equalize
+from roundel.types import Doubles
 
 _LIMIT = 2.0**16  # no channel is scaled further than this
 _BIAS_SHARE = 0.5  # a bias of 32 bits only widens the activation: it counts half
@@ -41,7 +42,7 @@ class Side:
 class Space:
     """Channels that can be rescaled together, and every layer around them."""
 
-    most: Vector
+    most: Doubles
     sides: tuple[Side, ...]
     whole: bool
 
@@ -137,7 +138,7 @@ class Balance:
         self._apply(number, step)
         return float(np.abs(step - 1).max())
 
-    def _ranges(self, side: Side) -> Iterable[Vector]:
+    def _ranges(self, side: Side) -> Iterable[Doubles]:
         """Each channel's range in the layer's weight, relative to the whole; and in its bias."""
         magnitudes = self.magnitudes[side.layer]
         weights = magnitudes.max(axis=2 if side.produces else 1).reshape(-1)
@@ -149,7 +150,7 @@ class Balance:
             share = _NARROW_BIAS_SHARE if self.power_of_two else _BIAS_SHARE
             yield np.where(weights > 0, bias / bias.max() * share, 0.0)
 
-    def _apply(self, number: int, step: Vector) -> None:
+    def _apply(self, number: int, step: Doubles) -> None:
         self.factors[number] *= step
         for side in self.spaces[number].sides:
             magnitudes = self.magnitudes[side.layer]

@@ -7,7 +7,7 @@ from dataclasses import dataclass, replace
 import numpy as np
 
 from roundel.algorithms.equalize_channels import Ids
-from roundel.algorithms.equalize_layers import Vector
+from roundel.types import Doubles
 
 _FAR = 1e60
 
@@ -25,10 +25,10 @@ class Flow:
 
     axis: int
     ids: Ids | None
-    low: Vector
-    high: Vector
+    low: Doubles
+    high: Doubles
 
-    def within(self, low: Vector | float, high: Vector | float) -> Flow:
+    def within(self, low: Doubles | float, high: Doubles | float) -> Flow:
         """The same channels with other bounds."""
         shape = self.low.shape
         return replace(

@@ -19,9 +19,9 @@ from roundel.passes.rewriting import (
     input_at,
     is_op,
 )
+from roundel.types import Doubles
 
-Vector = NDArray[np.float64]
-Bounds = tuple[Vector, Vector]
+Bounds = tuple[Doubles, Doubles]
 
 _STORED = (np.dtype(np.float32), np.dtype(np.float64))
 
@@ -46,9 +46,9 @@ class Layer:
 
     node: ir.Node
     weight: NDArray[Any]
-    bias: Vector
-    rows: Vector
-    columns: Vector
+    bias: Doubles
+    rows: Doubles
+    columns: Doubles
     data_axis: int
     output_axis: int
     padded: bool
@@ -59,12 +59,12 @@ class Layer:
         """Whether something can be added to every output channel."""
         return self.node.op_type != "MatMul" and self.bias.ndim == 1 and self.stated == 1.0
 
-    def magnitudes(self) -> Vector:
+    def magnitudes(self) -> Doubles:
         """The largest absolute weight between each input and output, (groups, outputs, inputs)."""
         largest = _over_kernel(np.abs(self.weight), np.maximum)
         return np.asarray(largest * self._rows() * self._columns())
 
-    def bounds(self, low: Vector, high: Vector) -> Bounds:
+    def bounds(self, low: Doubles, high: Doubles) -> Bounds:
         """What the outputs can be at most and at least, for inputs between low and high."""
         if self.padded:
             low, high = np.minimum(low, 0.0), np.maximum(high, 0.0)
@@ -79,7 +79,7 @@ class Layer:
         flat = self.bias.reshape(-1, len(self.rows)) * self.stated
         return below + flat.min(axis=0), above + flat.max(axis=0)
 
-    def response(self, inputs: Vector) -> Vector:
+    def response(self, inputs: Doubles) -> Doubles:
         """What each output gains from these constant inputs; not for layers with padding."""
         gain = get_float(self.node, "alpha", 1.0) if self.node.op_type == "Gemm" else 1.0
         scaled = self._grouped(inputs * self.columns * gain)
@@ -109,24 +109,24 @@ class Layer:
         turned = self.node.op_type == "Gemm" and get_int(self.node, "transB", 0)
         return matrix if turned else np.ascontiguousarray(matrix.T)
 
-    def _rows(self) -> Vector:
+    def _rows(self) -> Doubles:
         return self.rows.reshape(self.weight.shape[0], -1, 1)
 
-    def _columns(self) -> Vector:
+    def _columns(self) -> Doubles:
         return self.columns.reshape(self.weight.shape[0], 1, -1)
 
-    def _grouped(self, inputs: Vector) -> Vector:
+    def _grouped(self, inputs: Doubles) -> Doubles:
         return np.nan_to_num(inputs, nan=0.0, posinf=np.inf, neginf=-np.inf).reshape(len(self.weight), -1)
 
 
-def _over_kernel(weight: NDArray[Any], join: np.ufunc = np.add) -> Vector:
+def _over_kernel(weight: NDArray[Any], join: np.ufunc = np.add) -> Doubles:
     """The sum, or the largest, over the kernel. NumPy is slow where there is only one number to join."""
     if weight.shape[3] == 1:
         return weight[..., 0].astype(np.float64)
     return np.asarray(join.reduce(weight, axis=3, dtype=np.float64))
 
 
-def _times(matrix: Vector, inputs: Vector) -> Vector:
+def _times(matrix: Doubles, inputs: Doubles) -> Doubles:
     """The product of each group, in which 0 * infinity is 0."""
     known = np.where(np.isfinite(inputs), inputs, 0.0)
     total = np.einsum("goi,gi->go", matrix, known)
@@ -179,7 +179,7 @@ def _canonical(node: ir.Node, weight: NDArray[Any]) -> NDArray[Any] | None:
     return split if node.op_type == "Conv" else split.transpose(0, 2, 1, 3)
 
 
-def _bias(node: ir.Node, outputs: int) -> Vector | None:
+def _bias(node: ir.Node, outputs: int) -> Doubles | None:
     value = input_at(node, 2)
     if value is None:
         return np.zeros(outputs)

@@ -16,7 +16,7 @@ import onnx_ir as ir
 
 from roundel.algorithms.equalize_channels import Channels
 from roundel.algorithms.equalize_flow import Flow
-from roundel.algorithms.equalize_layers import Bounds, Vector
+from roundel.algorithms.equalize_layers import Bounds
 from roundel.model.graph import clip_bounds
 from roundel.passes.rewriting import (
     any_reduced_axes,
@@ -31,6 +31,7 @@ from roundel.passes.rewriting import (
     same_rank,
     scalar,
 )
+from roundel.types import Doubles
 
 
 class Walk(Protocol):
@@ -84,7 +85,7 @@ def _leaky(walk: Walk, node: ir.Node) -> Flow | None:
     flow = _single(walk, node)
     if flow is None:
         return None
-    slope: Vector | None = np.array(get_float(node, "alpha", 0.01))
+    slope: Doubles | None = np.array(get_float(node, "alpha", 0.01))
     if node.op_type == "PRelu":
         slope = constant(input_at(node, 1))
         source = input_at(node, 0)

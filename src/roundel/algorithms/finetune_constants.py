@@ -21,9 +21,7 @@ from roundel.qdq.blocks import block_format
 from roundel.qdq.functions.attributes import BlockFormat
 from roundel.qdq.write import weight_codes
 from roundel.recipe import Recipe
-from roundel.types import BlockScheme, FloatScheme, QParams, QType
-
-Array = NDArray[np.float64]
+from roundel.types import BlockScheme, Doubles, FloatScheme, QParams, QType
 
 
 @dataclass(frozen=True, slots=True)
@@ -61,13 +59,13 @@ class Weights:
             are then real, too.
     """
 
-    real: Array
-    codes: Array
-    scale: Array
-    low: Array
-    high: Array
+    real: Doubles
+    codes: Doubles
+    scale: Doubles
+    low: Doubles
+    high: Doubles
     input_scale: float
-    bias: Array
+    bias: Doubles
     bias_params: Format | None
     hold: Callable[[NDArray[Any]], NDArray[Any]] | None = None
 
@@ -82,8 +80,8 @@ class Weights:
 class Tuned:
     """New codes (less the zero point) and bias of a layer, and the bias's format."""
 
-    codes: Array
-    bias: Array
+    codes: Doubles
+    bias: Doubles
     bias_params: Format | None
 
 
@@ -176,7 +174,7 @@ class Constants:
         params = self.state.params.get(unit.layer.data)
         return 1.0 if unit.normalizes or params is None else float(params.scale)
 
-    def rounded_bias(self, layer: Tunable, weights: Weights, bias: Array) -> tuple[Array, Format | None]:
+    def rounded_bias(self, layer: Tunable, weights: Weights, bias: Doubles) -> tuple[Doubles, Format | None]:
         """The bias as its format can hold it, with the scale that suits it best."""
         if weights.bias_params is None or np.array_equal(bias, weights.bias):
             return weights.bias, weights.bias_params
@@ -217,7 +215,7 @@ class Constants:
                 codes[name], params[name] = content, kind
         self.state = replace(self.state, codes=codes, params=params, values=values)
 
-    def _bias(self, layer: Tunable, shape: tuple[int, int]) -> tuple[Array, Format | None]:
+    def _bias(self, layer: Tunable, shape: tuple[int, int]) -> tuple[Doubles, Format | None]:
         if layer.bias is None:
             return np.zeros(shape), None
         content, params = self._real(layer.bias).reshape(-1), self.format_of(layer.bias)
@@ -229,7 +227,7 @@ class Constants:
             params = None  # one number for all channels: nothing to learn for each
         return np.broadcast_to(content.astype(np.float64), (shape[0] * shape[1],)).reshape(shape), params
 
-    def _bias_scale(self, layer: Tunable, old: QParams, bias: Array) -> QParams:
+    def _bias_scale(self, layer: Tunable, old: QParams, bias: Doubles) -> QParams:
         if old.qtype in (QType.INT32, QType.INT16) or old.scale.ndim or old.zero_point.any():
             return old  # tied to the input and the weight, whose scales stay
         reach: Reach | None = self._reach.get(layer.name) if self._npu.adjust_shift_bias else None
@@ -246,7 +244,7 @@ class Constants:
         return best
 
 
-def _spread(layer: Tunable, numbers: NDArray[Any], params: QParams, shape: tuple[int, ...]) -> Array:
+def _spread(layer: Tunable, numbers: NDArray[Any], params: QParams, shape: tuple[int, ...]) -> Doubles:
     """Scales or zero points so that they broadcast against the weights as a matrix."""
     if params.axis is None or numbers.ndim == 0:
         return np.asarray(numbers, np.float64).reshape(1, 1, 1)

@@ -7,11 +7,12 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from roundel.algorithms.finetune_constants import Array, Weights
+from roundel.algorithms.finetune_constants import Weights
 from roundel.algorithms.finetune_rows import Rows
 from roundel.algorithms.held_out import held_out
 from roundel.algorithms.moments import Moments
 from roundel.algorithms.solve import Problem, solve
+from roundel.types import Doubles
 
 _CHUNK = 16_000_000  # elements of the inputs taken in at once
 
@@ -25,8 +26,8 @@ class Solved:
         whole: from all rows, as the walk's own are; these are used where `taught` wins.
     """
 
-    taught: Array
-    whole: Array
+    taught: Doubles
+    whole: Doubles
 
 
 def solved_codes(weights: Weights, rows: Rows) -> Solved | None:
@@ -61,7 +62,7 @@ def _chunks(rows: Rows, first: int, last: int) -> Iterator[slice]:
         yield slice(start, min(start + width, last))
 
 
-def _solve(weights: Weights, train: Moments, held: Moments) -> Array:
+def _solve(weights: Weights, train: Moments, held: Moments) -> Doubles:
     problem = Problem(
         weight=weights.real,
         bias=weights.bias,

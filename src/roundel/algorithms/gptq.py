@@ -14,7 +14,7 @@ from numpy.typing import NDArray
 from roundel.algorithms.carried import Carried
 from roundel.algorithms.frontier import Frontier
 from roundel.algorithms.held_out import held_out
-from roundel.algorithms.input_moments import Array, HeldMoments, InputMoments
+from roundel.algorithms.input_moments import HeldMoments, InputMoments
 from roundel.algorithms.walk import LayerReport, Progress
 from roundel.errors import DataError, RecipeError
 from roundel.model.graph import constant_array, values_by_name
@@ -23,7 +23,7 @@ from roundel.numerics.gptq import Spread, gptq, spread
 from roundel.numerics.packed import Packed
 from roundel.plan.weight_only import WeightLayer
 from roundel.recipe import WeightOnly
-from roundel.types import Sample
+from roundel.types import Doubles, Sample
 
 Key = tuple[str, bool]
 Stage = tuple[WeightLayer, ...]
@@ -166,12 +166,12 @@ class _Walker:
 
     def _target(
         self, stage: Stage, train: InputMoments, held: HeldMoments
-    ) -> tuple[Array | None, float | None]:
+    ) -> tuple[Doubles | None, float | None]:
         """What to multiply the weights by first, against the errors that have come in before this layer.
 
         The weakest ridge that still pays on held-out rows; None for weights as they are.
         """
-        best: Array | None = None
+        best: Doubles | None = None
         chosen = None
         least = sum(held.error(self._float(layer), self._float(layer)) for layer in stage)
         for ridge in _RIDGES:
@@ -193,7 +193,7 @@ class _Walker:
                 hint="Use 0.01, the default, or more; or give more samples.",
             ) from error
 
-    def _gptq(self, weight: NDArray[Any], pull: Array | None, spreading: Spread) -> Packed:
+    def _gptq(self, weight: NDArray[Any], pull: Doubles | None, spreading: Spread) -> Packed:
         target = weight if pull is None else weight @ pull
         return gptq(target, spreading, self.options.scheme, search=self.options.range == "mse")
 

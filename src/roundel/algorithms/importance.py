@@ -14,8 +14,7 @@ import onnx_ir as ir
 from numpy.typing import NDArray
 
 from roundel.model.graph import attribute_int, constant_array, static_shape
-
-Array = NDArray[np.float64]
+from roundel.types import Doubles
 
 # Operators that leave channels where they are.
 _SAME = frozenset(
@@ -29,9 +28,9 @@ _SAME = frozenset(
 )
 
 
-def importance(graph: ir.Graph) -> dict[str, Array]:
+def importance(graph: ir.Graph) -> dict[str, Doubles]:
     """Importance of the channels of every tensor that it is known for; relative within a tensor, mean 1."""
-    known: dict[str, Array | None] = {}
+    known: dict[str, Doubles | None] = {}
     for value in graph.outputs:
         known[str(value.name)] = _even(value)
     for node in reversed(graph):
@@ -39,7 +38,7 @@ def importance(graph: ir.Graph) -> dict[str, Array]:
     return {name: array for name, array in known.items() if array is not None}
 
 
-def _pass_back(node: ir.Node, known: dict[str, Array | None]) -> None:
+def _pass_back(node: ir.Node, known: dict[str, Doubles | None]) -> None:
     given = known.get(str(node.outputs[0].name)) if node.outputs else None
     for index, value in enumerate(node.inputs):
         if value is None or value.const_value is not None:
@@ -54,7 +53,7 @@ def _pass_back(node: ir.Node, known: dict[str, Array | None]) -> None:
         known[name] = part
 
 
-def _share(node: ir.Node, index: int, value: ir.Value, given: Array) -> Array | None:
+def _share(node: ir.Node, index: int, value: ir.Value, given: Doubles) -> Doubles | None:
     """What one input has of the output's importance; None where that cannot be told."""
     channels = _channels(value)
     if node.op_type == "Conv" and index == 0:
@@ -76,14 +75,14 @@ def _share(node: ir.Node, index: int, value: ir.Value, given: Array) -> Array | 
     return None
 
 
-def _through_conv(weight: NDArray[Any], given: Array, node: ir.Node) -> Array:
+def _through_conv(weight: NDArray[Any], given: Doubles, node: ir.Node) -> Doubles:
     groups = attribute_int(node, "group", 1)
     energy = np.square(weight.astype(np.float64)).reshape(*weight.shape[:2], -1).sum(-1)
     split = energy.reshape(groups, -1, weight.shape[1])
     return np.asarray(np.einsum("go,goc->gc", given.reshape(groups, -1), split), np.float64).reshape(-1)
 
 
-def _even(value: ir.Value) -> Array | None:
+def _even(value: ir.Value) -> Doubles | None:
     channels = _channels(value)
     return None if channels is None else np.ones(channels)
 
@@ -102,6 +101,6 @@ def _channels(value: ir.Value) -> int | None:
     return int(shape[1] if len(shape) > 3 else shape[-1])
 
 
-def _levelled(array: Array) -> Array | None:
+def _levelled(array: Doubles) -> Doubles | None:
     mean = float(array.mean())
     return array / mean if mean > 0 and np.isfinite(mean) else None

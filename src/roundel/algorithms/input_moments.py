@@ -10,8 +10,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from roundel.numerics.rounding import damped
+from roundel.types import Doubles
 
-Array = NDArray[np.float64]
 Rows = NDArray[Any]
 Pairs = Iterable[tuple[Rows, Rows]]
 
@@ -30,8 +30,8 @@ class InputMoments:
         cross: sum of x sᵀ.
     """
 
-    seen: Array
-    cross: Array
+    seen: Doubles
+    cross: Doubles
 
     @staticmethod
     def of(pairs: Pairs, width: int) -> InputMoments:
@@ -47,7 +47,7 @@ class InputMoments:
         self.seen[...] += more.seen
         self.cross[...] += more.cross
 
-    def pull(self, ridge: float) -> Array:
+    def pull(self, ridge: float) -> Doubles:
         """A matrix M so that W M are the weights that best give W x from s, held to W by a ridge."""
         held = damped(self.seen[None], ridge)[0]
         wanted = self.cross.copy()
@@ -60,7 +60,7 @@ class HeldMoments:
     """Moments that judge: with those of the float model alone, `plain` (sum of x xᵀ), errors follow."""
 
     moments: InputMoments
-    plain: Array
+    plain: Doubles
 
     @staticmethod
     def of(pairs: Pairs, width: int) -> HeldMoments:

@@ -7,7 +7,8 @@ from dataclasses import dataclass, field
 import numpy as np
 from numpy.typing import NDArray
 
-Array = NDArray[np.float64]
+from roundel.types import Doubles
+
 _NOISE = 1e-6  # what sums of single precision may lose, relative to the square of a value
 
 
@@ -15,12 +16,12 @@ _NOISE = 1e-6  # what sums of single precision may lose, relative to the square 
 class Moments:
     """Weighted sums over rows of inputs x (n, G, K) and wanted outputs y (n, G, O); count is (G, 1)."""
 
-    count: Array = field(default_factory=lambda: np.zeros((1, 1)))
-    xx: Array = field(default_factory=lambda: np.zeros(0))
-    xy: Array = field(default_factory=lambda: np.zeros(0))
-    yy: Array = field(default_factory=lambda: np.zeros(0))
-    x: Array = field(default_factory=lambda: np.zeros(0))
-    y: Array = field(default_factory=lambda: np.zeros(0))
+    count: Doubles = field(default_factory=lambda: np.zeros((1, 1)))
+    xx: Doubles = field(default_factory=lambda: np.zeros(0))
+    xy: Doubles = field(default_factory=lambda: np.zeros(0))
+    yy: Doubles = field(default_factory=lambda: np.zeros(0))
+    x: Doubles = field(default_factory=lambda: np.zeros(0))
+    y: Doubles = field(default_factory=lambda: np.zeros(0))
 
     def add(
         self,
@@ -51,7 +52,7 @@ class Moments:
         for mine, theirs in zip(self._sums(), more._sums(), strict=True):
             mine += theirs
 
-    def _sums(self) -> tuple[Array, ...]:
+    def _sums(self) -> tuple[Doubles, ...]:
         return self.count, self.xx, self.xy, self.yy, self.x, self.y
 
     def centred(self) -> Centred:
@@ -72,13 +73,13 @@ class Moments:
 class Centred:
     """Centred moments: xx (G, K, K), xy (G, O, K), yy (G, O), and the means x (G, K), y (G, O)."""
 
-    xx: Array
-    xy: Array
-    yy: Array
-    x: Array
-    y: Array
+    xx: Doubles
+    xy: Doubles
+    yy: Doubles
+    x: Doubles
+    y: Doubles
 
-    def error(self, weight: Array, bias: Array) -> Array:
+    def error(self, weight: Doubles, bias: Doubles) -> Doubles:
         """E[(w x + b - y)²] of each output, (G, O)."""
         spread = np.einsum("gok,gok->go", weight @ self.xx - 2 * self.xy, weight) + self.yy
         offset = np.einsum("gok,gk->go", weight, self.x) + bias - self.y

@@ -8,8 +8,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from roundel.checkpoints.files import Arrays
-from roundel.types import QParams, QType
+from roundel.types import Arrays, QParams, QType
 
 
 def packed_params(params: Mapping[str, QParams]) -> tuple[list[list[Any]], Arrays]:

@@ -16,8 +16,7 @@ from roundel.algorithms.splice import splice
 from roundel.numerics.hadamard import rotation
 from roundel.passes.rewriting import Editor, input_at, real_constant
 from roundel.recipe import Rotate
-
-Matrix = NDArray[np.float64]
+from roundel.types import Doubles
 
 
 @dataclass(frozen=True, slots=True)
@@ -111,14 +110,14 @@ def _turn(editor: Editor, stream: Stream, seed: int) -> None:
         _turn_norm(editor, norm, layers, turn)
 
 
-def _turn_constant(editor: Editor, node: ir.Node, index: int, turn: Matrix) -> None:
+def _turn_constant(editor: Editor, node: ir.Node, index: int, turn: Doubles) -> None:
     old = real_constant(input_at(node, index))
     assert old is not None, "found by the trace"
     whole = np.broadcast_to(old, (*old.shape[:-1], len(turn)))
     editor.set_constant(node, index, (whole @ turn).astype(old.dtype), "constant")
 
 
-def _turn_patches(editor: Editor, node: ir.Node, turn: Matrix) -> None:
+def _turn_patches(editor: Editor, node: ir.Node, turn: Doubles) -> None:
     weight = real_constant(input_at(node, 1))
     assert weight is not None, "found by the trace"
     turned = np.tensordot(turn.T, weight, axes=1)
@@ -127,7 +126,7 @@ def _turn_patches(editor: Editor, node: ir.Node, turn: Matrix) -> None:
         _turn_constant(editor, node, 2, turn)
 
 
-def _turn_ends(editor: Editor, stream: Stream, turn: Matrix) -> None:
+def _turn_ends(editor: Editor, stream: Stream, turn: Doubles) -> None:
     """A MatMul where the stream begins or ends at something that stays as it is."""
     leaving: dict[ir.Value, list[Exit]] = {}
     for end in stream.exits:
@@ -143,11 +142,11 @@ def _turn_ends(editor: Editor, stream: Stream, turn: Matrix) -> None:
         splice(editor, value, "MatMul", _typed(turn.T, value), readers=readers, outputs=outputs)
 
 
-def _typed(matrix: Matrix, value: ir.Value) -> NDArray[Any]:
+def _typed(matrix: Doubles, value: ir.Value) -> NDArray[Any]:
     return np.ascontiguousarray(matrix, np.float64 if value.dtype is ir.DataType.DOUBLE else np.float32)
 
 
-def _turn_norm(editor: Editor, norm: Norm, layers: tuple[Linear, ...], turn: Matrix) -> None:
+def _turn_norm(editor: Editor, norm: Norm, layers: tuple[Linear, ...], turn: Doubles) -> None:
     scale, shift = norm.array(norm.scale), norm.array(norm.shift)
     for layer in layers:
         weight = layer.weight.astype(np.float64)

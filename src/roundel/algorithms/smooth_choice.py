@@ -14,13 +14,11 @@ from roundel.algorithms.smooth_groups import Group, Seen
 from roundel.numerics.affine import fake_quantize, params_from_range, weight_params
 from roundel.plan.types import QuantPlan
 from roundel.recipe import Recipe
-from roundel.types import PerChannel, QType, Scheme
+from roundel.types import Doubles, PerChannel, QType, Scheme
 
 CANDIDATES = (0.0, 0.15, 0.3, 0.4, 0.5, 0.6, 0.7, 0.8, 0.9)
 _SMALLEST = 1e-5  # of the largest: a channel that is silent in the data, or that no layer reads, has a factor
 _AT_RUN_TIME = Scheme(QType.UINT8, symmetric=False)
-
-Vector = NDArray[np.float64]
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -35,7 +33,7 @@ class Choice:
     """
 
     alpha: float | None
-    factors: Vector
+    factors: Doubles
     before: tuple[float, ...]
     after: tuple[float, ...]
 
@@ -69,7 +67,7 @@ class Maker:
     scheme: Scheme
     rows: NDArray[np.float32]
 
-    def error(self, factors: Vector) -> float:
+    def error(self, factors: Doubles) -> float:
         """What rounding its weight does to its output, relative to the output's size."""
         divisors = np.append(factors, 1.0)[self.channels]
         scaled = (self.weight / divisors).astype(np.float32)
@@ -95,7 +93,7 @@ def weight_scheme(layer: Linear, plan: QuantPlan) -> Scheme | None:
     return replace(scheme, granularity=PerChannel(1 - scheme.granularity.axis % 2))
 
 
-def smoothing_factors(magnitudes: Vector, weights: Sequence[NDArray[Any]], alpha: float) -> Vector:
+def smoothing_factors(magnitudes: Doubles, weights: Sequence[NDArray[Any]], alpha: float) -> Doubles:
     """max|X|^alpha / max|W|^(1 - alpha) for each channel, W being all layers together."""
     rows = np.max([np.abs(weight).max(axis=1) for weight in weights], axis=0).astype(np.float64)
     return np.asarray(_above_zero(magnitudes) ** alpha / _above_zero(rows) ** (1 - alpha))
@@ -115,7 +113,7 @@ def choose(group: Group, seen: Seen, stored: Storage, maker: Maker | None, alpha
     targets = [seen.rows @ weight for weight in weights]
     sizes = [_size(target) for target in targets]
 
-    def errors(factors: Vector) -> tuple[float, ...]:
+    def errors(factors: Doubles) -> tuple[float, ...]:
         data = np.asarray(seen.rows / factors, np.float32)
         if stored.data is not None:
             low, high = (seen.low / factors).min(), (seen.high / factors).max()
@@ -128,7 +126,7 @@ def choose(group: Group, seen: Seen, stored: Storage, maker: Maker | None, alpha
             found.append(_square(data @ scaled - target) / size)
         return tuple(found)
 
-    def cost(factors: Vector, found: tuple[float, ...]) -> float:
+    def cost(factors: Doubles, found: tuple[float, ...]) -> float:
         return sum(found) + (0.0 if maker is None else maker.error(factors))
 
     plain = np.ones(group.channels)
@@ -155,6 +153,6 @@ def _integers(plan: QuantPlan, name: str) -> Scheme | None:
     return tensor.scheme if tensor is not None and isinstance(tensor.scheme, Scheme) else None
 
 
-def _above_zero(values: Vector) -> Vector:
+def _above_zero(values: Doubles) -> Doubles:
     largest = float(values.max(initial=0.0)) or 1.0
     return np.maximum(values, largest * _SMALLEST)

@@ -8,9 +8,9 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from roundel.algorithms.moments import Array, Centred, Moments
+from roundel.algorithms.moments import Centred, Moments
 from roundel.numerics.rounding import compensated, damped, descend, factor, least_squares
-from roundel.types import QParams
+from roundel.types import Doubles, QParams
 
 _RIDGES = (1.0, 0.1, 0.01)
 _DAMPING = 0.3
@@ -34,16 +34,16 @@ class Problem:
         importance: (G, O), how much an output's error counts against another's.
     """
 
-    weight: Array
-    bias: Array
+    weight: Doubles
+    bias: Doubles
     has_bias: bool
     input_scale: float
-    scale: Array
+    scale: Doubles
     limits: tuple[int, int]
     factors: tuple[float, ...]
     train: Moments
     held: Moments
-    importance: Array | float = 1.0
+    importance: Doubles | float = 1.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -58,9 +58,9 @@ class Solution:
         ridge: how far the weights moved towards the seen inputs; None where they stayed.
     """
 
-    codes: Array
-    scale: Array
-    bias: Array
+    codes: Doubles
+    scale: Doubles
+    bias: Doubles
     before: float
     after: float
     ridge: float | None
@@ -91,12 +91,14 @@ def solve(problem: Problem) -> Solution:
     )
 
 
-def _plain(problem: Problem) -> Array:
+def _plain(problem: Problem) -> Doubles:
     codes = np.clip(np.rint(problem.weight / problem.scale), *problem.limits)
     return np.asarray(codes * (problem.scale * problem.input_scale))
 
 
-def _choose_ridge(weight: Array, train: Centred, held: Centred, importance: Array | float) -> float | None:
+def _choose_ridge(
+    weight: Doubles, train: Centred, held: Centred, importance: Doubles | float
+) -> float | None:
     """The weakest tie to the float weights that still pays on held-out rows; None for no move at all."""
     best, error = None, _spread(weight, held, importance)
     for ridge in _RIDGES:
@@ -107,16 +109,16 @@ def _choose_ridge(weight: Array, train: Centred, held: Centred, importance: Arra
     return best
 
 
-def _spread(weight: Array, moments: Centred, importance: Array | float) -> float:
+def _spread(weight: Doubles, moments: Centred, importance: Doubles | float) -> float:
     each = np.einsum("gok,gok->go", weight @ moments.xx - 2 * moments.xy, weight) + moments.yy
     return float((each * importance).sum())
 
 
-def _best_codes(problem: Problem, target: Array, seen: Centred) -> tuple[Array, Array]:
+def _best_codes(problem: Problem, target: Doubles, seen: Centred) -> tuple[Doubles, Doubles]:
     """Codes and scale with the least error over the candidates."""
     moment = damped(seen.xx, _DAMPING)
     upper = factor(moment)
-    found: list[tuple[Array, Array, Array]] = []
+    found: list[tuple[Doubles, Doubles, Doubles]] = []
     for scale in _promising(problem, target, moment):
         wanted = target / (scale * problem.input_scale)
         codes = compensated(wanted, upper, problem.limits)
@@ -127,7 +129,7 @@ def _best_codes(problem: Problem, target: Array, seen: Centred) -> tuple[Array, 
     return descend(codes, wanted, moment, problem.limits, _SWEEPS), scale
 
 
-def _choose(problem: Problem, found: list[tuple[Array, Array, Array]]) -> tuple[Array, Array]:
+def _choose(problem: Problem, found: list[tuple[Doubles, Doubles, Doubles]]) -> tuple[Doubles, Doubles]:
     """The candidate (error of each output, codes, scale) with the least error."""
     if problem.scale.size == 1:
         _, codes, scale = min(found, key=lambda item: float((item[0] * problem.importance).sum()))
@@ -142,7 +144,7 @@ def _choose(problem: Problem, found: list[tuple[Array, Array, Array]]) -> tuple[
     return codes, scale
 
 
-def _promising(problem: Problem, target: Array, moment: Array) -> list[Array]:
+def _promising(problem: Problem, target: Doubles, moment: Doubles) -> list[Doubles]:
     """The candidates worth a solution: the best by what plain rounding costs if inputs are uncorrelated."""
     scales = [np.asarray(problem.scale * factor) for factor in problem.factors]
     if len(scales) <= _TRIED or problem.scale.size > 1:

@@ -17,10 +17,9 @@ from roundel.calibrate.state import QuantState
 from roundel.checkpoints import Memory
 from roundel.checkpoints.plain import as_array, as_tree
 from roundel.data.hashing import SampleDigest
-from roundel.executors import Arrays
 from roundel.model.graph import fingerprint
 from roundel.recipe import Recipe
-from roundel.types import Sample
+from roundel.types import Arrays, Sample
 
 # These change neither what is learned nor what it is learned from.
 _BESIDE_THE_POINT = {"name", "title", "output", "verify"}

@@ -8,9 +8,10 @@ from typing import Any, Protocol
 import numpy as np
 import torch
 
-from roundel.algorithms.finetune_constants import Array, Format, Held, Weights
+from roundel.algorithms.finetune_constants import Format, Held, Weights
 from roundel.algorithms.torch_layer import Tensor, straight_held, straight_round, tensor
 from roundel.recipe import Finetune
+from roundel.types import Doubles
 
 _STRETCH, _SHIFT = 1.2, -0.1  # the rectified sigmoid reaches 0 and 1 at finite arguments
 _MARGIN = 0.02  # a code that is not the nearest one starts just on its side of the middle
@@ -123,7 +124,7 @@ class AdaQuant:
         return torch.zeros((), device=self._weight.device)
 
 
-def rounding_start(weights: Weights) -> tuple[Array, Array]:
+def rounding_start(weights: Weights) -> tuple[Doubles, Doubles]:
     """The lower of the two codes of each weight, and how far above it the weight starts (0 to 1).
 
     The share lies on the side of the middle that the present code is on, so that learning starts from
@@ -139,7 +140,7 @@ def rounding_start(weights: Weights) -> tuple[Array, Array]:
     return base, np.where(up, np.maximum(share, 0.5 + _MARGIN), np.minimum(share, 0.5 - _MARGIN))
 
 
-def inverse_rectified(share: Array) -> Array:
+def inverse_rectified(share: Doubles) -> Doubles:
     """The argument whose rectified sigmoid is the share."""
     return np.asarray(-np.log(_STRETCH / (share - _SHIFT) - 1))
 

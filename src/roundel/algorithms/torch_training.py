@@ -7,7 +7,7 @@ from dataclasses import dataclass, replace
 
 import torch
 
-from roundel.algorithms.finetune_constants import Array, Constants, Format, Tuned, Weights
+from roundel.algorithms.finetune_constants import Constants, Format, Tuned, Weights
 from roundel.algorithms.finetune_rows import Rows, layer_seed
 from roundel.algorithms.finetune_start import solved_codes
 from roundel.algorithms.finetune_units import Tunable, Unit
@@ -22,6 +22,7 @@ from roundel.algorithms.torch_layer import (
 )
 from roundel.algorithms.torch_learners import Learner, make_learner
 from roundel.recipe import Finetune
+from roundel.types import Doubles
 
 Heard = Callable[[float, float], None]  # the share of the steps that is done, and the loss
 
@@ -123,7 +124,7 @@ class Candidate:
 
     codes: Tensor
     bias: Tensor
-    stored: Array
+    stored: Doubles
     params: Format | None
     error: float
 
@@ -242,7 +243,7 @@ def learning_rate(settings: Finetune, algorithm: str, first_loss: float) -> floa
     return adjust[1] if adjust is not None and first_loss > adjust[0] else rate
 
 
-def numbers(values: Tensor) -> Array:
+def numbers(values: Tensor) -> Doubles:
     """A tensor's content."""
-    array: Array = values.detach().cpu().double().numpy()
+    array: Doubles = values.detach().cpu().double().numpy()
     return array

@@ -23,14 +23,13 @@ from roundel.calibrate.reach import Reach, layer_reach
 from roundel.calibrate.state import QuantState
 from roundel.checkpoints import Memory
 from roundel.checkpoints.plain import as_array, as_tree
-from roundel.executors import Arrays
 from roundel.model.graph import constant_array, values_by_name
 from roundel.numerics.affine import quantize
 from roundel.numerics.metrics import layer_db
 from roundel.plan.types import Fixed
 from roundel.qdq import simulate, write_qdq
 from roundel.recipe import Recipe
-from roundel.types import QParams, QType, Sample, ScaleKind
+from roundel.types import Arrays, QParams, QType, Sample, ScaleKind
 
 _CHUNK = 2048  # rows added up in float32 before they join the float64 sums
 _CHUNK_ELEMENTS = 2_000_000  # fewer rows where they have more in all, but no fewer than a sum has columns

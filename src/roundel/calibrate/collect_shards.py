@@ -19,11 +19,11 @@ from roundel.calibrate.runner import Runner
 from roundel.calibrate.shard import Shard as Observing
 from roundel.data.feeding import Reading, feed_of
 from roundel.data.shards import Shard
-from roundel.executors import Arrays, Work, mapped
+from roundel.executors import Work, mapped
 from roundel.model.graph import fingerprint
 from roundel.model.memory import Budget, budget, within
 from roundel.model.portable import Portable
-from roundel.types import Sample
+from roundel.types import Arrays, Sample
 
 
 @dataclass(frozen=True, slots=True, eq=False)

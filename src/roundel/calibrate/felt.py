@@ -11,12 +11,10 @@ from functools import partial
 
 import numpy as np
 import onnx_ir as ir
-from numpy.typing import NDArray
 
 from roundel.model.graph import attribute_float, op_key
 from roundel.numerics.scale_search import Felt
-
-Array = NDArray[np.float64]
+from roundel.types import Doubles
 
 
 def felt_functions(graph: ir.Graph) -> dict[str, Felt]:
@@ -43,27 +41,27 @@ def _gates(node: ir.Node, product: ir.Node, value: ir.Value) -> bool:
     return alone and op_key(product) == "Mul" and set(product.inputs) == {value, made}
 
 
-def _gated(gate: Felt, x: Array) -> Array:
+def _gated(gate: Felt, x: Doubles) -> Doubles:
     return x * gate(x)
 
 
-def _sigmoid(x: Array) -> Array:
+def _sigmoid(x: Doubles) -> Doubles:
     return np.asarray(0.5 + 0.5 * np.tanh(0.5 * x))
 
 
-def _hard_sigmoid(x: Array, alpha: float, beta: float) -> Array:
+def _hard_sigmoid(x: Doubles, alpha: float, beta: float) -> Doubles:
     return np.clip(alpha * x + beta, 0.0, 1.0)
 
 
-def _hard_swish(x: Array) -> Array:
+def _hard_swish(x: Doubles) -> Doubles:
     return x * _hard_sigmoid(x, 1 / 6, 0.5)
 
 
-def _gelu(x: Array) -> Array:
+def _gelu(x: Doubles) -> Doubles:
     return np.asarray(0.5 * x * (1 + np.tanh(0.7978845608 * (x + 0.044715 * x**3))))
 
 
-def _elu(x: Array, alpha: float) -> Array:
+def _elu(x: Doubles, alpha: float) -> Doubles:
     return np.where(x > 0, x, alpha * np.expm1(np.minimum(x, 0.0)))
 
 

@@ -13,9 +13,7 @@ from numpy.typing import NDArray
 
 from roundel.numerics.histogram import HALF, Bins, Histogram, as_real
 from roundel.numerics.scale_search import power_of_two_least_squares
-from roundel.types import QType, ScaleKind, Scheme
-
-Arrays = dict[str, NDArray[Any]]
+from roundel.types import Arrays, QType, ScaleKind, Scheme
 
 
 class StatKind(enum.Enum):

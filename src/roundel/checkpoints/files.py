@@ -21,8 +21,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from roundel.errors import DataError, OutputError
-
-Arrays = dict[str, NDArray[Any]]
+from roundel.types import Arrays
 
 _MAGIC = b"roundel checkpoint 1\n"
 _DIGEST = 32

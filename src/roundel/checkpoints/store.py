@@ -10,8 +10,8 @@ from typing import Any
 import numpy as np
 
 from roundel.checkpoints import files
-from roundel.checkpoints.files import Arrays
 from roundel.errors import DataError, OutputError, RecipeError
+from roundel.types import Arrays
 from roundel.version import VERSION
 
 SUFFIX = ".ckpt"

@@ -13,8 +13,7 @@ from roundel.compare import types
 from roundel.compare.types import ChannelError, Difference, Storage
 from roundel.numerics.histogram import Histogram, as_real
 from roundel.numerics.metrics import Closeness
-
-Vector = NDArray[np.float64]
+from roundel.types import Doubles
 
 HISTOGRAM_BINS = 64
 HISTOGRAM_VALUES = 1 << 15
@@ -28,7 +27,7 @@ class Gap:
     """Sums over pairs of arrays: of all values, and the error power of each channel."""
 
     sums: Closeness = field(default_factory=Closeness)
-    noise: Vector = field(default_factory=lambda: np.zeros(0))
+    noise: Doubles = field(default_factory=lambda: np.zeros(0))
 
     def merge(self, more: Gap) -> None:
         """Add another sample."""
@@ -51,7 +50,7 @@ class TensorSums:
     introduced: Gap = field(default_factory=Gap)
     inherited: Gap = field(default_factory=Gap)
     rounding: Gap = field(default_factory=Gap)
-    signal: Vector = field(default_factory=lambda: np.zeros(0))
+    signal: Doubles = field(default_factory=lambda: np.zeros(0))
     low: float = math.inf
     high: float = -math.inf
     saturated: int = 0
@@ -139,7 +138,7 @@ def measure(arrays: Arrays, axis: int | None, storage: Storage | None, *, classe
     return sums
 
 
-def channel_errors(noise: Vector, signal: Vector) -> tuple[ChannelError, ...]:
+def channel_errors(noise: Doubles, signal: Doubles) -> tuple[ChannelError, ...]:
     """The channels with most of an error."""
     total = float(noise.sum())
     if noise.size < 2 or not total > 0:
@@ -165,7 +164,7 @@ def coarse_histogram(sums: TensorSums) -> types.Histogram:
     return types.Histogram(low, high, tuple(int(c) for c in counts))
 
 
-def closeness(reference: NDArray[Any], value: NDArray[Any], axis: int | None) -> tuple[Gap, Vector]:
+def closeness(reference: NDArray[Any], value: NDArray[Any], axis: int | None) -> tuple[Gap, Doubles]:
     """The sums of one pair of arrays, and the power of each channel of the first."""
     a, b = _channelled(reference, axis), _channelled(value, axis)
     assert a is not None
@@ -207,7 +206,7 @@ def _gap(a: NDArray[Any], b: NDArray[Any], signal: float, d: NDArray[Any]) -> Ga
     return Gap(sums, noise)
 
 
-def _power(a: NDArray[Any]) -> Vector:
+def _power(a: NDArray[Any]) -> Doubles:
     """Sum of squares of each channel."""
     sums = np.einsum("acb,acb->c", a, a).astype(np.float64)
     if np.isfinite(sums).all():

@@ -15,10 +15,11 @@ import numpy as np
 import onnx_ir as ir
 from numpy.typing import NDArray
 
-from roundel.algorithms.equalize_layers import Vector, read_layer
+from roundel.algorithms.equalize_layers import read_layer
 from roundel.algorithms.equalize_trace import Trace
 from roundel.compare.matching import Matches
 from roundel.model.graph import values_by_name
+from roundel.types import Doubles
 
 _FEWEST = 4  # weights in a row; fewer are fitted by chance
 _GAIN_DB = 10.0  # rounding alone gains less than 2 dB from one factor for each row
@@ -47,7 +48,7 @@ class Factors:
 
 def find_factors(
     stripped: ir.Model, matches: Matches
-) -> tuple[dict[str, Factors], dict[str, tuple[Vector, Vector]]]:
+) -> tuple[dict[str, Factors], dict[str, tuple[Doubles, Doubles]]]:
     """Factors of tensors and layers of the float graph.
 
     The quantized graph is the one that was equalized: where its tool has put a Relu in place of a Clip,
@@ -63,7 +64,7 @@ def find_factors(
     trace = Trace(stripped.graph, absorb=False)
     settled = trace.channels.settle()
     factors, known = np.ones(len(settled.roots)), settled.fixed.copy()
-    layers: dict[str, tuple[Vector, Vector]] = {}
+    layers: dict[str, tuple[Doubles, Doubles]] = {}
     tensors: dict[str, Factors] = {}
     for layer, (given, made) in zip(trace.layers, trace.sides, strict=True):
         node = matches.nodes.get(str(layer.node.name))
@@ -91,7 +92,7 @@ def find_factors(
     return tensors, layers
 
 
-def _fit(plain: NDArray[Any], stored: NDArray[Any], summed: tuple[int, int]) -> Vector:
+def _fit(plain: NDArray[Any], stored: NDArray[Any], summed: tuple[int, int]) -> Doubles:
     """The factor of each row, or of each column; ones where the layer was not rescaled.
 
     Args:

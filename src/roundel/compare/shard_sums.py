@@ -19,12 +19,12 @@ from roundel.compare.shadow import Extended, Fetch
 from roundel.compare.types import Storage
 from roundel.data.feeding import Reading, feed_of
 from roundel.data.shards import Shard
-from roundel.executors import Arrays, Work, mapped
+from roundel.executors import Work, mapped
 from roundel.model.graph import fingerprint
 from roundel.model.portable import Portable
 from roundel.numerics.histogram import Histogram
 from roundel.numerics.metrics import Closeness
-from roundel.types import Sample
+from roundel.types import Arrays, Sample
 
 _FACTS = "facts"
 _GAPS = ("total", "introduced", "inherited", "rounding")

@@ -10,7 +10,7 @@ import numpy as np
 import onnx_ir as ir
 from numpy.typing import NDArray
 
-from roundel.algorithms.equalize_layers import Vector, read_layer
+from roundel.algorithms.equalize_layers import read_layer
 from roundel.check.stored import StoredTensors
 from roundel.compare.cutting import cut_to
 from roundel.compare.matching import Matches, bare_name
@@ -22,6 +22,7 @@ from roundel.compare.types import Storage, WeightComparison
 from roundel.model.graph import attribute_int, constant_array, is_constant, op_key
 from roundel.model.session import open_session
 from roundel.targets.operators import is_operand
+from roundel.types import Doubles
 
 Role = Literal["weight", "bias", "constant"]
 Ranges = tuple[tuple[float, float], ...]
@@ -49,7 +50,7 @@ def compare_weights(
     stripped: ir.Model,
     stored: StoredTensors,
     matches: Matches,
-    rescaled: Mapping[str, tuple[Vector, Vector]],
+    rescaled: Mapping[str, tuple[Doubles, Doubles]],
     plain: Arrays,
 ) -> dict[str, list[WeightComparison]]:
     """All weights, by name of the quantized model's node that reads them.
@@ -129,7 +130,7 @@ def _compare(
     wanted: NDArray[Any],
     array: NDArray[Any],
     storage: Storage | None,
-    history: tuple[NDArray[Any], tuple[Vector, Vector] | None],
+    history: tuple[NDArray[Any], tuple[Doubles, Doubles] | None],
 ) -> WeightComparison:
     before, factors = history
     node, op = pair.node, op_key(pair.node)
@@ -192,7 +193,7 @@ def _rescaled(
     role: Role,
     wanted: NDArray[Any],
     array: NDArray[Any],
-    factors: tuple[Vector, Vector],
+    factors: tuple[Doubles, Doubles],
 ) -> tuple[NDArray[Any], NDArray[Any]]:
     """Float and stored values in the quantized model's coordinates, one row for each output channel."""
     rows, columns = factors

@@ -15,10 +15,9 @@ from roundel.data.hashing import SampleDigest, digest_of
 from roundel.data.lint import SampleWatch
 from roundel.data.samples import Samples
 from roundel.data.shards import SIZE, Shard, file_shards, long_shard, shards
-from roundel.types import Sample
+from roundel.types import Arrays, Sample
 
 _DIGESTS, _TOLD = "digests", "told"
-Arrays = dict[str, NDArray[Any]]
 
 
 class Feed(Protocol):

@@ -9,8 +9,8 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from roundel.executors import Arrays
 from roundel.numerics.metrics import Closeness
+from roundel.types import Arrays
 
 TOP = 5
 _SUMS = ("signal", "noise", "cross", "other", "worst")

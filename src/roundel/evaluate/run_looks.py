@@ -14,12 +14,12 @@ from roundel.data.hashing import SampleDigest
 from roundel.data.shards import SIZE
 from roundel.evaluate.looks import Look, look
 from roundel.evaluate.predictor import Predictor
-from roundel.executors import Arrays, Work, mapped
+from roundel.executors import Work, mapped
 from roundel.model.external import external_values
 from roundel.model.graph import fingerprint
 from roundel.model.load import ModelSource
 from roundel.model.portable import Portable
-from roundel.types import Sample
+from roundel.types import Arrays, Sample
 
 
 @dataclass(frozen=True, slots=True, eq=False)

@@ -10,7 +10,8 @@ from types import TracebackType
 from typing import Any, Generic, Self, cast
 
 from roundel.errors import DependencyError, ExecutorError
-from roundel.executors.protocol import RETRIES, Arrays, PartT, Task
+from roundel.executors.protocol import RETRIES, PartT, Task
+from roundel.types import Arrays
 
 _OPENED: dict[str, Any] = {}
 """In a worker: the opened task, by the session that it belongs to; one at a time."""

@@ -8,7 +8,8 @@ from dataclasses import dataclass
 from types import TracebackType
 from typing import Generic, Self
 
-from roundel.executors.protocol import Arrays, Opened, PartT, Task
+from roundel.executors.protocol import Opened, PartT, Task
+from roundel.types import Arrays
 
 
 def usable_cores() -> int:

@@ -14,8 +14,9 @@ from typing import Any, BinaryIO, Generic, Self, cast
 
 from roundel.errors import ExecutorError
 from roundel.executors.local import usable_cores
-from roundel.executors.protocol import RETRIES, Arrays, PartT, Task
+from roundel.executors.protocol import RETRIES, PartT, Task
 from roundel.executors.worker import receive, send
+from roundel.types import Arrays
 
 
 @dataclass(frozen=True, slots=True)

@@ -8,11 +8,9 @@ from __future__ import annotations
 
 from concurrent.futures import Future
 from types import TracebackType
-from typing import Any, Protocol, Self, TypeVar
+from typing import Protocol, Self, TypeVar
 
-from numpy.typing import NDArray
-
-Arrays = dict[str, NDArray[Any]]
+from roundel.types import Arrays
 
 RETRIES = 3
 """How often a part runs again after its worker died."""

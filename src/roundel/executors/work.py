@@ -10,7 +10,8 @@ from dataclasses import dataclass
 
 from roundel.checkpoints import Memory, Store
 from roundel.executors.local import LocalExecutor
-from roundel.executors.protocol import Arrays, Executor, PartT, Session, Task
+from roundel.executors.protocol import Executor, PartT, Session, Task
+from roundel.types import Arrays
 
 
 @dataclass(frozen=True, slots=True)

@@ -10,9 +10,9 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
-from roundel.numerics.packed import Array, Packed, PackedParams, packed_params
+from roundel.numerics.packed import Packed, PackedParams, packed_params
 from roundel.numerics.rounding import damped, factor
-from roundel.types import PackedScheme
+from roundel.types import Doubles, PackedScheme
 
 _SPAN = 128  # inputs between two updates of all behind them: a whole number of blocks, or a part of one
 _SLAB = 8_000_000  # weights at a time: rows do not depend on each other
@@ -31,11 +31,11 @@ class Spread:
 
     order: NDArray[np.intp]
     ordered: bool
-    upper: Array
-    power: Array
+    upper: Doubles
+    power: Doubles
 
 
-def spread(moment: Array, damping: float, *, act_order: bool) -> Spread:
+def spread(moment: Doubles, damping: float, *, act_order: bool) -> Spread:
     """Prepare the rounding of all weights that read the same inputs.
 
     Args:
@@ -68,7 +68,7 @@ def gptq(target: NDArray[np.floating], spreading: Spread, scheme: PackedScheme, 
     return Packed(codes, PackedParams(scale, zero), scheme)
 
 
-def _rounded(target: Array, spreading: Spread, scheme: PackedScheme, search: bool) -> Packed:
+def _rounded(target: Doubles, spreading: Spread, scheme: PackedScheme, search: bool) -> Packed:
     order, upper, ordered = spreading.order, spreading.upper, spreading.ordered
     # In the inputs' own order, each block's range is chosen when its turn comes; these are for room only.
     params = packed_params(target, scheme, search=search and ordered, importance=spreading.power)

@@ -5,12 +5,11 @@ from __future__ import annotations
 import math
 
 import numpy as np
-from numpy.typing import NDArray
 
-Matrix = NDArray[np.float64]
+from roundel.types import Doubles
 
 
-def rotation(size: int, seed: int, *, keep_mean: bool) -> Matrix:
+def rotation(size: int, seed: int, *, keep_mean: bool) -> Doubles:
     """A random orthogonal matrix with entries as alike as the size allows.
 
     Args:
@@ -28,7 +27,7 @@ def rotation(size: int, seed: int, *, keep_mean: bool) -> Matrix:
     return _keeping_mean(turned) if keep_mean else turned
 
 
-def hadamard(size: int) -> Matrix | None:
+def hadamard(size: int) -> Doubles | None:
     """A matrix of ones and minus ones with orthogonal rows; None where no construction here gives one.
 
     Sylvester's doubling of a core by Paley: powers of two, 12, 20, 24, 28, 36, 44 … times powers of two.
@@ -42,7 +41,7 @@ def hadamard(size: int) -> Matrix | None:
     return None if half is None else np.block([[half, half], [half, -half]])
 
 
-def _paley(size: int) -> Matrix | None:
+def _paley(size: int) -> Doubles | None:
     """From the squares modulo a prime: one less than the size, or one less than half of it."""
     if size % 4:
         return None
@@ -58,7 +57,7 @@ def _paley(size: int) -> Matrix | None:
     return None
 
 
-def _bordered(prime: int) -> Matrix:
+def _bordered(prime: int) -> Doubles:
     """Whether the difference of two numbers is a square modulo the prime (1 or -1), with a rim of ones."""
     signs = np.full(prime, -1.0)
     signs[np.arange(prime) ** 2 % prime] = 1
@@ -74,13 +73,13 @@ def _is_prime(number: int) -> bool:
     return number > 1 and all(number % factor for factor in range(2, math.isqrt(number) + 1))
 
 
-def _random_orthogonal(size: int, rng: np.random.Generator) -> Matrix:
+def _random_orthogonal(size: int, rng: np.random.Generator) -> Doubles:
     factor, upper = np.linalg.qr(rng.standard_normal((size, size)))
     # Without the signs, the decomposition's own choice of them would favour some matrices.
     return np.asarray(factor * np.sign(np.diagonal(upper)))
 
 
-def _keeping_mean(turned: Matrix) -> Matrix:
+def _keeping_mean(turned: Doubles) -> Doubles:
     """Followed by the reflection that takes the image of the all-ones vector back to itself.
 
     It changes each entry by about 1 / size, little against their 1 / sqrt(size).

@@ -11,9 +11,8 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from roundel.types import PackedScheme
+from roundel.types import Doubles, PackedScheme
 
-Array = NDArray[np.float64]
 Bytes = NDArray[np.uint8]
 
 _FACTORS = tuple(float(f) for f in np.linspace(1.0, 0.6, 17))  # of the range that clips nothing
@@ -27,7 +26,7 @@ class PackedParams:
     scale: NDArray[np.float32]
     zero: Bytes
 
-    def columns(self, size: int, inputs: int) -> tuple[Array, Array]:
+    def columns(self, size: int, inputs: int) -> tuple[Doubles, Doubles]:
         """Scale and zero point of each weight: (outputs, inputs)."""
         scale, zero = (np.repeat(part, size, axis=1)[:, :inputs] for part in (self.scale, self.zero))
         return scale.astype(np.float64), zero.astype(np.float64)
@@ -67,7 +66,7 @@ def round_packed(weight: NDArray[Any], scheme: PackedScheme, *, search: bool) ->
 
 
 def packed_params(
-    weight: Array, scheme: PackedScheme, *, search: bool, importance: Array | None = None
+    weight: Doubles, scheme: PackedScheme, *, search: bool, importance: Doubles | None = None
 ) -> PackedParams:
     """Scales and zero points.
 
@@ -94,7 +93,7 @@ def packed_params(
     return best
 
 
-def nearest(weight: Array, params: PackedParams, scheme: PackedScheme) -> Bytes:
+def nearest(weight: Doubles, params: PackedParams, scheme: PackedScheme) -> Bytes:
     """The codes next to the weights."""
     scale, zero = params.columns(scheme.size, weight.shape[1])
     return np.clip(np.rint(weight / scale + zero), 0, scheme.top).astype(np.uint8)
@@ -121,7 +120,7 @@ def in_bytes(codes: Bytes, bits: int) -> Bytes:
     return result
 
 
-def _params(low: Array, high: Array, scheme: PackedScheme) -> PackedParams:
+def _params(low: Doubles, high: Doubles, scheme: PackedScheme) -> PackedParams:
     if not scheme.symmetric:
         scale = _usable((high - low) / scheme.top)
         zero = np.clip(np.rint(-low / scale.astype(np.float64)), 0, scheme.top)
@@ -135,7 +134,7 @@ def _params(low: Array, high: Array, scheme: PackedScheme) -> PackedParams:
     return PackedParams(scale, np.full(scale.shape, scheme.middle, np.uint8))
 
 
-def _usable(step: Array) -> NDArray[np.float32]:
+def _usable(step: Doubles) -> NDArray[np.float32]:
     """As float32; one where a block is all zeros, or so small that float32 has no normal number for it."""
     scale = step.astype(np.float32)
     return np.where(np.abs(scale) < np.finfo(np.float32).tiny, np.float32(1), scale)
@@ -150,7 +149,7 @@ class _Error:
         importance: of each input, or None where all are alike.
     """
 
-    def __init__(self, blocks: Array, scheme: PackedScheme, importance: Array | None) -> None:
+    def __init__(self, blocks: Doubles, scheme: PackedScheme, importance: Doubles | None) -> None:
         self._blocks, self._scheme = blocks.astype(np.float32), scheme
         self._room = np.empty_like(self._blocks)
         self._roots: NDArray[np.float32] | None = None
@@ -158,7 +157,7 @@ class _Error:
             roots = np.sqrt(importance / max(float(importance.max()), 1e-300))
             self._roots = in_blocks(roots[None], scheme.size).astype(np.float32)
 
-    def __call__(self, params: PackedParams) -> Array:
+    def __call__(self, params: PackedParams) -> Doubles:
         miss, scale = self._room, params.scale[..., None]
         zero = params.zero[..., None].astype(np.float32)
         np.divide(self._blocks, scale, out=miss)

@@ -7,13 +7,13 @@ layer's inputs. All functions work on a batch of groups: targets (G, O, K), mome
 from __future__ import annotations
 
 import numpy as np
-from numpy.typing import NDArray
 
-Array = NDArray[np.float64]
+from roundel.types import Doubles
+
 _BLOCK = 64
 
 
-def damped(moment: Array, share: float) -> Array:
+def damped(moment: Doubles, share: float) -> Doubles:
     """The moment with a share of its mean diagonal added; never singular."""
     size = moment.shape[-1]
     diagonal = np.einsum("gkk->gk", moment)
@@ -23,7 +23,7 @@ def damped(moment: Array, share: float) -> Array:
     return result
 
 
-def least_squares(weight: Array, moment: Array, cross: Array, share: float) -> Array:
+def least_squares(weight: Doubles, moment: Doubles, cross: Doubles, share: float) -> Doubles:
     """Weights that best map the seen inputs to the wanted outputs, held to the given ones by a ridge.
 
     Args:
@@ -38,7 +38,7 @@ def least_squares(weight: Array, moment: Array, cross: Array, share: float) -> A
     return np.asarray(np.linalg.solve(held, wanted.transpose(0, 2, 1)).transpose(0, 2, 1))
 
 
-def factor(moment: Array) -> Array:
+def factor(moment: Doubles) -> Doubles:
     """The upper Cholesky factor of the inverse of a (damped) moment: how an error spreads to later inputs."""
     try:
         return _factor(moment)
@@ -48,13 +48,13 @@ def factor(moment: Array) -> Array:
         return _factor(moment + lift[:, None, None] * np.eye(moment.shape[-1]))
 
 
-def _factor(moment: Array) -> Array:
+def _factor(moment: Doubles) -> Doubles:
     inverse = np.linalg.inv(moment)
     lower = np.linalg.cholesky((inverse + inverse.transpose(0, 2, 1)) / 2)
     return np.asarray(lower.transpose(0, 2, 1), np.float64)
 
 
-def compensated(target: Array, upper: Array, limits: tuple[int, int]) -> Array:
+def compensated(target: Doubles, upper: Doubles, limits: tuple[int, int]) -> Doubles:
     """Round input by input, each time correcting the inputs that are still to come.
 
     Args:
@@ -78,7 +78,9 @@ def compensated(target: Array, upper: Array, limits: tuple[int, int]) -> Array:
     return codes
 
 
-def descend(codes: Array, target: Array, moment: Array, limits: tuple[int, int], sweeps: int = 3) -> Array:
+def descend(
+    codes: Doubles, target: Doubles, moment: Doubles, limits: tuple[int, int], sweeps: int = 3
+) -> Doubles:
     """Coordinate descent over the codes: each move lowers tr(D H Dᵀ), so the result is never worse."""
     codes = codes.copy()
     size = codes.shape[-1]

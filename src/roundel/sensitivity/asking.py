@@ -12,10 +12,10 @@ import onnx_ir as ir
 from roundel.algorithms.step_memory import run_key
 from roundel.algorithms.toggles import Toggles
 from roundel.calibrate.state import QuantState
-from roundel.executors import Arrays, Work, mapped
+from roundel.executors import Work, mapped
 from roundel.model.portable import Portable
 from roundel.recipe import Recipe
-from roundel.types import Sample
+from roundel.types import Arrays, Sample
 
 
 @dataclass(frozen=True, slots=True)
