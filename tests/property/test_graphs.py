@@ -13,6 +13,7 @@ from hypothesis import strategies as st
 from helpers import activations, assert_sound, feeds, initializers, quantize, run, sqnr
 from random_graphs import random_graph
 
+
 @st.composite
 def graphs(draw: st.DrawFn) -> onnx.ModelProto:
     return random_graph(lambda options: draw(st.sampled_from(options)))

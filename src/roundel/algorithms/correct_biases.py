@@ -20,7 +20,7 @@ from roundel.algorithms.finetune_branches import Delivered
 from roundel.algorithms.finetune_constants import Changed, Constants, Held
 from roundel.algorithms.frontier import Frontier
 from roundel.algorithms.held_out import held_out
-from roundel.algorithms.walk import LayerReport, Progress
+from roundel.algorithms.layer_report import LayerReport, Progress
 from roundel.calibrate.state import QuantState
 from roundel.model.graph import attribute_float, constant_array, rank
 from roundel.numerics.metrics import layer_db

@@ -15,7 +15,7 @@ from roundel.algorithms.carried import Carried
 from roundel.algorithms.frontier import Frontier
 from roundel.algorithms.held_out import held_out
 from roundel.algorithms.input_moments import HeldMoments, InputMoments
-from roundel.algorithms.walk import LayerReport, Progress
+from roundel.algorithms.layer_report import LayerReport, Progress
 from roundel.errors import DataError, RecipeError
 from roundel.model.graph import constant_array, values_by_name
 from roundel.model.session import open_session

@@ -14,9 +14,10 @@ from roundel.algorithms.finetune import finetune
 from roundel.algorithms.finetune_report import FinetuneReport, Moment
 from roundel.algorithms.held_out import FEWEST, held_out
 from roundel.algorithms.judge import StepReport, as_if_rounded, output_sqnr, verdict
+from roundel.algorithms.layer_report import LayerReport, Progress
 from roundel.algorithms.output_ranges import choose_ranges
 from roundel.algorithms.step_memory import once, run_key
-from roundel.algorithms.walk import LayerReport, Progress, walk
+from roundel.algorithms.walk import walk
 from roundel.calibrate.positions import refine
 from roundel.calibrate.state import QuantState
 from roundel.checkpoints import Memory, Store

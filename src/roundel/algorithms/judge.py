@@ -9,9 +9,9 @@ import numpy as np
 import onnx_ir as ir
 
 from roundel.algorithms.finetune_report import FinetuneReport
+from roundel.algorithms.layer_report import LayerReport
 from roundel.algorithms.layers import quantized_layers
 from roundel.algorithms.output_error import OutputErrors, together
-from roundel.algorithms.walk import LayerReport
 from roundel.calibrate.state import QuantState
 from roundel.model.session import open_session
 from roundel.qdq import simulate, write_qdq

@@ -11,11 +11,11 @@ import onnx_ir as ir
 
 from roundel.algorithms.held_out import FEWEST, held_out
 from roundel.algorithms.judge import StepReport, verdict
+from roundel.algorithms.layer_report import LayerReport, Progress
 from roundel.algorithms.output_error import OutputErrors, together
 from roundel.algorithms.rotate import rotate
 from roundel.algorithms.smooth import smooth
 from roundel.algorithms.smooth_groups import find_groups, look
-from roundel.algorithms.walk import LayerReport, Progress
 from roundel.model.session import open_session
 from roundel.passes import refresh_shapes
 from roundel.plan import build_plan

@@ -16,8 +16,8 @@ import numpy as np
 import onnx_ir as ir
 from numpy.typing import NDArray
 
+from roundel.algorithms.layer_report import LayerReport, Progress
 from roundel.algorithms.switchboard import Switchboard
-from roundel.algorithms.walk import LayerReport, Progress
 from roundel.calibrate.state import QuantState
 from roundel.model.graph import values_by_name
 from roundel.numerics.affine import bias_params, round_scale

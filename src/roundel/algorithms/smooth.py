@@ -10,6 +10,7 @@ from dataclasses import dataclass
 import numpy as np
 import onnx_ir as ir
 
+from roundel.algorithms.layer_report import LayerReport
 from roundel.algorithms.linear_layers import read_linear
 from roundel.algorithms.smooth_choice import (
     CANDIDATES,
@@ -23,7 +24,6 @@ from roundel.algorithms.smooth_choice import (
 from roundel.algorithms.smooth_groups import Group, Seen
 from roundel.algorithms.smooth_trace import Edits, trace
 from roundel.algorithms.splice import splice
-from roundel.algorithms.walk import LayerReport
 from roundel.passes.rewriting import Editor
 from roundel.plan.types import QuantPlan
 from roundel.recipe import Recipe

@@ -11,8 +11,8 @@ import numpy as np
 import onnx_ir as ir
 from numpy.typing import NDArray
 
+from roundel.algorithms.layer_report import LayerReport
 from roundel.algorithms.packing import packed_params, unpacked_params
-from roundel.algorithms.walk import LayerReport
 from roundel.calibrate.state import QuantState
 from roundel.checkpoints import Memory
 from roundel.checkpoints.plain import as_array, as_tree

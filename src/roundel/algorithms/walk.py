@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import time
 from collections.abc import Sequence
-from dataclasses import asdict, dataclass, replace
-from typing import Any, Protocol
+from dataclasses import asdict, replace
+from typing import Any
 
 import numpy as np
 import onnx_ir as ir
@@ -14,6 +14,7 @@ from numpy.typing import NDArray
 from roundel.algorithms.frontier import Frontier
 from roundel.algorithms.held_out import held_out
 from roundel.algorithms.importance import importance
+from roundel.algorithms.layer_report import LayerReport, Progress
 from roundel.algorithms.layers import Layer, quantized_layers
 from roundel.algorithms.moments import Moments
 from roundel.algorithms.packing import packed_params, unpacked_params
@@ -36,28 +37,6 @@ _CHUNK_ELEMENTS = 2_000_000  # fewer rows where they have more in all, but no fe
 _UNSEEN = 0.1  # weight of a row whose output is cut off
 _FLOAT_FACTORS = (1.0, 0.85, 0.7, 0.6, 0.5, 0.4)
 _POWER_FACTORS = (2.0, 1.0, 0.5, 0.25)
-
-
-class Progress(Protocol):
-    """Hears which step runs and how far it is."""
-
-    def step(self, name: str, total: int | None = None) -> None:
-        """A step begins."""
-
-    def advance(self, done: int) -> None:
-        """Units of it are done."""
-
-
-@dataclass(frozen=True, slots=True)
-class LayerReport:
-    """What the walk did to one layer; errors are held-out, relative to the layer's own signal, in dB."""
-
-    layer: str
-    op: str
-    before_db: float
-    after_db: float
-    kept: bool
-    seconds: float
 
 
 def walk(

@@ -12,8 +12,8 @@ from roundel.algorithms.carried import Carried
 from roundel.algorithms.gptq import Key, gptq_walk
 from roundel.algorithms.held_out import FEWEST, held_out
 from roundel.algorithms.judge import StepReport, verdict
+from roundel.algorithms.layer_report import Progress
 from roundel.algorithms.output_error import Errors, OutputErrors, together
-from roundel.algorithms.walk import Progress
 from roundel.errors import DataError
 from roundel.model.graph import constant_array
 from roundel.model.session import open_session

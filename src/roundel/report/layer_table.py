@@ -10,7 +10,7 @@ from rich.table import Table
 
 from roundel.algorithms.finetune_report import FinetuneReport
 from roundel.algorithms.judge import StepReport
-from roundel.algorithms.walk import LayerReport
+from roundel.algorithms.layer_report import LayerReport
 
 Report = LayerReport | FinetuneReport
 _STEPS = 2

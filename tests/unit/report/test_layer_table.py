@@ -8,7 +8,7 @@ from rich.console import Console
 
 from roundel.algorithms.finetune_report import FinetuneReport
 from roundel.algorithms.judge import StepReport, verdict
-from roundel.algorithms.walk import LayerReport
+from roundel.algorithms.layer_report import LayerReport
 from roundel.report.console import ProgressListener
 from roundel.report.layer_table import layer_table
 
