@@ -13,7 +13,7 @@ from pathlib import Path
 import numpy as np
 
 from roundel.errors import DataError
-from roundel.executors import Arrays
+from roundel.types import Arrays
 
 
 @dataclass(frozen=True, slots=True)
