@@ -15,19 +15,19 @@ import time
 from pathlib import Path
 from typing import Any
 
-from roundel.calibrate import collect_shards as sharding
+from roundel.calibrate import shards as sharding
 from roundel.calibrate.collect import collect
 from roundel.calibrate.observers import OBSERVERS
 from roundel.calibrate.resolve import requests_for
-from roundel.checkpoints import open_store
 from roundel.data.shards import SIZE, shards
 from roundel.evidence import open_data
-from roundel.executors import Work, executor
+from roundel.model.files import Portable
 from roundel.model.memory import Budget
-from roundel.model.portable import Portable
 from roundel.plan import build_plan
 from roundel.preparation import load_prepared
-from roundel.recipe_file import load_recipe
+from roundel.recipe.load import load_recipe
+from roundel.work.checkpoints import open_store
+from roundel.work.work import Work, executor
 
 
 def main() -> None:
@@ -59,7 +59,7 @@ def measured(given: argparse.Namespace) -> dict[str, Any]:
     found["driver: read and digest, ms/sample"] = _ms(started, samples)
 
     started = time.perf_counter()
-    subprocess.run([sys.executable, "-c", "import roundel.calibrate.collect_shards"], check=True)
+    subprocess.run([sys.executable, "-c", "import roundel.calibrate.shards"], check=True)
     found["worker: start Python, s"] = round(time.perf_counter() - started, 2)
     task = sharding._Task(Portable.of(ready.model), requests, 0, pieces[0].samples[0], None, Budget())
     found["task, MB"] = _mb(task)

@@ -90,7 +90,7 @@ def run(
 ) -> dict[str, Any]:
     """One quantization, timed as a whole, judged afterwards."""
     import roundel
-    from roundel.recipe import merge
+    from roundel.recipe.settings import merge
 
     tuning = {"improve": {"finetune": {"optim_device": args.device, "iterations": args.iterations}}}
     with tempfile.TemporaryDirectory() as folder:

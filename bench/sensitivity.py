@@ -12,9 +12,9 @@ from typing import Any
 import numpy as np
 
 import roundel
+from roundel.measure.layers import Sensitivity
 from roundel.model.session import open_session
 from roundel.numerics.metrics import Closeness
-from roundel.sensitivity import Sensitivity
 
 PRESETS = ("a8w8_minmax", "a8w8")
 WORST = 3

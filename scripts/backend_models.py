@@ -42,7 +42,7 @@ def main() -> int:
 
 def presets() -> dict[str, list[str]]:
     """Presets in integers with statistics alone, each with those that are the same without fine-tuning."""
-    from roundel.recipe_file import load_recipe, preset_names
+    from roundel.recipe.load import load_recipe, preset_names
     from roundel.types import BlockScheme, FloatScheme
 
     groups: dict[str, list[str]] = defaultdict(list)
@@ -76,7 +76,7 @@ def _child(preset: str, log: Path) -> int:
     import logging
 
     from backend_cases import cases, light_cases, outcome
-    from roundel.recipe_file import load_recipe
+    from roundel.recipe.load import load_recipe
 
     logging.disable(logging.CRITICAL)
     recipe = load_recipe(preset, {"effort": "none", "improve": {"finetune": {"algorithm": "none"}}})

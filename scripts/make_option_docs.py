@@ -6,11 +6,9 @@ import sys
 from collections.abc import Iterable
 from pathlib import Path
 
-from roundel.quark.absent import ABSENT
+from roundel.quark.namespace import ABSENT
 from roundel.quark.options import GROUPS
-from roundel.quark.options.algorithms import FEW_BITS, GPTQ
-from roundel.quark.options.finetune import FINETUNE
-from roundel.quark.options.mixed import MIXED
+from roundel.quark.options.algorithms import FEW_BITS, FINETUNE, GPTQ, MIXED
 from roundel.quark.request import FIELD_OPTIONS
 from roundel.quark.rows import Option
 

@@ -12,20 +12,20 @@ import onnx_ir as ir
 from numpy.typing import NDArray
 
 from helpers import build, node, normal
-from roundel.algorithms.finetune import FinetuneReport, finetune
-from roundel.algorithms.step_memory import run_key
 from roundel.calibrate.positions import refine
 from roundel.calibrate.resolve import resolve
-from roundel.calibrate.state import QuantState
+from roundel.calibrate.statistics import QuantState
 from roundel.evidence import gather
+from roundel.improve.finetune import FinetuneReport, finetune
+from roundel.improve.memory import run_key
 from roundel.model.session import open_session
 from roundel.numerics.metrics import Closeness
 from roundel.plan import build_plan
 from roundel.preparation import load_prepared
 from roundel.qdq import simulate, write_qdq
-from roundel.recipe import Recipe
-from roundel.recipe_file import load_recipe
-from roundel.report.listener import Silent
+from roundel.recipe.load import load_recipe
+from roundel.recipe.settings import Recipe
+from roundel.report.record import Silent
 from roundel.types import Sample
 
 PLAIN_XINT8: dict[str, Any] = {

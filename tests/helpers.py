@@ -17,7 +17,7 @@ import roundel
 from roundel.numerics.metrics import Closeness
 from roundel.pipeline import QuantizeResult, load_prepared
 from roundel.plan import QuantPlan, build_plan
-from roundel.recipe_file import load_recipe
+from roundel.recipe.load import load_recipe
 
 Feed = dict[str, NDArray[Any]]
 Dims = Sequence[int | str] | None

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import random
 
-from roundel.compare import (
+from roundel.measure.types import (
     ChannelError,
     Comparison,
     Difference,

@@ -183,7 +183,7 @@ def numerics(op: str, attributes: dict[str, Any], axis: int) -> Callable[[Array]
     """Roundel's own computation of a node."""
     import onnx_ir as ir
 
-    from roundel.qdq.functions.attributes import read
+    from roundel.qdq.functions.blocks import read
 
     attrs = ir.convenience.convert_attributes(attributes)
     form = read(ir.Node(DOMAIN, op, [], attributes=attrs, num_outputs=1))

@@ -21,7 +21,7 @@ sys.path.insert(0, str(Path(__file__).parents[1]))
 
 import roundel
 from roundel.example import load_example
-from roundel.recipe import Data
+from roundel.recipe.settings import Data
 from table import show
 
 CONFIGS = ("XINT8", "A8W8", "A16W8")

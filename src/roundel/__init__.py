@@ -14,7 +14,6 @@ from typing import TYPE_CHECKING
 from roundel.version import VERSION
 
 if TYPE_CHECKING:
-    from roundel.compare.models import compare
     from roundel.conversion import ConvertResult, convert
     from roundel.data import RandomSpec as RandomData
     from roundel.errors import (
@@ -28,18 +27,23 @@ if TYPE_CHECKING:
         SelectionError,
         VerifyError,
     )
-    from roundel.evaluate import evaluate_folders, evaluate_models, infer, lint_data
-    from roundel.executors import executor
-    from roundel.foresight import Forecast, forecast
-    from roundel.ladder import AutoResult, auto
+    from roundel.forecasting import Forecast, forecast
+    from roundel.measure.compare import compare
+    from roundel.measure.evaluate import evaluate_models
+    from roundel.measure.folders import evaluate_folders
+    from roundel.measure.infer import infer
+    from roundel.measure.lint import lint_data
+    from roundel.measure.sensitivity import sensitivity
     from roundel.pipeline import QuantizeResult, quantize
     from roundel.plan import QuantPlan
-    from roundel.recipe import Recipe
-    from roundel.recipe_file import load_recipe, preset_names
+    from roundel.recipe.load import load_recipe, preset_names
+    from roundel.recipe.settings import Recipe
     from roundel.reporting import write_report
     from roundel.reproduction import reproduce
-    from roundel.sensitivity.measure import sensitivity
-    from roundel.studies import SearchResult, search
+    from roundel.trials.auto import auto
+    from roundel.trials.rungs import AutoResult
+    from roundel.trials.search import SearchResult, search
+    from roundel.work.work import executor
 
 __version__ = VERSION
 
@@ -49,38 +53,38 @@ os.environ.setdefault("ORT_DISABLE_TELEMETRY", "1")
 
 # Names are looked up on first use, so that `import roundel` costs nothing.
 _HOMES = {
-    "AutoResult": "roundel.ladder",
+    "AutoResult": "roundel.trials.rungs",
     "ConvertResult": "roundel.conversion",
     "DataError": "roundel.errors",
     "DependencyError": "roundel.errors",
     "ExecutorError": "roundel.errors",
-    "Forecast": "roundel.foresight",
+    "Forecast": "roundel.forecasting",
     "ModelError": "roundel.errors",
     "OutputError": "roundel.errors",
     "QuantPlan": "roundel.plan",
     "QuantizeResult": "roundel.pipeline",
     "RandomData": "roundel.data",
-    "Recipe": "roundel.recipe",
+    "Recipe": "roundel.recipe.settings",
     "RecipeError": "roundel.errors",
     "RoundelError": "roundel.errors",
-    "SearchResult": "roundel.studies",
+    "SearchResult": "roundel.trials.search",
     "SelectionError": "roundel.errors",
     "VerifyError": "roundel.errors",
-    "auto": "roundel.ladder",
-    "compare": "roundel.compare",
+    "auto": "roundel.trials.auto",
+    "compare": "roundel.measure.compare",
     "convert": "roundel.conversion",
-    "evaluate_folders": "roundel.evaluate",
-    "evaluate_models": "roundel.evaluate",
-    "executor": "roundel.executors",
-    "forecast": "roundel.foresight",
-    "infer": "roundel.evaluate",
-    "lint_data": "roundel.evaluate",
-    "load_recipe": "roundel.recipe_file",
-    "preset_names": "roundel.recipe_file",
+    "evaluate_folders": "roundel.measure.folders",
+    "evaluate_models": "roundel.measure.evaluate",
+    "executor": "roundel.work.work",
+    "forecast": "roundel.forecasting",
+    "infer": "roundel.measure.infer",
+    "lint_data": "roundel.measure.lint",
+    "load_recipe": "roundel.recipe.load",
+    "preset_names": "roundel.recipe.load",
     "quantize": "roundel.pipeline",
     "reproduce": "roundel.reproduction",
-    "search": "roundel.studies",
-    "sensitivity": "roundel.sensitivity",
+    "search": "roundel.trials.search",
+    "sensitivity": "roundel.measure.sensitivity",
     "write_report": "roundel.reporting",
 }
 _RENAMED = {"RandomData": "RandomSpec"}

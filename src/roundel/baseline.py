@@ -9,23 +9,21 @@ from pathlib import Path
 import numpy as np
 import onnx_ir as ir
 
-from roundel.algorithms.equalize import equalize
-from roundel.algorithms.equalize_trial import try_equalization
-from roundel.algorithms.held_out import FEWEST
-from roundel.algorithms.judge import StepReport
 from roundel.calibrate.collect import collect
 from roundel.calibrate.resolve import requests_for
 from roundel.data import Samples
 from roundel.errors import InfiniteTensorError
 from roundel.evidence import Evidence, gather, open_data
-from roundel.executors import Work
+from roundel.improve.equalize import equalize, try_equalization
+from roundel.improve.judge import StepReport
+from roundel.improve.reports import FEWEST
 from roundel.model.graph import values_by_name
 from roundel.passes import PassReport
 from roundel.plan import QuantPlan, build_plan
 from roundel.preparation import Prepared
-from roundel.recipe import Recipe
-from roundel.report.clock import Clock
-from roundel.report.listener import Listener
+from roundel.recipe.settings import Recipe
+from roundel.report.record import Clock, Listener
+from roundel.work.work import Work
 
 
 @dataclass(frozen=True, slots=True, eq=False)

@@ -18,8 +18,8 @@ from roundel.example import Example, load_example
 from roundel.model.session import open_session
 from roundel.numerics.metrics import Closeness
 from roundel.pipeline import quantize
-from roundel.recipe_file import load_recipe, preset_names
-from roundel.report.listener import Listener, Silent
+from roundel.recipe.load import load_recipe, preset_names
+from roundel.report.record import Listener, Silent
 
 
 @dataclass(frozen=True, slots=True)

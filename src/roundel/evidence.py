@@ -15,12 +15,11 @@ import onnx_ir as ir
 from roundel.calibrate.collect import Collected, collect
 from roundel.calibrate.observers import OBSERVERS, Observer, StatKind
 from roundel.calibrate.resolve import requests_for
-from roundel.calibrate.statistics_file import Statistics, load_statistics, save_statistics
+from roundel.calibrate.statistics import Statistics, load_statistics, save_statistics
 from roundel.data import ImagePreprocess, RandomSpec, SampleDigest, Samples, open_samples
-from roundel.data.lint_ranges import range_findings
-from roundel.data.spool import KeptSamples
+from roundel.data.kept import KeptSamples
+from roundel.data.lint import range_findings
 from roundel.errors import DataError, RecipeError
-from roundel.executors import Work
 from roundel.model.graph import (
     constant_array,
     fingerprint,
@@ -28,14 +27,15 @@ from roundel.model.graph import (
     is_constant,
     is_float32,
     iter_values,
+    table_rows,
     values_by_name,
 )
 from roundel.model.session import give_memory_back, open_session
-from roundel.model.tables import table_rows
 from roundel.plan import QuantPlan
-from roundel.recipe import Data, Recipe
-from roundel.report.listener import Listener
+from roundel.recipe.settings import Data, Recipe
+from roundel.report.record import Listener
 from roundel.types import BlockScheme, Sample
+from roundel.work.work import Work
 
 _KEPT_BYTES = 256_000_000
 

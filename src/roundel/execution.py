@@ -6,8 +6,8 @@ import importlib.util
 from dataclasses import dataclass
 
 from roundel.errors import DependencyError, RecipeError, did_you_mean
-from roundel.model.cuda import runtime_has_cuda
-from roundel.recipe import Recipe
+from roundel.model.session import runtime_has_cuda
+from roundel.recipe.settings import Recipe
 
 CHOICES = ("auto", "cpu", "cuda")
 _GPU = 0

@@ -11,13 +11,13 @@ from typing import Any
 import onnx_ir as ir
 
 from roundel.model import load_model
-from roundel.model.blame import blaming
 from roundel.model.graph import input_specs, op_key, opset_version
 from roundel.model.load import quantized_node
+from roundel.model.structure import blaming
 from roundel.plan import build_plan
 from roundel.preparation import load_prepared
-from roundel.qdq.pairs import QUARK
-from roundel.recipe_file import load_recipe
+from roundel.qdq.nodes import QUARK
+from roundel.recipe.load import load_recipe
 
 
 @dataclass(frozen=True, slots=True)

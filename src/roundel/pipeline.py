@@ -11,50 +11,61 @@ from typing import Any
 import onnx
 import onnx_ir as ir
 
-from roundel.algorithms.finetune import check_tuning
-from roundel.algorithms.improve import Improved, improve
-from roundel.algorithms.mix_layers import mix_layers
-from roundel.algorithms.outliers import Spread, spread_outliers
-from roundel.algorithms.weight_only import pack_weights
 from roundel.baseline import establish
 from roundel.calibrate.positions import refine
 from roundel.calibrate.resolve import resolve
-from roundel.check.fitting import for_device, for_effort, remaining
-from roundel.checkpoints import Store, open_store
 from roundel.data import open_samples
 from roundel.errors import OutputError, RecipeError
-from roundel.evaluate.lint import quantize_findings
 from roundel.evidence import Evidence, gather, most_samples, open_data
 from roundel.execution import choose_execution
-from roundel.executors import Executor, Work
-from roundel.foresight import Forecast, look_ahead
+from roundel.forecasting import Forecast, look_ahead
+from roundel.gate import (
+    OutputReport,
+    advice,
+    check_file,
+    check_limits,
+    check_prepared,
+    check_scales,
+    compare_outputs,
+)
+from roundel.improve.finetune import check_tuning
+from roundel.improve.improve import Improved, improve
+from roundel.improve.mixed import mix_layers
+from roundel.improve.outliers import Spread, spread_outliers
+from roundel.improve.weight_only import pack_weights
+from roundel.measure.lint import quantize_findings
 from roundel.model import LoadedModel, save_model
-from roundel.model.blame import blaming
-from roundel.model.digest import file_sha256, model_sha256
-from roundel.model.external import external_values, self_contained
+from roundel.model.files import (
+    check_writable,
+    external_values,
+    file_sha256,
+    model_sha256,
+    same_file,
+    self_contained,
+    staged_or_temporary,
+    write_text,
+)
 from roundel.model.graph import fingerprint, input_specs, weight_bytes
 from roundel.model.load import ModelSource
 from roundel.model.memory import parse_size, within
-from roundel.model.save import check_writable, same_file, staged_or_temporary, write_text
+from roundel.model.structure import blaming
 from roundel.plan import QuantPlan, build_plan
-from roundel.plan.detection_head import Joint, joined_outputs
-from roundel.plan.spared import spared_notes
+from roundel.plan.float_parts import Joint, joined_outputs, spared_notes
 from roundel.preparation import Prepared, load_prepared
 from roundel.qdq import simulate, strip, write_dynamic, write_qdq
-from roundel.qdq.share import share_codes
 from roundel.qdq.weight_only import check_kernel, write_weights
-from roundel.recipe import Recipe, WeightOnly, merge
-from roundel.recipe_file import RecipeSource, load_recipe, unfolded
-from roundel.report.clock import Clock
-from roundel.report.listener import Listener, Silent
-from roundel.report.record import Record, plan_counts, recipe_dict
-from roundel.torch_frontend import Exported, is_torch_source, opened
-from roundel.torch_frontend.requirements import require_torch
+from roundel.qdq.write import share_codes
+from roundel.recipe.load import RecipeSource, load_recipe, unfolded
+from roundel.recipe.settings import Recipe, WeightOnly, merge
+from roundel.report.record import Clock, Listener, Record, Silent, plan_counts, recipe_dict
+from roundel.rules.fitting import for_device, for_effort, remaining
+from roundel.torch import Exported, is_torch_source, opened
+from roundel.torch.export import require_torch
 from roundel.types import Sample
-from roundel.verify import advice, check_file, check_prepared, compare_outputs
-from roundel.verify.closeness import OutputReport
-from roundel.verify.legality import check_limits, check_scales
 from roundel.version import VERSION
+from roundel.work.checkpoints import Store, open_store
+from roundel.work.executors import Executor
+from roundel.work.work import Work
 
 _NOTHING = "nothing to quantize: the float model was passed through"
 _QUANTIZERS = frozenset({"QuantizeLinear", "DequantizeLinear", "DynamicQuantizeLinear"})
@@ -84,7 +95,7 @@ class QuantizeResult:
     def as_torch(self) -> Any:
         """The quantized model as a torch module for evaluation: tensors in, tensors out; needs torch."""
         require_torch()
-        from roundel.torch_frontend.evaluation import QuantizedModule
+        from roundel.torch.evaluation import QuantizedModule
 
         return QuantizedModule(self.ir)
 

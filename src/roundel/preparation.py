@@ -8,10 +8,9 @@ import onnx_ir as ir
 
 from roundel.data.lint_values import FirstNorm, first_norms
 from roundel.model import LoadedModel, load_model
-from roundel.model.load import ModelSource
-from roundel.model.opset import raise_opset
+from roundel.model.load import ModelSource, raise_opset
 from roundel.passes import PassReport, prepare
-from roundel.recipe import Recipe
+from roundel.recipe.settings import Recipe
 
 
 @dataclass(frozen=True, slots=True, eq=False)

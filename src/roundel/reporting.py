@@ -12,19 +12,19 @@ from typing import Any
 
 from pydantic import ValidationError
 
-from roundel.check import CheckReport, check_model
-from roundel.compare import Comparison, compare
 from roundel.errors import DataError, OutputError, RoundelError
-from roundel.evaluate import ModelScore
-from roundel.executors import Executor
+from roundel.measure.compare import compare
+from roundel.measure.evaluate import ModelScore
+from roundel.measure.types import Comparison
+from roundel.model.files import check_writable, same_file, write_text
 from roundel.model.load import ModelSource
-from roundel.model.save import check_writable, same_file, write_text
 from roundel.pipeline import QuantizeResult, record_path
-from roundel.recipe import Data, Recipe
+from roundel.recipe.settings import Data, Recipe
 from roundel.report.html import ReportContent, render
-from roundel.report.listener import Listener
-from roundel.report.record import RECORD_VERSION
-from roundel.targets.devices import device_named
+from roundel.report.record import RECORD_VERSION, Listener
+from roundel.rules import CheckReport, check_model
+from roundel.targets.npu import device_named
+from roundel.work.executors import Executor
 
 DEVICE = "stx"
 _SAMPLES = 32  # of a run's data: figures hardly move with more, and the comparison takes its time

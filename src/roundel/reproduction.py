@@ -11,11 +11,10 @@ from typing import Any
 
 from roundel.data import RandomSpec
 from roundel.errors import DataError, ModelError, RecipeError
-from roundel.model.digest import model_sha256
+from roundel.model.files import model_sha256
 from roundel.pipeline import QuantizeResult, quantize
-from roundel.recipe_file import load_recipe
-from roundel.report.listener import Listener
-from roundel.report.record import RECORD_VERSION, versions
+from roundel.recipe.load import load_recipe
+from roundel.report.record import RECORD_VERSION, Listener, versions
 
 _MAX_BYTES = 100_000_000
 

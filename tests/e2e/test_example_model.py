@@ -22,7 +22,7 @@ from helpers import assert_sound
 from roundel.errors import DataError
 from roundel.example import Example, load_example
 from roundel.model.session import open_session
-from roundel.recipe_file import preset_names
+from roundel.recipe.load import preset_names
 
 COUNT = 12
 

@@ -15,7 +15,7 @@ import numpy as np
 import yaml
 
 from fuzzing.damage import damaged
-from roundel.recipe_file import load_recipe, preset_names
+from roundel.recipe.load import load_recipe, preset_names
 
 VALUES: tuple[Any, ...] = (
     *(None, True, False, 0, 1, -1, 2, 3, 1.5, -0.5, 1e300, float("nan"), float("inf"), 2**70, -(2**70)),

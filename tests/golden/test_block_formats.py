@@ -16,10 +16,9 @@ import pytest
 from numpy.typing import NDArray
 from onnx import TensorProto, helper
 
-from roundel.numerics.bfloat16 import round_bfloat16
-from roundel.numerics.float16 import round_float16
+from roundel.numerics.floats import round_bfloat16, round_float16
 from roundel.qdq.functions import AMD_DOMAIN, attach
-from roundel.qdq.functions.attributes import BlockFormat, read, written
+from roundel.qdq.functions.blocks import BlockFormat, read, written
 
 FILE = np.load(Path(__file__).with_name("block_formats.npz"))
 INDEX: dict[str, list[dict[str, Any]]] = json.loads(FILE["index"].tobytes())

@@ -23,9 +23,9 @@ from fuzzing.cases import Sandbox
 from fuzzing.guard import Guard
 from helpers import build, node, normal
 from roundel.errors import DataError, ModelError, RecipeError, VerifyError
+from roundel.gate import compare_outputs
 from roundel.inspection import inspect_model
 from roundel.model.session import open_session
-from roundel.verify import compare_outputs
 
 DATA = roundel.RandomData(count=2)
 

@@ -34,7 +34,7 @@ def test_an_output_that_is_a_folder(refused: Any, model: Path, tmp_path: Path) -
 
 def test_a_read_only_folder(refused: Any, model: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     # The tests may run as root, who may write anywhere.
-    monkeypatch.setattr("roundel.model.save.os.access", lambda path, mode: False)
+    monkeypatch.setattr("roundel.model.files.os.access", lambda path, mode: False)
     error = refused(model, OutputError)
     assert "read-only" in error.what
     assert error.where == str(model.parent)
@@ -48,7 +48,7 @@ def test_a_folder_of_somebody_else(model: Path, output: Path, samples: list[Any]
         os.setuid(65534)
         # The folders above are open to their owner only: the model has to be in memory.
         try:
-            from roundel.model.save import check_writable
+            from roundel.model.files import check_writable
 
             check_writable(output)
         except (OutputError, PermissionError) as error:
@@ -130,7 +130,7 @@ def test_a_disk_that_is_full_when_the_record_is_written(
 def test_a_disk_without_room_for_a_temporary_file(
     refused: Any, model: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("roundel.model.save.tempfile.mkstemp", full)
+    monkeypatch.setattr("roundel.model.files.tempfile.mkstemp", full)
     assert "No space" in refused(model, OutputError).observed
 
 

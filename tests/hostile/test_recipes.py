@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from roundel.errors import RecipeError, SelectionError
-from roundel.recipe_file import load_recipe
+from roundel.recipe.load import load_recipe
 
 
 @pytest.fixture

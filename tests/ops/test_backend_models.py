@@ -10,7 +10,7 @@ from collections import Counter
 import pytest
 
 from backend_cases import cases, light_cases, outcome
-from roundel.recipe_file import load_recipe
+from roundel.recipe.load import load_recipe
 
 CHUNKS = 16
 LIGHT = ("inception_v1", "shufflenet", "squeezenet")

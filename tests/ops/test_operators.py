@@ -7,7 +7,7 @@ import pytest
 
 from helpers import activations, assert_sound, build, node, ops, quantize, sqnr, weights
 from ops.operator_cases import CASES, Case
-from roundel.recipe_file import load_recipe
+from roundel.recipe.load import load_recipe
 from roundel.targets.operators import EXTENDED, STANDARD
 
 PRESETS = ("a8w8", "a16w8", "u8s8_aaws", "s8s8_aaws")

@@ -17,14 +17,11 @@ from numpy.typing import NDArray
 from onnx import TensorProto, helper
 
 from roundel.numerics import blocks
-from roundel.numerics import float_bits as fb
-from roundel.numerics.bfloat16 import round_bfloat16
-from roundel.numerics.block_float import BlockFloat
-from roundel.numerics.float_bits import Rounding
-from roundel.numerics.micro_exponents import MicroExponents
-from roundel.numerics.microscaling import ELEMENTS, Microscaling
+from roundel.numerics import floats as fb
+from roundel.numerics.blocks import ELEMENTS, BlockFloat, MicroExponents, Microscaling
+from roundel.numerics.floats import Rounding, round_bfloat16
 from roundel.qdq.functions import AMD_DOMAIN, attach
-from roundel.qdq.functions.attributes import BlockFormat, operator, written
+from roundel.qdq.functions.blocks import BlockFormat, operator, written
 
 FORMS: dict[str, BlockFormat] = {
     "bfp16": BlockFloat(),

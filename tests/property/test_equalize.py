@@ -12,9 +12,9 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from helpers import build, node
-from roundel.algorithms.equalize import check_equalized, equalize
+from roundel.improve.equalize import check_equalized, equalize
 from roundel.passes.shapes import refresh_shapes
-from roundel.recipe import Equalize
+from roundel.recipe.settings import Equalize
 
 SIZE = 6
 

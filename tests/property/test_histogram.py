@@ -12,7 +12,7 @@ from numpy.typing import NDArray
 
 from roundel.numerics.affine import code_limits
 from roundel.numerics.histogram import HALF, Histogram, bins_of
-from roundel.numerics.scale_search import non_overflow, power_of_two_least_squares, quantization_error
+from roundel.numerics.scales import non_overflow, power_of_two_least_squares, quantization_error
 from roundel.types import QType, ScaleKind, Scheme
 
 floats32 = st.floats(width=32, allow_nan=False, allow_infinity=False)

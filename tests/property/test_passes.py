@@ -15,7 +15,7 @@ from numpy.typing import NDArray
 from onnx import helper, numpy_helper
 
 from roundel.passes import prepare
-from roundel.recipe import Prepare
+from roundel.recipe.settings import Prepare
 
 EVERYTHING = Prepare(
     split_to_slice=True,

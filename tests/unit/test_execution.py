@@ -15,8 +15,8 @@ from roundel import execution
 from roundel.cli.app import app
 from roundel.errors import DependencyError, RecipeError
 from roundel.execution import choose_execution
-from roundel.model import cuda
-from roundel.recipe_file import load_recipe
+from roundel.model import session
+from roundel.recipe.load import load_recipe
 from script_cases import SHAPE, network
 
 LACKING = "this ONNX Runtime has no CUDA provider"
@@ -93,4 +93,4 @@ def test_a_session_that_stays_on_the_cpu_is_an_error() -> None:
             return ["CPUExecutionProvider"]
 
     with pytest.raises(DependencyError, match="could not use the GPU"):
-        cuda.move_to_cuda(Session(), 1)  # type: ignore[arg-type]
+        session.move_to_cuda(Session(), 1)  # type: ignore[arg-type]

@@ -13,18 +13,17 @@ from queue import SimpleQueue
 import numpy as np
 import onnx_ir as ir
 
-from roundel.calibrate.collect_shards import collect_shards
 from roundel.calibrate.observers import Observer, StatKind
 from roundel.calibrate.runner import Runner
-from roundel.calibrate.shard import Seen, Shard
-from roundel.data.hashing import SampleDigest
-from roundel.data.spool import KeptSamples
+from roundel.calibrate.shards import ObservedShard, Seen, collect_shards
+from roundel.data.kept import KeptSamples
+from roundel.data.shards import SampleDigest
 from roundel.errors import DataError, ModelError, did_you_mean
-from roundel.executors import Work
-from roundel.executors.local import usable_cores
 from roundel.model.graph import is_constant, values_by_name
 from roundel.model.session import give_memory_back
 from roundel.types import Sample
+from roundel.work.executors import usable_cores
+from roundel.work.work import Work
 
 _TIDY = 50  # samples, after which free pieces of the heap go back: they would add up
 
@@ -111,7 +110,7 @@ def collect(
         extremes=extremes,
         device=None if work is None else work.device,
     )
-    shards = [Shard(ordered) for _ in range(runner.workers)]
+    shards = [ObservedShard(ordered) for _ in range(runner.workers)]
     inputs, outputs = KeptSamples(), KeptSamples()
     seen, seconds = 0, 0.0
     for index, sample, result in _in_order(runner, shards, itertools.chain(ahead, iterator), keep):
@@ -138,10 +137,10 @@ def collect(
 
 
 def _in_order(
-    runner: Runner, shards: list[Shard], samples: Iterator[tuple[int, Sample]], keep: int
+    runner: Runner, shards: list[ObservedShard], samples: Iterator[tuple[int, Sample]], keep: int
 ) -> Iterator[tuple[int, Sample, Seen]]:
     """Results in sample order, while as many samples as there are shards run at once."""
-    free: SimpleQueue[Shard] = SimpleQueue()
+    free: SimpleQueue[ObservedShard] = SimpleQueue()
     for shard in shards:
         free.put(shard)
 

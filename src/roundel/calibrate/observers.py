@@ -12,7 +12,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from roundel.numerics.histogram import HALF, Bins, Histogram, as_real
-from roundel.numerics.scale_search import power_of_two_least_squares
+from roundel.numerics.scales import power_of_two_least_squares
 from roundel.types import Arrays, QType, ScaleKind, Scheme
 
 

@@ -1,12 +1,4 @@
-"""Keep power-of-two scales within reach of the NPU's shifters.
-
-Position p stands for scale 2**-p. Limits are solved as a fixpoint over positions, before any weight is
-rounded, so that a moved position never changes what a weight or a bias means.
-
-A lower position costs precision, which is what a shifter that cannot reach would lose anyway; a higher one
-cuts values off. So a broken limit is repaired by lowering positions, and something is raised only where
-nothing may be lowered any more. What was raised stays: the sweeps come to an end.
-"""
+"""How far a layer's scales may still move without leaving the NPU's shift limits."""
 
 from __future__ import annotations
 
@@ -16,16 +8,16 @@ from dataclasses import dataclass, replace
 import numpy as np
 import onnx_ir as ir
 
-from roundel.calibrate.state import QuantState
+from roundel.calibrate.statistics import QuantState
 from roundel.errors import RecipeError, VerifyError
 from roundel.model.graph import only_reader
 from roundel.numerics.affine import bias_params
-from roundel.numerics.scale_search import largest_exponent
-from roundel.plan.stored import becomes_hard_sigmoid, stored_input, stored_output
+from roundel.numerics.scales import largest_exponent
+from roundel.plan.adjust import becomes_hard_sigmoid, stored_input, stored_output
 from roundel.plan.types import Derived, QuantPlan
-from roundel.recipe import Npu
+from roundel.recipe.settings import Npu
 from roundel.targets.shifts import XINT8_LIMITS, ShiftLimits
-from roundel.types import QType
+from roundel.types import QParams, QType
 
 _MOST_ROUNDS = 500
 _HIGHEST = 126  # position of the smallest normal float32 scale
@@ -296,3 +288,52 @@ def _is_swish(node: ir.Node) -> bool:
         if maker is not None and maker.op_type in ("HardSigmoid", "Sigmoid") and maker.inputs[0] is other:
             return True
     return False
+
+
+@dataclass(frozen=True, slots=True)
+class Reach:
+    """A layer's fixed positions.
+
+    Attributes:
+        input: position of its input.
+        output: position of the tensor that holds its result.
+        leaky: whether a LeakyRelu follows.
+    """
+
+    input: int
+    output: int
+    leaky: bool
+
+    def cut(self, weight_scale: float) -> int:
+        """Bits dropped from the accumulator."""
+        return self.input + position(weight_scale) - self.output
+
+    def allows_weight(self, scale: float) -> bool:
+        """Whether the weight may have this scale."""
+        low, high = XINT8_LIMITS.cut
+        return low <= self.cut(scale) <= high
+
+    def allows_bias(self, scale: float, weight_scale: float) -> bool:
+        """Whether the bias may have this scale, given the weight's."""
+        low, high = XINT8_LIMITS.bias(self.cut(weight_scale), leaky=self.leaky)
+        return low <= self.input + position(weight_scale) - position(scale) <= high
+
+
+def layer_reach(graph: ir.Graph, state: QuantState) -> dict[str, Reach]:
+    """The reach of every layer between two stored tensors with one scale each, by node name."""
+    found = {}
+    for node in graph:
+        if node.op_type not in ("Conv", "ConvTranspose", "Gemm") or node.inputs[0] is None:
+            continue
+        out = stored_output(node, state.plan.tensors)
+        given, made = state.params.get(str(node.inputs[0].name)), state.params.get(out or "")
+        if given is None or made is None or _several(given, made):
+            continue
+        reader = only_reader(node.outputs[0])
+        leaky = reader is not None and reader.op_type == "LeakyRelu"
+        found[str(node.name)] = Reach(position(float(given.scale)), position(float(made.scale)), leaky)
+    return found
+
+
+def _several(*params: QParams) -> bool:
+    return any(p.scale.ndim for p in params)

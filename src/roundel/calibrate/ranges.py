@@ -12,7 +12,7 @@ from roundel.calibrate.observers import ExponentObserver, HistogramObserver, Obs
 from roundel.errors import RecipeError
 from roundel.numerics.affine import params_from_range, weight_params
 from roundel.numerics.histogram import Bins, bins_of
-from roundel.numerics.scale_search import (
+from roundel.numerics.scales import (
     ErrorMetric,
     Felt,
     best_range,
@@ -20,9 +20,10 @@ from roundel.numerics.scale_search import (
     non_overflow,
     power_of_two_least_squares,
     power_of_two_params,
+    weight_least_squares,
+    weight_power_of_two,
 )
 from roundel.numerics.thresholds import Scenario, distribution, entropy, percentile
-from roundel.numerics.weight_search import weight_least_squares, weight_power_of_two
 from roundel.types import PerChannel, PerTensor, QParams, Range, ScaleKind, Scheme
 
 

@@ -10,7 +10,6 @@ import numpy as np
 import onnx_ir as ir
 from numpy.typing import NDArray
 
-from roundel.calibrate.felt import felt_functions
 from roundel.calibrate.observers import Observer, StatKind
 from roundel.calibrate.ranges import (
     Distribution,
@@ -27,13 +26,14 @@ from roundel.calibrate.ranges import (
     choose_range,
     choose_weight,
 )
-from roundel.calibrate.state import QuantState
+from roundel.calibrate.statistics import QuantState
+from roundel.calibrate.tensors import felt_functions
 from roundel.model.graph import constant_array
 from roundel.numerics.affine import bias_params, params_from_range, round_scale
-from roundel.numerics.scale_search import Felt
-from roundel.numerics.short_floats import held, overflows, scale_to_range
+from roundel.numerics.floats import held, overflows, scale_to_range
+from roundel.numerics.scales import Felt
 from roundel.plan.types import Derived, Fixed, QuantPlan, Role, Shared, TensorPlan
-from roundel.recipe import Recipe, Weights
+from roundel.recipe.settings import Recipe, Weights
 from roundel.types import FloatScheme, QParams, QType, Range, ScaleKind, Scheme
 
 _INT32_ROOM = 2.0**31 - 2**8  # float32 scales round: stay clear of the very edge

@@ -13,7 +13,7 @@ import onnx_ir as ir
 from numpy.typing import NDArray
 from onnxruntime.capi import onnxruntime_pybind11_state as ort_state
 
-from roundel.calibrate.masks import masked_tensors
+from roundel.calibrate.tensors import masked_tensors
 from roundel.errors import DataError, ModelError
 from roundel.model.graph import values_by_name
 from roundel.model.memory import budget

@@ -8,8 +8,17 @@ from typing import Annotated
 
 import typer
 
-from roundel.cli.data_options import DataChoice, takes_data
-from roundel.cli.options import Exclude, ExcludeSubgraph, Include, Json, Model, Set, recipe_changes
+from roundel.cli.options import (
+    DataChoice,
+    Exclude,
+    ExcludeSubgraph,
+    Include,
+    Json,
+    Model,
+    Set,
+    recipe_changes,
+    takes_data,
+)
 
 NOT_MET = 9  # exit code: no rung meets the budget; the best one was written
 
@@ -94,11 +103,12 @@ def auto(
     as_json: Json = False,
 ) -> None:
     """Find the fastest number format that keeps the model within an accuracy budget, and write that model."""
-    from roundel.evaluate.yardstick import measure_of
-    from roundel.ladder import Step, parse_drop
-    from roundel.ladder import auto as run
+    from roundel.measure.yardstick import measure_of
     from roundel.report.console import ProgressListener, terminal
-    from roundel.report.ladder_view import show_ladder, step_line
+    from roundel.report.judged import show_ladder, step_line
+    from roundel.trials.auto import auto as run
+    from roundel.trials.budget import parse_drop
+    from roundel.trials.rungs import Step
 
     silent = quiet or as_json
     drop, own = parse_drop(max_drop), measure_of(metric, lower=lower_is_better)

@@ -48,9 +48,9 @@ def check(
     """Say what will run on the NPU and what stands in the way. Needs no NPU and no data."""
     import json
 
-    from roundel.check import check_model
-    from roundel.report.check_view import show_check
     from roundel.report.console import terminal
+    from roundel.report.views import show_check
+    from roundel.rules import check_model
 
     report = check_model(model, preset=preset, device=device)
     tree = report.to_dict(nodes=nodes)

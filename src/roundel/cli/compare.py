@@ -9,9 +9,7 @@ from typing import Annotated
 
 import typer
 
-from roundel.cli.data_options import DataChoice, takes_data
-from roundel.cli.options import Json, Report
-from roundel.cli.work_options import WorkChoice, takes_work
+from roundel.cli.options import DataChoice, Json, Report, WorkChoice, takes_data, takes_work
 
 _EPILOG = """[bold]Examples[/]
 
@@ -50,12 +48,12 @@ def compare(
     """Compare a float model and its quantized form tensor by tensor: which layer hurts, and why."""
     source, options = data.required(), data.options
 
-    from roundel.compare import compare as run
-    from roundel.compare.table import to_csv
     from roundel.errors import RecipeError
-    from roundel.model.save import check_writable, write_text
-    from roundel.report.compare_view import show_comparison
+    from roundel.measure.compare import compare as run
+    from roundel.measure.types import to_csv
+    from roundel.model.files import check_writable, write_text
     from roundel.report.console import ProgressListener, terminal
+    from roundel.report.views import show_comparison
 
     if device is not None and report is None:
         raise RecipeError(

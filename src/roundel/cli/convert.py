@@ -59,8 +59,7 @@ def convert(
     from dataclasses import asdict
 
     from roundel.conversion import convert as run
-    from roundel.report.console import terminal
-    from roundel.report.conversion_view import show_conversion
+    from roundel.report.console import show_conversion, terminal
 
     result = run(
         model,

@@ -39,8 +39,8 @@ def deploy(
 
     from rich.console import Console
 
-    from roundel.deploy import write_kit
-    from roundel.deploy.console import show_kit
+    from roundel.kit import write_kit
+    from roundel.kit.console import show_kit
 
     kit = write_kit(model, output, device=device, optimize_level=optimize_level)
     if as_json:

@@ -9,9 +9,7 @@ from typing import Annotated
 
 import typer
 
-from roundel.cli.data_options import DataChoice, takes_data
-from roundel.cli.options import Json
-from roundel.cli.work_options import WorkChoice, takes_work
+from roundel.cli.options import DataChoice, Json, WorkChoice, takes_data, takes_work
 from roundel.errors import RecipeError
 
 _EPILOG = """[bold]Examples[/]
@@ -102,10 +100,10 @@ def evaluate(
 
 
 def _folders(baseline: Path, quantized: Path, csv: Path | None, *, as_json: bool) -> None:
-    from roundel.evaluate import evaluate_folders
-    from roundel.model.save import check_writable, write_text
+    from roundel.measure.folders import evaluate_folders
+    from roundel.model.files import check_writable, write_text
     from roundel.report.console import ProgressListener, terminal
-    from roundel.report.evaluate_view import show_folders
+    from roundel.report.judged import show_folders
 
     if csv is not None:
         check_writable(csv)
@@ -134,11 +132,10 @@ def _models(
     labels, metric = judges
     source, options = data.required(), data.options
 
-    from roundel.evaluate import evaluate_models
-    from roundel.evaluate.models import scores_csv
-    from roundel.model.save import check_writable, write_text
+    from roundel.measure.evaluate import evaluate_models, scores_csv
+    from roundel.model.files import check_writable, write_text
     from roundel.report.console import ProgressListener, terminal
-    from roundel.report.evaluate_view import show_models
+    from roundel.report.judged import show_models
 
     if csv is not None:
         check_writable(csv)

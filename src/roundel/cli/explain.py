@@ -47,7 +47,7 @@ def explain(
     from roundel.pipeline import changed
     from roundel.plan import build_plan
     from roundel.preparation import load_prepared
-    from roundel.recipe_file import load_recipe
+    from roundel.recipe.load import load_recipe
     from roundel.report.console import show_plan, terminal
     from roundel.report.record import plan_json
 

@@ -9,8 +9,7 @@ from typing import Annotated
 
 import typer
 
-from roundel.cli.data_options import DataChoice, takes_data
-from roundel.cli.options import Json
+from roundel.cli.options import DataChoice, Json, takes_data
 
 _EPILOG = """[bold]Examples[/]
 
@@ -45,7 +44,7 @@ def infer(
     """Run a model over data and save each output, named after its input."""
     source, options = data.required(), data.options
 
-    from roundel.evaluate import infer as run
+    from roundel.measure.infer import infer as run
     from roundel.report.console import ProgressListener, terminal
 
     silent = quiet or as_json

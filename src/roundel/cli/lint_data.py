@@ -9,8 +9,7 @@ from typing import Annotated
 
 import typer
 
-from roundel.cli.data_options import DataChoice, takes_data
-from roundel.cli.options import Json, Model
+from roundel.cli.options import DataChoice, Json, Model, takes_data
 
 _EPILOG = """[bold]Examples[/]
 
@@ -39,9 +38,9 @@ def lint_data(
     """Look for what would spoil a calibration: odd samples, wrong scaling or colours, too few samples."""
     source, options = data.required(), data.options
 
-    from roundel.evaluate.lint import lint_data as run
+    from roundel.measure.lint import lint_data as run
     from roundel.report.console import ProgressListener, terminal
-    from roundel.report.evaluate_view import show_findings
+    from roundel.report.judged import show_findings
 
     listener = None if as_json else ProgressListener()
     report = run(model, source, options=options, against=against, listener=listener)

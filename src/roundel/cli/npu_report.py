@@ -48,9 +48,9 @@ def npu_report(
 
     from rich.console import Console
 
-    from roundel.deploy import compare_with_check, read_report
-    from roundel.deploy.by_operator import model_operators, places
-    from roundel.deploy.console import show_placement, show_prediction
+    from roundel.kit import compare_with_check, read_report
+    from roundel.kit.console import show_placement, show_prediction
+    from roundel.kit.placement import model_operators, places
 
     _refuse_without_model(model, preset, device)
     report = read_report(file)

@@ -1,7 +1,10 @@
-"""Options that several commands share, and how they become recipe changes."""
+"""Options that several commands share: one function declares them, one decorator adds them to a command."""
 
 from __future__ import annotations
 
+import functools
+import inspect
+from collections.abc import Callable, Collection
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -11,6 +14,52 @@ from roundel.errors import RecipeError
 
 if TYPE_CHECKING:
     from roundel.data import RandomSpec
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from roundel.recipe.settings import Data
+from typing import TYPE_CHECKING, TypedDict
+
+if TYPE_CHECKING:
+    from roundel.work.executors import Executor
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from roundel.torch import Exported
+
+
+def with_options(
+    command: Callable[..., None],
+    options: Callable[..., object],
+    parameter: str,
+    leave_out: Collection[str] = (),
+) -> Callable[..., None]:
+    """Give a command the options that a function declares; what that makes of them reaches it as a parameter.
+
+    Args:
+        command: of typer; it has the parameter.
+        options: its signature is shown to typer, and it is called with the user's words.
+        parameter: of the command, for the result.
+        leave_out: options that this command does not offer; they keep their defaults.
+    """
+    offered = inspect.signature(options, eval_str=True).parameters
+    shared = {name: option for name, option in offered.items() if name not in leave_out}
+    own = inspect.signature(command, eval_str=True)
+
+    @functools.wraps(command)
+    def run(**words: Any) -> None:
+        choice = options(**{name: words.pop(name) for name in shared})
+        command(**words, **{parameter: choice})
+
+    parameters = [p for p in own.parameters.values() if p.name != parameter]
+    merged = [*parameters, *shared.values()]
+    run.__signature__ = inspect.Signature(  # type: ignore[attr-defined]
+        [p.replace(kind=inspect.Parameter.KEYWORD_ONLY) for p in merged]
+    )
+    run.__annotations__ = {p.name: p.annotation for p in merged}
+    return run
+
 
 Model = Annotated[Path, typer.Argument(help="The float ONNX model.", show_default=False)]
 AnyModel = Annotated[
@@ -172,3 +221,213 @@ def pixels(text: str | None, option: str) -> int | list[int] | None:
             f"{option} takes a size.", observed=text, expected="256 or 224x320 (height x width)"
         )
     return sides[0] if len(sides) == 1 else sides
+
+
+_DATA, _IMAGES = "Data", "Images"
+
+
+@dataclass(frozen=True, slots=True)
+class DataChoice:
+    """What the user said about the data.
+
+    Attributes:
+        source: a path, random samples, or None when nothing was given.
+        preprocessing: the recipe's `data` section, as plain values.
+    """
+
+    source: object
+    preprocessing: dict[str, Any]
+
+    @property
+    def options(self) -> Data:
+        """Checked.
+
+        Raises:
+            RecipeError: a value makes no sense.
+        """
+        from roundel.recipe.load import load_recipe
+
+        return load_recipe("a8w8", {"data": self.preprocessing}).data
+
+    def required(self) -> object:
+        """The source.
+
+        Raises:
+            RecipeError: there is none.
+        """
+        if self.source is None:
+            raise RecipeError(
+                "No data was given.",
+                expected="--data DIR",
+                hint="Or --random N for a first look, without any meaning for accuracy.",
+            )
+        return self.source
+
+
+def _options(
+    data: Annotated[
+        Path | None,
+        typer.Option(
+            help="Folder of images, .npy or .npz files, or one .npy/.npz file.", rich_help_panel=_DATA
+        ),
+    ] = None,
+    samples: Annotated[int | None, typer.Option(help="Use at most this many.", rich_help_panel=_DATA)] = None,
+    random: Annotated[
+        int | None, typer.Option(help="Use this many random samples.", rich_help_panel=_DATA)
+    ] = None,
+    shape: Annotated[
+        list[str] | None,
+        typer.Option(help="Shape of a random input: NAME=1x3x48x320.", rich_help_panel=_DATA),
+    ] = None,
+    mean: Annotated[
+        str | None, typer.Option(help="Per channel, e.g. 0.5,0.5,0.5", rich_help_panel=_IMAGES)
+    ] = None,
+    std: Annotated[str | None, typer.Option(help="Per channel.", rich_help_panel=_IMAGES)] = None,
+    scale: Annotated[
+        str | None, typer.Option(help="unit (pixels / 255, the default) or raw.", rich_help_panel=_IMAGES)
+    ] = None,
+    resize: Annotated[
+        str | None, typer.Option(help="Short side, or HEIGHTxWIDTH.", rich_help_panel=_IMAGES)
+    ] = None,
+    crop: Annotated[
+        str | None, typer.Option(help="Centre crop: side, or HEIGHTxWIDTH.", rich_help_panel=_IMAGES)
+    ] = None,
+    layout: Annotated[str | None, typer.Option(help="nchw or nhwc.", rich_help_panel=_IMAGES)] = None,
+    bgr: Annotated[bool, typer.Option("--bgr", help="Blue first.", rich_help_panel=_IMAGES)] = False,
+) -> DataChoice:
+    """The choice that the options make. Only its signature is shown to typer."""
+    if data is not None and random is not None:
+        raise RecipeError(
+            "Both --data and --random were given.",
+            expected="one of them",
+            hint="Use --data for a real result, --random for a first look.",
+        )
+    if samples is not None and samples < 1:
+        raise RecipeError("--samples is too small.", observed=samples, expected="1 or more")
+    given = {
+        "samples": samples,
+        "mean": numbers(mean, "--mean"),
+        "std": numbers(std, "--std"),
+        "scale": scale,
+        "resize": pixels(resize, "--resize"),
+        "crop": pixels(crop, "--crop"),
+        "layout": layout,
+        "bgr": bgr or None,
+    }
+    source = random_data(random, shape) if random is not None else data
+    return DataChoice(source, {key: value for key, value in given.items() if value is not None})
+
+
+def takes_data(command: Callable[..., None]) -> Callable[..., None]:
+    """Give a command the options above; they reach it as its parameter `data`, a `DataChoice`."""
+    return with_options(command, _options, "data")
+
+
+_PANEL = "Long runs"
+
+
+class WorkChoice(TypedDict):
+    """What the user said, as `roundel.quantize` and its like take it."""
+
+    executor: Executor | None
+    checkpoint: Path | None
+    resume: bool
+
+
+def _work_options(
+    executor: Annotated[
+        str | None,
+        typer.Option(
+            help="local (this process, the default), processes, or ray.",
+            rich_help_panel=_PANEL,
+            show_default=False,
+        ),
+    ] = None,
+    workers: Annotated[
+        int | None,
+        typer.Option(
+            help="How many at once; else one to a core.", rich_help_panel=_PANEL, show_default=False
+        ),
+    ] = None,
+    address: Annotated[
+        str | None,
+        typer.Option(
+            help="Of a running Ray cluster; else one starts here.", rich_help_panel=_PANEL, show_default=False
+        ),
+    ] = None,
+    shared_files: Annotated[
+        bool,
+        typer.Option(
+            "--shared-files",
+            help="The cluster sees this machine's files: workers read the data.",
+            rich_help_panel=_PANEL,
+        ),
+    ] = False,
+    checkpoint: Annotated[
+        Path | None,
+        typer.Option(
+            help="Folder that holds what is done, shard by shard.", rich_help_panel=_PANEL, show_default=False
+        ),
+    ] = None,
+    resume: Annotated[
+        bool, typer.Option("--resume", help="Go on from the checkpoint.", rich_help_panel=_PANEL)
+    ] = False,
+) -> WorkChoice:
+    """The choice that the options make. Only its signature is shown to typer."""
+    if executor is None and (workers is not None or address is not None or shared_files):
+        raise RecipeError(
+            "--workers, --address and --shared-files need an executor.",
+            expected="--executor processes or --executor ray, too",
+        )
+    chosen: Executor | None = None
+    if executor is not None:
+        from roundel.work.work import executor as named
+
+        chosen = named(executor, address=address, workers=workers, shared_files=shared_files)
+    return WorkChoice(executor=chosen, checkpoint=checkpoint, resume=resume)
+
+
+def takes_work(command: Callable[..., None]) -> Callable[..., None]:
+    """Give a command the options above; they reach it as its parameter `work`, a `WorkChoice`."""
+    return with_options(command, _work_options, "work")
+
+
+def takes_executor(command: Callable[..., None]) -> Callable[..., None]:
+    """As `takes_work`, for a command that remembers what it has done in a way of its own."""
+    return with_options(command, _work_options, "work", leave_out=("checkpoint", "resume"))
+
+
+def opened_model(model: Path, shapes: list[str] | None, *, dynamic_batch: bool) -> Path | Exported:
+    """An ONNX file as it is; what is of PyTorch, exported.
+
+    Args:
+        model: what the user typed.
+        shapes: of example inputs, NAME=1x3x48x320, for a factory that brings none.
+        dynamic_batch: leave the first dimension of all inputs open.
+    """
+    from roundel.torch import is_torch_source, opened
+
+    if is_torch_source(model):
+        return opened(model, _example(shapes), dynamic_batch=dynamic_batch)
+    if dynamic_batch:
+        raise RecipeError(
+            "--dynamic-batch is for models in PyTorch.",
+            where=model,
+            hint="An ONNX model says its shapes itself; `-s prepare.fixed_shapes=…` fixes open ones.",
+        )
+    return model
+
+
+def _example(shapes: list[str] | None) -> object:
+    """Inputs by parameter name, in the shapes given; the export alone sees them."""
+    if not shapes:
+        return None
+    pass
+    from roundel.torch.export import require_exporter
+
+    require_exporter()
+    import torch
+
+    generator: Any = torch.Generator().manual_seed(0)
+    sizes = random_data(1, shapes).shapes
+    return {name: torch.randn(size, generator=generator) for name, size in sizes.items()}

@@ -24,7 +24,7 @@ def presets(
     """List the presets, or print one as a recipe file."""
     import json
 
-    from roundel.recipe_file import dump_yaml, load_recipe, preset_names
+    from roundel.recipe.load import dump_yaml, load_recipe, preset_names
 
     if name is not None:
         recipe = load_recipe(name)

@@ -18,17 +18,18 @@ from roundel.cli.options import (
     RecipeFile,
     Report,
     Set,
+    WorkChoice,
     chosen_recipe,
     numbers,
     pixels,
     random_data,
     recipe_changes,
+    takes_work,
 )
-from roundel.cli.work_options import WorkChoice, takes_work
 from roundel.errors import RecipeError
 
 if TYPE_CHECKING:
-    from roundel.foresight import Forecast
+    from roundel.forecasting import Forecast
 
 _EPILOG = """[bold]Examples[/]
 
@@ -163,7 +164,7 @@ def quantize(
             hint="Use --data for a real result, --random for a first look.",
         )
 
-    from roundel.cli.torch_models import opened_model
+    from roundel.cli.options import opened_model
     from roundel.pipeline import quantize as run
     from roundel.report.console import ProgressListener, show_summary, terminal
 

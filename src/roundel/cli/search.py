@@ -9,9 +9,20 @@ from typing import Annotated, Any
 
 import typer
 
-from roundel.cli.data_options import DataChoice, takes_data
-from roundel.cli.options import Exclude, Json, Model, Preset, RecipeFile, Set, chosen_recipe, recipe_changes
-from roundel.cli.work_options import WorkChoice, takes_executor
+from roundel.cli.options import (
+    DataChoice,
+    Exclude,
+    Json,
+    Model,
+    Preset,
+    RecipeFile,
+    Set,
+    WorkChoice,
+    chosen_recipe,
+    recipe_changes,
+    takes_data,
+    takes_executor,
+)
 
 _EPILOG = """[bold]Examples[/]
 
@@ -94,12 +105,12 @@ def search(
     as_json: Json = False,
 ) -> None:
     """Search recipe values for the best model, in a study that a later run goes on with (needs Optuna)."""
-    from roundel.model.save import check_writable, write_text
-    from roundel.recipe_file import dump_yaml
+    from roundel.model.files import check_writable, write_text
+    from roundel.recipe.load import dump_yaml
     from roundel.report.console import ProgressListener, terminal
-    from roundel.report.ladder_view import show_study
-    from roundel.studies import Trial
-    from roundel.studies import search as run
+    from roundel.report.judged import show_study
+    from roundel.trials.search import search as run
+    from roundel.trials.study import Trial
 
     if save_recipe is not None:
         check_writable(save_recipe)

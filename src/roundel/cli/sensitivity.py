@@ -8,8 +8,8 @@ from typing import Annotated
 
 import typer
 
-from roundel.cli.data_options import DataChoice, takes_data
 from roundel.cli.options import (
+    DataChoice,
     Exclude,
     Include,
     Json,
@@ -17,10 +17,12 @@ from roundel.cli.options import (
     Preset,
     RecipeFile,
     Set,
+    WorkChoice,
     chosen_recipe,
     recipe_changes,
+    takes_data,
+    takes_work,
 )
-from roundel.cli.work_options import WorkChoice, takes_work
 
 _EPILOG = """[bold]Examples[/]
 
@@ -50,10 +52,10 @@ def sensitivity(
     as_json: Json = False,
 ) -> None:
     """Rank the layers by what quantizing them costs at the output, and say what would help."""
+    from roundel.measure.sensitivity import sensitivity as run
     from roundel.pipeline import changed
     from roundel.report.console import ProgressListener, terminal
-    from roundel.report.sensitivity_view import show_sensitivity
-    from roundel.sensitivity import sensitivity as run
+    from roundel.report.views import show_sensitivity
 
     changes = changed(recipe_changes(settings, include, data=data.preprocessing), None, exclude or ())
     found = run(

@@ -17,12 +17,8 @@ from typing import IO, Any
 import numpy as np
 from numpy.lib import format as npy
 
-from roundel.data.arrays import Array
-from roundel.data.batching import fixed_batch
-from roundel.data.conform import Shape, fit_shape
-from roundel.data.naming import by_name
+from roundel.data.arrays import Array, Shape, Stack, by_name, common_count, fit_shape, fixed_batch, stack_of
 from roundel.data.samples import Item, Source
-from roundel.data.stacking import Stack, common_count, stack_of
 from roundel.errors import DataError
 from roundel.types import InputSpec
 

@@ -8,14 +8,21 @@ from typing import Any, Protocol
 import numpy as np
 from numpy.typing import NDArray
 
-from roundel.checkpoints.plain import as_array, as_tree
-from roundel.data import hashing
-from roundel.data.division import Division
-from roundel.data.hashing import SampleDigest, digest_of
 from roundel.data.lint import SampleWatch
 from roundel.data.samples import Samples
-from roundel.data.shards import SIZE, Shard, file_shards, long_shard, shards
+from roundel.data.shards import (
+    DIGEST_SIZE,
+    SIZE,
+    Division,
+    SampleDigest,
+    Shard,
+    digest_of,
+    file_shards,
+    long_shard,
+    shards,
+)
 from roundel.types import Arrays, Sample
+from roundel.work.checkpoints import as_array, as_tree
 
 _DIGESTS, _TOLD = "digests", "told"
 
@@ -72,7 +79,7 @@ class Reading:
     def told(self) -> Arrays:
         """What is known once all samples have passed."""
         digests = np.frombuffer(bytes(self._digests), np.uint8)
-        seen = len(digests) // hashing.SIZE
+        seen = len(digests) // DIGEST_SIZE
         told = {"watch": self._samples.watch.state(), "notes": self._samples.notes, "seen": seen}
         return {_DIGESTS: digests, _TOLD: as_array(told)}
 
@@ -124,7 +131,7 @@ class _Read:
         return next(iter(self._division.part(shard.first, 1).open()))
 
     def taken(self, shard: Shard, arrays: Mapping[str, NDArray[Any]]) -> int:
-        for digest in arrays[_DIGESTS].reshape(-1, hashing.SIZE):
+        for digest in arrays[_DIGESTS].reshape(-1, DIGEST_SIZE):
             self._digest.add(digest.tobytes())
         told = as_tree(arrays[_TOLD])
         self._watch.merge(SampleWatch.from_state(told["watch"]))

@@ -7,7 +7,7 @@ import re
 from collections import Counter, deque
 from collections.abc import Callable, Generator, Iterable, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
-from pathlib import Path
+from pathlib import Path, PurePath
 
 from roundel.data.arrayfiles import (
     Header,
@@ -18,14 +18,27 @@ from roundel.data.arrayfiles import (
     npz_headers,
     pick_arrays,
 )
-from roundel.data.arrays import Array
-from roundel.data.batching import fixed_batch
+from roundel.data.arrays import Array, fixed_batch, listed
 from roundel.data.images import ImagePlan
-from roundel.data.naming import listed
-from roundel.data.naturalsort import natural_key
 from roundel.data.samples import Item, Source
 from roundel.errors import DataError, did_you_mean
 from roundel.types import InputSpec
+
+_DIGITS = re.compile(r"([0-9]+)")
+
+
+def natural_key(path: PurePath) -> tuple[object, ...]:
+    """A sort key that compares runs of digits as numbers, part by part of the path."""
+    parts = tuple(
+        tuple(
+            (0, int(piece), "") if piece.isdigit() else (1, 0, piece)
+            for piece in _DIGITS.split(part.casefold())
+        )
+        for part in path.parts
+    )
+    # The plain text last, so that names that differ only in case or in leading zeros keep one order.
+    return (parts, str(path))
+
 
 IMAGE_SUFFIXES = frozenset({".jpg", ".jpeg", ".png", ".bmp", ".webp", ".gif"})
 ARRAY_SUFFIXES = frozenset({".npy", ".npz"})

@@ -10,8 +10,7 @@ from typing import TYPE_CHECKING, Any, Literal
 
 import numpy as np
 
-from roundel.data.arrays import Array
-from roundel.data.conform import is_float
+from roundel.data.arrays import Array, is_float
 from roundel.errors import DataError
 from roundel.types import InputSpec
 

@@ -17,9 +17,16 @@ from roundel.data.folders import (
     images_wanted,
 )
 from roundel.data.images import ImagePreprocess, plan_images
-from roundel.data.memory import are_stacked, iterable_source, reader_source, refuse, stacked_source
 from roundel.data.samples import Item, Samples, Source
-from roundel.data.synthetic import RandomSpec, random_source
+from roundel.data.sources import (
+    RandomSpec,
+    are_stacked,
+    iterable_source,
+    random_source,
+    reader_source,
+    refuse,
+    stacked_source,
+)
 from roundel.errors import DataError, did_you_mean
 from roundel.types import InputSpec
 

@@ -11,12 +11,18 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from roundel.data.arrays import Array, to_array
-from roundel.data.batching import Regrouper, fixed_batch
-from roundel.data.conform import check_finite, fit_dtype, fit_shape
-from roundel.data.division import Division, Reader
+from roundel.data.arrays import (
+    Array,
+    Regrouper,
+    by_name,
+    check_finite,
+    fit_dtype,
+    fit_shape,
+    fixed_batch,
+    to_array,
+)
 from roundel.data.lint import Finding, Profile, SampleWatch
-from roundel.data.naming import by_name
+from roundel.data.shards import Division, Reader
 from roundel.errors import DataError, RoundelError
 from roundel.types import InputSpec, Sample
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Iterator
+from collections.abc import Callable, Iterable, Iterator
 from typing import Any
 
 import numpy as np
@@ -186,3 +186,91 @@ def _attributes(node: ir.Node) -> list[tuple[str, str]]:
         else:
             plain.append((name, str(attr.value)))
     return plain
+
+
+def name_nodes(graph: ir.Graph) -> int:
+    """Name the nodes that have no name, or the name of an earlier one; returns how many."""
+    taken: set[str] = set()
+    pending = []
+    for node in graph:
+        if node.name and node.name not in taken:
+            taken.add(node.name)
+        else:
+            pending.append(node)
+    counters: dict[str, int] = {}
+    for node in pending:
+        while True:
+            index = counters.get(node.op_type, 0)
+            counters[node.op_type] = index + 1
+            name = f"{node.op_type}_{index}"
+            if name not in taken:
+                break
+        taken.add(name)
+        node.name = name
+    return len(pending)
+
+
+def upstream(graph: ir.Graph, starts: Iterable[ir.Node]) -> set[ir.Node]:
+    """These nodes and all that they are made from."""
+    return _reached(graph, starts, lambda node: node.predecessors())
+
+
+def downstream(graph: ir.Graph, starts: Iterable[ir.Node]) -> set[ir.Node]:
+    """These nodes and all that is made from them."""
+    return _reached(graph, starts, lambda node: node.successors())
+
+
+def around(graph: ir.Graph, starts: Iterable[ir.Node], within: set[ir.Node]) -> set[ir.Node]:
+    """These nodes and all that hang together with them by nodes of a given set."""
+    return within & _reached(
+        graph, starts, lambda node: (n for n in (*node.predecessors(), *node.successors()) if n in within)
+    )
+
+
+def _reached(
+    graph: ir.Graph, starts: Iterable[ir.Node], onward: Callable[[ir.Node], Iterable[ir.Node]]
+) -> set[ir.Node]:
+    found, stack = set[ir.Node](), list(starts)
+    while stack:
+        node = stack.pop()
+        if node.graph is graph and node not in found:
+            found.add(node)
+            stack += onward(node)
+    return found
+
+
+_PASSING = frozenset({"Cast", "Flatten", "Identity", "Reshape", "Squeeze", "Transpose", "Unsqueeze"})
+
+
+def table_rows(graph: ir.Graph) -> dict[str, int]:
+    """For each input whose values a Gather takes as indices: the rows of the smallest such table."""
+    found: dict[str, int] = {}
+    for value in graph.inputs:
+        sizes = _sizes(value)
+        if sizes:
+            found[str(value.name)] = min(sizes)
+    return found
+
+
+def _sizes(start: ir.Value) -> list[int]:
+    sizes: list[int] = []
+    waiting, seen = [start], {start}
+    while waiting:
+        value = waiting.pop()
+        for node, place in value.uses():
+            if node.op_type == "Gather" and place == 1:
+                sizes += _rows(node)
+            elif node.op_type in _PASSING and place == 0:
+                fresh = [out for out in node.outputs if out not in seen]
+                waiting += fresh
+                seen.update(fresh)
+    return sizes
+
+
+def _rows(node: ir.Node) -> list[int]:
+    table, axis = node.inputs[0], attribute_int(node, "axis", 0)
+    shape = None if table is None else table.shape
+    if shape is None or not -len(shape) <= axis < len(shape):
+        return []
+    size = shape[axis]
+    return [size] if isinstance(size, int) and size > 0 else []

@@ -6,20 +6,155 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import onnx
+import onnx.shape_inference
+import onnx.version_converter
 import onnx_ir as ir
 from google.protobuf.message import DecodeError  # type: ignore[import-untyped, unused-ignore]
 from onnx_ir.passes import common
 
 from roundel.errors import ModelError, did_you_mean
-from roundel.model.blame import ModelSource as ModelSource
-from roundel.model.blame import blaming
-from roundel.model.check import check_structure
-from roundel.model.external import external_values
-from roundel.model.float16 import widen_float16
-from roundel.model.graph import attribute_int, op_key, opset_version
-from roundel.model.names import name_nodes
-from roundel.model.opset import raise_opset
+from roundel.model.files import external_values, self_contained
+from roundel.model.graph import attribute_int, name_nodes, op_key, opset_version
+from roundel.model.structure import ModelSource as ModelSource
+from roundel.model.structure import blaming, check_structure
+
+_HALF = ir.DataType.FLOAT16
+_FULL = ir.DataType.FLOAT
+
+
+def widen_float16(model: ir.Model) -> list[str]:
+    """Turn every float16 tensor, attribute and graph input or output into float32, in place."""
+    changed = sum(_widen_graph(graph) for graph in _graphs(model))
+    return [f"widened {changed} float16 tensors to float32"] if changed else []
+
+
+def _graphs(model: ir.Model) -> list[ir.Graph]:
+    return [model.graph, *(g for g in model.graph.subgraphs() if isinstance(g, ir.Graph))]
+
+
+def _widen_graph(graph: ir.Graph) -> int:
+    changed = 0
+    for value in graph.initializers.values():
+        if value.const_value is not None and value.const_value.dtype is _HALF:
+            array = value.const_value.numpy().astype(np.float32)
+            value.const_value = ir.tensor(array, name=value.name)
+            value.dtype = _FULL
+            changed += 1
+    for value in (*graph.inputs, *graph.outputs):
+        changed += _widen_value(value)
+    for node in graph:
+        for value in node.outputs:
+            changed += _widen_value(value)
+        changed += _widen_attributes(node)
+    return changed
+
+
+def _widen_value(value: ir.Value) -> int:
+    if value.dtype is not _HALF:
+        return 0
+    value.dtype = _FULL
+    return 1
+
+
+def _widen_attributes(node: ir.Node) -> int:
+    changed = 0
+    for name, attr in list(node.attributes.items()):
+        if attr.type is ir.AttributeType.TENSOR and attr.as_tensor().dtype is _HALF:
+            array = attr.as_tensor().numpy().astype(np.float32)
+            node.attributes[name] = ir.AttrTensor(name, ir.tensor(array))
+            changed += 1
+        elif name in ("to", "dtype", "output_dtype") and attr.value == _HALF.value:
+            node.attributes[name] = ir.AttrInt64(name, _FULL.value)
+            changed += 1
+    return changed
+
+
+_MINIMUM = 10  # QuantizeLinear appeared here
+_REFUSALS = (
+    RuntimeError,
+    IndexError,  # onnx 1.17, for an operator that it does not know
+    onnx.version_converter.ConvertError,
+    onnx.checker.ValidationError,
+    onnx.shape_inference.InferenceError,
+)
+_RESIZE_CHANGED = 11  # the opset from which on Resize centres its pixels, unless told otherwise
+_PLACE = "coordinate_transformation_mode"
+_ASIDE = "roundel.set_aside"
+_SMALL = 4096  # the converter reads small constants (axes, sizes); larger tensors it only carries along
+
+
+def raise_opset(model: ir.Model, target: int) -> list[str]:
+    """Convert the default domain to `target` when it is older. Edits the model in place.
+
+    When ONNX's converter does not know an operator, the model keeps its opset, provided that Q/DQ
+    nodes exist there.
+    """
+    current = opset_version(model)
+    if current == 0 or current >= target:
+        return []
+    try:
+        converted = _convert(model, target)
+    except _REFUSALS as error:
+        reason = str(error).strip().splitlines()[0][:200] if str(error).strip() else type(error).__name__
+        if current < _MINIMUM:
+            raise ModelError(
+                "The model's opset is too old and ONNX cannot convert it.",
+                where=f"opset {current}",
+                observed=reason,
+                expected=f"opset {target} (at least {_MINIMUM})",
+                hint="Export the model again at opset 17.",
+            ) from error
+        return [f"kept opset {current}: the ONNX converter refused ({reason})"]
+    if current < _RESIZE_CHANGED:
+        _keep_sampling(converted.graph)
+    name_nodes(converted.graph)  # the converter's own nodes have none
+    model.graph = converted.graph
+    model.ir_version = max(model.ir_version or 0, converted.ir_version or 0)
+    return [f"raised the opset from {current} to {target}"]
+
+
+def _keep_sampling(graph: ir.Graph) -> None:
+    """Say which pixels Upsample and the first Resize took; the converter leaves what Resize takes today."""
+    for node in graph.all_nodes():
+        if node.op_type == "Resize" and not node.domain:
+            node.attributes.setdefault(_PLACE, ir.AttrString(_PLACE, "asymmetric"))
+            node.attributes.setdefault("nearest_mode", ir.AttrString("nearest_mode", "floor"))
+
+
+def _convert(model: ir.Model, target: int) -> ir.Model:
+    """Run the C++ converter on a copy whose large weights are plain inputs, then put them back."""
+    slim = self_contained(model.clone())
+    weights: dict[str, ir.TensorProtocol] = {}
+    original_inputs = len(slim.graph.inputs)
+    for name, value in list(slim.graph.initializers.items()):
+        tensor = value.const_value
+        if tensor is None or tensor.nbytes <= _SMALL:
+            continue
+        weights[name] = tensor
+        value.shape, value.dtype = ir.Shape(tensor.shape.numpy()), tensor.dtype
+        value.const_value = None
+        del slim.graph.initializers[name]
+        slim.graph.inputs.append(value)
+    version = opset_version(model)
+    for node in slim.graph.all_nodes():
+        # ONNX Runtime knows some before ONNX does: LayerNormalization below opset 17.
+        if not node.domain and not onnx.defs.has(node.op_type, version, ""):
+            node.domain = _ASIDE
+            slim.opset_imports[_ASIDE] = 1
+    result = ir.from_proto(onnx.version_converter.convert_version(ir.to_proto(slim), target))
+    for node in result.graph.all_nodes():
+        if node.domain == _ASIDE:
+            node.domain = ""
+    result.opset_imports.pop(_ASIDE, None)
+    while len(result.graph.inputs) > original_inputs:
+        # One by one: deleting a slice leaves the values believing that they are still inputs.
+        value = result.graph.inputs.pop()
+        value.const_value = weights[str(value.name)]
+        result.graph.initializers[str(value.name)] = value
+    return result
+
 
 OPSET = 17
 # A node takes 16 kB of memory and half a millisecond; large language models have some ten thousand nodes.

@@ -14,12 +14,38 @@ import onnxruntime as ort
 from google.protobuf.message import DecodeError  # type: ignore[import-untyped, unused-ignore]
 from onnxruntime.capi import onnxruntime_pybind11_state as ort_state
 
-from roundel.errors import ModelError
-from roundel.model.cuda import move_to_cuda
-from roundel.model.external import external_values, self_contained
+from roundel.errors import DependencyError, ModelError
+from roundel.model.files import external_values, self_contained
 from roundel.model.graph import weight_bytes
-from roundel.model.memory import budget
-from roundel.model.outline import Outline, outline_of
+from roundel.model.memory import Outline, budget, outline_of
+
+PROVIDER = "CUDAExecutionProvider"
+
+
+def runtime_has_cuda() -> bool:
+    """Whether this ONNX Runtime was built with its CUDA provider."""
+    return PROVIDER in ort.get_available_providers()
+
+
+def move_to_cuda(session: ort.InferenceSession, device: int) -> None:
+    """Move a session to a GPU; what has no kernel there stays on the CPU.
+
+    Products are computed in float32, not in the shorter TF32 that CUDA prefers: ranges come from them.
+
+    Raises:
+        DependencyError: ONNX Runtime went on with the CPU, as it does where CUDA's libraries are missing.
+    """
+    options = {"device_id": str(device), "use_tf32": "0"}
+    session.set_providers([PROVIDER, "CPUExecutionProvider"], [options, {}])
+    if PROVIDER not in session.get_providers():
+        raise DependencyError(
+            "ONNX Runtime could not use the GPU.",
+            where=f"cuda:{device}",
+            observed=f"a session on {', '.join(session.get_providers())}",
+            expected="the libraries of CUDA and cuDNN that this onnxruntime-gpu was built for",
+            hint="pip install 'onnxruntime-gpu[cuda,cudnn]', or run with --device-exec cpu.",
+        )
+
 
 _WORTH_LENDING = 1024  # bytes; small constants (axes, shapes) are read while the graph is optimised
 _LENDABLE = frozenset(

@@ -8,31 +8,28 @@ from dataclasses import dataclass
 
 import onnx_ir as ir
 
+from roundel.passes.activations import DecomposeHardSwish, FuseGelu, ScaleClipBounds
 from roundel.passes.base import Pass, PassReport
-from roundel.passes.batch_norm_to_conv import BatchNormToConv
+from roundel.passes.batch_norms import BatchNormToConv, FoldBatchNorm, FoldPad
+from roundel.passes.cleanup import (
+    Constants,
+    DeadCode,
+    InitializerInputs,
+    NoOps,
+    UnshareBiases,
+    UnshareWeights,
+)
 from roundel.passes.constant_folding import ConstantFolding
-from roundel.passes.constants import Constants
-from roundel.passes.dead_code import DeadCode
-from roundel.passes.decompose_hard_swish import DecomposeHardSwish
-from roundel.passes.explicit_attributes import ExplicitAttributes
-from roundel.passes.fixed_shapes import FixedShapes
-from roundel.passes.fold_batch_norm import FoldBatchNorm
-from roundel.passes.fold_pad import FoldPad
-from roundel.passes.fuse_gelu import FuseGelu
-from roundel.passes.fuse_instance_norm import FuseInstanceNorm
-from roundel.passes.fuse_l2_norm import FuseL2Norm
-from roundel.passes.fuse_layer_norm import FuseLayerNorm
-from roundel.passes.initializer_inputs import InitializerInputs
-from roundel.passes.nchw_to_nhwc import NchwToNhwc
-from roundel.passes.no_ops import NoOps
-from roundel.passes.reduce_mean_to_pool import ReduceMeanToPool
-from roundel.passes.scale_clip_bounds import ScaleClipBounds
-from roundel.passes.shapes import refresh_shapes
-from roundel.passes.split_large_pools import SplitLargePools
-from roundel.passes.split_to_slice import SplitToSlice
-from roundel.passes.unshare_biases import UnshareBiases
-from roundel.passes.unshare_weights import UnshareWeights
-from roundel.recipe import Prepare
+from roundel.passes.norms import FuseInstanceNorm, FuseL2Norm, FuseLayerNorm
+from roundel.passes.operators import (
+    ExplicitAttributes,
+    NchwToNhwc,
+    ReduceMeanToPool,
+    SplitLargePools,
+    SplitToSlice,
+)
+from roundel.passes.shapes import FixedShapes, refresh_shapes
+from roundel.recipe.settings import Prepare
 
 __all__ = ["STEPS", "Pass", "PassReport", "Step", "prepare", "refresh_shapes"]
 

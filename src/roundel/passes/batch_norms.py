@@ -3,20 +3,27 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, ClassVar
 
 import numpy as np
 import onnx_ir as ir
 from numpy.typing import NDArray
 
-from roundel.passes.rewriting import (
+from roundel.passes.base import (
     Editor,
+    Pass,
+    constant,
+    dims,
     get_float,
     get_int,
+    get_ints,
+    get_string,
     input_at,
+    integers,
     is_op,
     only_reader,
     operands,
+    producer,
     real_constant,
 )
 
@@ -192,3 +199,193 @@ def _new_bias(layer: ir.Node, affine: Affine) -> NDArray[np.float64]:
         bias = np.broadcast_to(bias, (rows, affine.scale.size))
         bias = bias[0] if rows == 1 else bias
     return bias * affine.scale + affine.shift
+
+
+_RANKS = (3, 4, 5)  # what ONNX Runtime convolves
+
+
+class BatchNormToConv(Pass):
+    """Replaces BatchNormalization by a depthwise convolution with a kernel of size 1.
+
+    Tolerance: scale and shift are computed in double precision and rounded once. Inputs of three to five
+    dimensions whose rank is known are converted; others, and training mode, are left alone.
+    """
+
+    name: ClassVar[str] = "batch norm to conv"
+    reads_shapes: ClassVar[bool] = True
+
+    def __call__(self, model: ir.Model) -> int:
+        editor = Editor(model)
+        return sum(_convert(editor, node) for node in model.graph)
+
+
+def _convert(editor: Editor, node: ir.Node) -> bool:
+    affine = inference_affine(node, editor.opset)
+    if affine is None:
+        return False
+    gamma = real_constant(node.inputs[1])
+    shape = dims(node.inputs[0])
+    if gamma is None or shape is None or len(shape) not in _RANKS:
+        return False
+    spatial, count = len(shape) - 2, affine.scale.size
+    base = node.name or node.outputs[0].name or "BatchNormalization"
+    weight = affine.scale.astype(gamma.dtype).reshape(count, 1, *(1,) * spatial)
+    inputs = [
+        node.inputs[0],
+        editor.initializer(f"{base}_weight", weight),
+        editor.initializer(f"{base}_bias", affine.shift.astype(np.dtype(gamma.dtype))),
+    ]
+    ones = (1,) * spatial
+    attributes: dict[str, int | tuple[int, ...]] = {
+        "group": count,
+        "kernel_shape": ones,
+        "strides": ones,
+        "dilations": ones,
+        "pads": (0,) * (2 * spatial),
+    }
+    editor.replace(node, "Conv", inputs, attributes)
+    return True
+
+
+_LAYERS = ("Conv", "ConvTranspose", "Gemm", "MatMul")
+
+
+class FoldBatchNorm(Pass):
+    """Folds BatchNormalization into Conv, ConvTranspose, Gemm or a flat MatMul, or into all of them
+    before a Concat of channels.
+
+    An Add or a Mul of one constant number per channel is folded likewise: some exporters write the bias
+    of a convolution so, and a normalization may stand behind it.
+
+    Tolerance: weights and biases are computed in double precision and rounded once, so outputs agree to
+    about 1e-6 of their scale in 32-bit floats. Only inference mode is folded, and only where the
+    normalization is the one reader of the layer's output. The layer takes over the output's name.
+    """
+
+    name: ClassVar[str] = "fold batch norm"
+    reads_shapes: ClassVar[bool] = True
+
+    def __call__(self, model: ir.Model) -> int:
+        editor = Editor(model)
+        count = 0
+        for node in model.graph:
+            affine = inference_affine(node, editor.opset)
+            if affine is not None:
+                layer = producer(node.inputs[0], *_LAYERS)
+                count += _fold_into_layer(editor, node, layer, affine) or _fold_into_branches(
+                    editor, node, affine
+                )
+            elif is_op(node, "Add", "Mul"):
+                count += _fold_constant(editor, node)
+        return count
+
+
+def _fold_constant(editor: Editor, node: ir.Node) -> bool:
+    for value in node.inputs:
+        layer = producer(value, *_LAYERS)
+        size = None if layer is None else channels(layer)
+        if layer is not None and size is not None:
+            return _fold_into_layer(editor, node, layer, constant_affine(node, layer, size))
+    return False
+
+
+def _fold_into_layer(editor: Editor, node: ir.Node, layer: ir.Node | None, affine: Affine | None) -> bool:
+    if layer is None or affine is None or not can_absorb(layer, node, affine):
+        return False
+    layer = absorb(editor, layer, affine)
+    editor.take_over(node.outputs[0], layer.outputs[0])
+    editor.drop(node)
+    return True
+
+
+def _fold_into_branches(editor: Editor, norm: ir.Node, affine: Affine) -> bool:
+    concat = producer(norm.inputs[0], "Concat")
+    if concat is None or only_reader(concat.outputs[0]) is not norm:
+        return False
+    layers = [producer(value, *_LAYERS) for value in concat.inputs]
+    sizes = [None if layer is None else channels(layer) for layer in layers]
+    if not _joins_channels(concat) or sum(size or 0 for size in sizes) != affine.scale.size:
+        return False
+    branches: list[tuple[ir.Node, Affine]] = []
+    start = 0
+    for layer, size in zip(layers, sizes, strict=True):
+        part = affine.part(start, start + (size or 0))
+        if layer is None or not can_absorb(layer, concat, part):
+            return False
+        branches.append((layer, part))
+        start += part.scale.size
+    for layer, part in branches:
+        changed = absorb(editor, layer, part).outputs[0]
+        # The value is a new one, and must not be taken for the old.
+        changed.name = editor.fresh(f"{changed.name}_normalized")
+    editor.take_over(norm.outputs[0], concat.outputs[0])
+    editor.drop(norm)
+    return True
+
+
+def _joins_channels(concat: ir.Node) -> bool:
+    axis = get_int(concat, "axis", 1)
+    shape = concat.outputs[0].shape
+    return axis == 1 or (axis < 0 and shape is not None and axis + len(shape) == 1)
+
+
+class FoldPad(Pass):
+    """Moves a constant Pad with zeros over spatial axes into the `pads` of the Conv behind it. Exact."""
+
+    name: ClassVar[str] = "fold pad"
+    reads_shapes: ClassVar[bool] = True
+
+    def __call__(self, model: ir.Model) -> int:
+        editor = Editor(model)
+        return sum(_fold(editor, node) for node in list(model.graph) if is_op(node, "Pad"))
+
+
+def _fold(editor: Editor, node: ir.Node) -> bool:
+    source = input_at(node, 0)
+    reader = only_reader(node.outputs[0])
+    if (
+        source is None
+        or reader is None
+        or not is_op(reader, "Conv")
+        or reader.inputs[0] is not node.outputs[0]
+    ):
+        return False
+    if get_string(reader, "auto_pad", "NOTSET") != "NOTSET" or not _pads_with_zero(node):
+        return False
+    rank = len(dims(node.outputs[0]) or dims(source) or ())
+    extra = _spatial_pads(node, rank)
+    if extra is None:
+        return False
+    own = get_ints(reader, "pads") or (0,) * len(extra)
+    if len(own) != len(extra):
+        return False
+    total = [a + b for a, b in zip(own, extra, strict=True)]
+    reader.attributes["pads"] = ir.AttrInt64s("pads", total)
+    reader.replace_input_with(0, source)
+    editor.drop(node)
+    return True
+
+
+def _pads_with_zero(node: ir.Node) -> bool:
+    if get_string(node, "mode", "constant") != "constant":
+        return False
+    filler = input_at(node, 2)
+    if filler is None:
+        return True
+    array = constant(filler)
+    return array is not None and not array.any()
+
+
+def _spatial_pads(node: ir.Node, rank: int) -> list[int] | None:
+    """Begin and end for each spatial axis; None where another axis is padded or anything is cropped."""
+    pads, axes = integers(input_at(node, 1)), integers(input_at(node, 3))
+    if pads is None or rank < 3 or (axes is None and input_at(node, 3) is not None):
+        return None
+    where = [axis % rank for axis in axes] if axes is not None else list(range(rank))
+    if len(pads) != 2 * len(where) or min(pads) < 0:
+        return None
+    begin = dict(zip(where, pads[: len(where)], strict=True))
+    end = dict(zip(where, pads[len(where) :], strict=True))
+    if any(side.get(axis, 0) for side in (begin, end) for axis in (0, 1)):
+        return None
+    return [side.get(axis, 0) for side in (begin, end) for axis in range(2, rank)]

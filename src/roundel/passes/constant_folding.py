@@ -11,9 +11,8 @@ import onnx
 import onnx_ir as ir
 from numpy.typing import NDArray
 
-from roundel.passes.base import Pass
-from roundel.passes.constants import to_initializer
-from roundel.passes.rewriting import Editor, constant, get_int, input_at, integers, producer, static_dims
+from roundel.passes.base import Editor, Pass, constant, get_int, input_at, integers, producer, static_dims
+from roundel.passes.cleanup import to_initializer
 from roundel.passes.shapes import refresh_shapes
 
 # The file must not grow much: a result is kept if it is small, or holds no more elements than the

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 
 import onnx_ir as ir
 
-from roundel.passes.rewriting import (
+from roundel.passes.base import (
     get_int,
     input_at,
     is_op,

@@ -1,21 +1,20 @@
-"""After marking: pairs that fuse, tensors that must align, and the user's overrides."""
+"""Where the quantizer's own saturation does the work of a Clip."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+import math
+from collections.abc import Container, Mapping
 from dataclasses import replace
 
 import onnx_ir as ir
 
 from roundel.errors import SelectionError
 from roundel.model.graph import clip_bounds, only_reader, rank
-from roundel.plan.draft import Draft
-from roundel.plan.marking import channel_axis
-from roundel.plan.saturation import on_grid, upper_bound
+from roundel.numerics.affine import code_limits
+from roundel.plan.marking import Draft, channel_axis
 from roundel.plan.select import matching_nodes, matching_tensors
-from roundel.plan.stored import stored_input, stored_output
-from roundel.plan.types import Derived, Fixed, NodePlan, Observed, Role
-from roundel.recipe import Override, Placement, Recipe, storage_of
+from roundel.plan.types import Derived, Fixed, NodePlan, Observed, QuantPlan, Role
+from roundel.recipe.settings import Npu, Override, Placement, Recipe, storage_of
 from roundel.targets.operators import (
     FUSING_CLIP_BOUNDS,
     FUSING_CONSUMERS,
@@ -23,7 +22,98 @@ from roundel.targets.operators import (
     POOLS,
     OpRule,
 )
-from roundel.types import PerChannel, PerTensor, Scheme, Storage, needs_range
+from roundel.types import PerChannel, PerTensor, QParams, ScaleKind, Scheme, Storage, needs_range
+
+
+def upper_bound(node: ir.Node) -> float | None:
+    """m for a Clip to [0, m]; None for any other node."""
+    if node.op_type != "Clip" or node.domain not in ("", "ai.onnx"):
+        return None
+    bounds = clip_bounds(node)
+    if bounds is None or bounds[0] != 0 or bounds[1] is None or not bounds[1] > 0:
+        return None
+    return bounds[1]
+
+
+def top_of_range(params: QParams) -> float:
+    """The largest value that the codes can hold."""
+    top = (params.qtype.qmax - params.zero_point.astype("float64")) * params.scale.astype("float64")
+    return float(top.max())
+
+
+def saturates(params: QParams, bound: float) -> bool:
+    """Whether no code stands for a value above the bound, so that a Relu is as good as the Clip."""
+    return top_of_range(params) <= bound * (1 + 1e-6)
+
+
+def will_saturate(plan: QuantPlan, node: ir.Node) -> bool:
+    """Whether, whatever the data, the Clip's output is stored with a top at or below its bound.
+
+    Float scales follow the observed maximum, which the Clip keeps below its bound. Power-of-two scales
+    do so only when the bound itself is the top of such a range.
+    """
+    bound = upper_bound(node)
+    tensor = plan.tensors.get(str(node.outputs[0].name)) if bound is not None else None
+    if bound is None or tensor is None or not isinstance(tensor.source, Observed):
+        return False
+    scheme = tensor.scheme
+    floating = isinstance(scheme, Scheme) and scheme.scale is ScaleKind.FLOAT
+    return floating or on_grid(bound, scheme)
+
+
+def on_grid(bound: float, scheme: Storage) -> bool:
+    """Whether the bound is the largest value of some power-of-two scale."""
+    if not isinstance(scheme, Scheme):
+        return False
+    exponent = math.log2(bound / largest_code(scheme))
+    return abs(exponent - round(exponent)) < 1e-6
+
+
+def largest_code(scheme: Scheme) -> int:
+    """The largest code, counted from the zero point of a symmetric scheme."""
+    _, high = code_limits(scheme)
+    return high if scheme.qtype.signed else high - (scheme.qtype.qmax + 1) // 2
+
+
+def stored_output(node: ir.Node, stored: Container[str]) -> str | None:
+    """The quantized tensor that holds the node's result: its own, or that of the activation behind it."""
+    if not node.outputs:
+        return None
+    value = node.outputs[0]
+    if value.name in stored:
+        return str(value.name)
+    reader = only_reader(value)
+    if reader is None or not (reader.op_type in FUSING_CONSUMERS or reader.op_type in POOLS):
+        return None
+    if reader.op_type in POOLS and node.op_type != "Pad":
+        return None
+    after = reader.outputs[0].name
+    return str(after) if after in stored else None
+
+
+def becomes_hard_sigmoid(node: ir.Node, plan: QuantPlan, npu: Npu) -> bool:
+    """Whether a Sigmoid is written as HardSigmoid.
+
+    One whose output shares its scale with other tensors (class scores beside boxes, say) stays: the output
+    of a HardSigmoid must have position 7 or more, and would cut the others off at 1.
+    """
+    if node.op_type != "Sigmoid" or not npu.sigmoid_to_hard_sigmoid:
+        return False
+    name = str(node.outputs[0].name).removesuffix("_QuantizeLinear_Input")
+    return name not in plan.tensors or len(plan.leaders(name)) == 1
+
+
+def stored_input(value: ir.Value | None, stored: Container[str]) -> str | None:
+    """The quantized tensor behind a value: itself, or the input of the Pad that makes it."""
+    if value is None:
+        return None
+    if value.name in stored:
+        return str(value.name)
+    maker = value.producer()
+    if maker is not None and maker.op_type == "Pad" and maker.inputs[0] is not None:
+        before = maker.inputs[0].name
+        return str(before) if before in stored else None
+    return None
 
 
 def fuse_activations(graph: ir.Graph, draft: Draft, nodes: Mapping[str, NodePlan], recipe: Recipe) -> None:

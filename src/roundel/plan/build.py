@@ -2,22 +2,137 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
 
 import onnx_ir as ir
 
-from roundel.model.graph import is_constant, is_float32, iter_values
-from roundel.plan.adjust import align_groups, apply_overrides, fuse_activations, keep_unsaturated
-from roundel.plan.block_axes import set_block_axes
-from roundel.plan.draft import Draft
-from roundel.plan.marking import Marker
-from roundel.plan.mixed import mix_types, with_mixed
-from roundel.plan.nodes import choose_nodes, operator_rules
-from roundel.plan.stored import stored_input
-from roundel.plan.types import NodePlan, QuantPlan, TensorPlan
+from roundel.model.graph import attribute_int, is_constant, is_float32, iter_values, rank
+from roundel.plan.adjust import (
+    align_groups,
+    apply_overrides,
+    fuse_activations,
+    keep_unsaturated,
+    stored_input,
+)
+from roundel.plan.marking import Draft, Marker
+from roundel.plan.select import choose_nodes, matching_nodes, operator_rules
+from roundel.plan.types import Derived, NodePlan, QuantPlan, Role, TensorPlan
 from roundel.plan.weight_only import plan_weights
-from roundel.recipe import Recipe
+from roundel.recipe.settings import Blocks, Mixed, Recipe, storage_of
+from roundel.types import BlockScheme, Scheme
+
+
+def mix_types(graph: ir.Graph, draft: Draft, nodes: Mapping[str, NodePlan], recipe: Recipe) -> None:
+    """Give inputs, weights and biases of the chosen operators their own type; outputs keep the recipe's."""
+    moving = recipe.mixed.type
+    if moving is None:
+        return
+    chosen = frozenset(candidates(graph, nodes, recipe.mixed))
+    for node in graph:
+        if str(node.name) not in chosen:
+            continue
+        for value in node.inputs:
+            mark = draft.marks.get(str(value.name)) if value is not None else None
+            if value is None or mark is None or isinstance(mark.source, Derived):
+                continue
+            flows = mark.role is Role.ACTIVATION
+            base, wanted = (
+                (recipe.activations, moving) if flows else (recipe.weights, recipe.mixed.weights or moving)
+            )
+            integer = mark.scheme if isinstance(mark.scheme, Scheme) else base.integer
+            scheme = storage_of(wanted, integer, scaled=base.scaled)
+            if scheme != mark.scheme:
+                why = f"{mark.reason} (mixed: {node.op_type} reads {wanted})"
+                draft.marks[str(value.name)] = replace(mark, scheme=scheme, reason=why)
+                draft.pinned.add(str(value.name))
+
+
+def candidates(graph: ir.Graph, nodes: Mapping[str, NodePlan], mixed: Mixed) -> tuple[str, ...]:
+    """The quantized nodes that the recipe would mix, in graph order.
+
+    Raises:
+        SelectionError: a selector matches nothing.
+    """
+    only = matching_nodes(graph, mixed.include, "mixed.include")
+    never = matching_nodes(graph, mixed.exclude, "mixed.exclude")
+    names = [str(node.name) for node in graph if node.op_type in mixed.op_types]
+    wanted = [name for name in names if (name in only or not mixed.include) and name not in never]
+    return tuple(name for name in wanted if nodes[name].quantized)
+
+
+def with_mixed(recipe: Recipe, chosen: Sequence[str] | None) -> Recipe:
+    """The recipe with these nodes mixed, and no search: all candidates for None, none at all when empty."""
+    if chosen is not None and not chosen:
+        return recipe.model_copy(update={"mixed": Mixed()})
+    mixed = recipe.mixed.model_copy(update={"threshold": None, "goal": "speed", "metric": "l2", "output": 0})
+    if chosen is not None:
+        mixed = mixed.model_copy(update={"include": tuple(chosen), "exclude": ()})
+    return recipe.model_copy(update={"mixed": mixed})
+
+
+def set_block_axes(graph: ir.Graph, draft: Draft, nodes: Mapping[str, NodePlan], blocks: Blocks) -> None:
+    """Give every tensor in a block format its axis.
+
+    A tensor has one axis. Where operators disagree, as about a tensor that two products read from different
+    sides, the last one in the graph decides.
+    """
+    for node in graph:
+        for value in (*node.inputs, *node.outputs):
+            if value is not None:
+                _set(draft, value, _fitting(value, blocks.axis))
+    if not blocks.refine_axis:
+        return
+    for node in graph:
+        if nodes[str(node.name)].quantized:
+            for value, axis in _wanted(node, draft):
+                _set(draft, value, axis)
+
+
+def _fitting(value: ir.Value, axis: int) -> int:
+    """The axis, or the last one of a tensor that has fewer; the only one of a vector."""
+    ndim = rank(value)
+    if ndim is None or -ndim <= axis < ndim:
+        return axis
+    return max(ndim - 1, 0)
+
+
+def _wanted(node: ir.Node, draft: Draft) -> Iterator[tuple[ir.Value, int]]:
+    """The axes that an operator sums over, or normalizes along."""
+    first = node.inputs[0] if node.inputs else None
+    if node.op_type == "Softmax" and first is not None:
+        yield first, attribute_int(node, "axis", -1)
+    if node.op_type not in ("MatMul", "Gemm") or first is None:
+        return
+    second = node.inputs[1]
+    assert second is not None
+    if node.op_type == "Gemm":
+        yield first, 0 if attribute_int(node, "transA", 0) else 1
+        yield second, 1 if attribute_int(node, "transB", 0) else 0
+        return
+    last = _from_end(first, 1)
+    yield first, last
+    if _scheme(draft, first) is not None:
+        yield node.outputs[0], last
+    yield second, _from_end(second, 2)
+
+
+def _from_end(value: ir.Value, places: int) -> int:
+    """An axis counted from the last; from the first for a constant, whose rank never changes."""
+    ndim = rank(value) if is_constant(value) else None
+    return -places if ndim is None else max(ndim - places, 0)
+
+
+def _set(draft: Draft, value: ir.Value, axis: int) -> None:
+    scheme = _scheme(draft, value)
+    if scheme is not None and scheme.axis != axis:
+        name = str(value.name)
+        draft.marks[name] = replace(draft.marks[name], scheme=replace(scheme, axis=axis))
+
+
+def _scheme(draft: Draft, value: ir.Value) -> BlockScheme | None:
+    mark = draft.marks.get(str(value.name))
+    return mark.scheme if mark is not None and isinstance(mark.scheme, BlockScheme) else None
 
 
 def build_plan(model: ir.Model, recipe: Recipe) -> QuantPlan:

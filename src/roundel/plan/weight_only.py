@@ -18,9 +18,9 @@ from roundel.model.graph import (
     is_float32,
     iter_values,
 )
-from roundel.plan.nodes import choose_nodes, operator_rules
+from roundel.plan.select import choose_nodes, operator_rules
 from roundel.plan.types import NodePlan, Observed, QuantPlan, Role, TensorPlan
-from roundel.recipe import Recipe
+from roundel.recipe.settings import Recipe
 from roundel.targets.operators import MATMUL
 
 

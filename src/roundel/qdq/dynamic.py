@@ -7,8 +7,8 @@ import onnx_ir as ir
 
 from roundel.model.graph import attribute_float, attribute_int, constant_array, op_key
 from roundel.numerics.affine import quantize, weight_params
-from roundel.qdq.pairs import Names, constant
-from roundel.recipe import Recipe
+from roundel.qdq.nodes import Names, constant
+from roundel.recipe.settings import Recipe
 from roundel.types import Scheme
 
 DYNAMIC_OPS = ("MatMul", "Gemm", "Conv")

@@ -7,14 +7,13 @@ import math
 import numpy as np
 import onnx_ir as ir
 
-from roundel.calibrate.state import QuantState
+from roundel.calibrate.statistics import QuantState
 from roundel.model.graph import attribute_float, attribute_int, attribute_ints, constant_array
-from roundel.numerics.reciprocal import HARD_SIGMOID_GAIN, pool_gain, reciprocal_gain
-from roundel.plan.saturation import saturates, upper_bound
-from roundel.plan.stored import becomes_hard_sigmoid
-from roundel.qdq.bf16_variants import instance_norm, softmax
-from roundel.qdq.pairs import Names, constant
-from roundel.recipe import Npu
+from roundel.numerics.affine import HARD_SIGMOID_GAIN, pool_gain, reciprocal_gain
+from roundel.plan.adjust import becomes_hard_sigmoid, saturates, upper_bound
+from roundel.qdq.floats import instance_norm, softmax
+from roundel.qdq.nodes import Names, constant
+from roundel.recipe.settings import Npu
 
 
 def simulate(model: ir.Model, state: QuantState, npu: Npu) -> dict[str, int]:

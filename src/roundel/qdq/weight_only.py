@@ -14,8 +14,8 @@ from roundel.model.graph import opset_version
 from roundel.model.session import open_session
 from roundel.numerics.packed import Packed, in_blocks, in_bytes, round_packed
 from roundel.plan.weight_only import WeightLayer
-from roundel.qdq.pairs import MICROSOFT, Names, constant
-from roundel.recipe import Recipe, WeightOnly
+from roundel.qdq.nodes import MICROSOFT, Names, constant
+from roundel.recipe.settings import Recipe, WeightOnly
 
 BLOCKED_OPSET = 21
 _BLOCKED_IR_VERSION = 10

@@ -2,28 +2,63 @@
 
 from __future__ import annotations
 
+import hashlib
+from collections import defaultdict
 from typing import Any, Literal
 
 import numpy as np
 import onnx_ir as ir
 from numpy.typing import NDArray
 
-from roundel.calibrate.state import QuantState
-from roundel.model.graph import constant_array, opset_version, values_by_name, weight_bytes
+from roundel.calibrate.statistics import QuantState
+from roundel.model.graph import constant_array, is_constant, opset_version, values_by_name, weight_bytes
 from roundel.model.memory import budget
 from roundel.numerics.affine import quantize
 from roundel.plan.types import Role, Shared, TensorPlan
-from roundel.qdq.blocks import block_nodes
-from roundel.qdq.chain import Chain
-from roundel.qdq.dedicate import dedicate_dequantizers
-from roundel.qdq.floats import FloatCell
-from roundel.qdq.forms import put
+from roundel.qdq.floats import FloatCell, block_nodes
 from roundel.qdq.functions import attach
-from roundel.qdq.lift import lift
-from roundel.qdq.pairs import MICROSOFT, QUARK, Dialect, Names, constant, dequantize_node, quantize_node
-from roundel.recipe import Recipe
+from roundel.qdq.lift import lift, put
+from roundel.qdq.nodes import (
+    MICROSOFT,
+    QUARK,
+    Chain,
+    Dialect,
+    Names,
+    constant,
+    dequantize_node,
+    quantize_node,
+)
+from roundel.recipe.settings import Recipe
 from roundel.targets.operators import is_operand
 from roundel.types import BlockScheme, FloatScheme, Scheme
+
+
+def dedicate_dequantizers(graph: ir.Graph) -> int:
+    """Copy every DQ node that several inputs read, one for each; exact. Returns the number of copies."""
+    names, copies = Names(graph), 0
+    for node in [n for n in graph if n.op_type == "DequantizeLinear"]:
+        value = node.outputs[0]
+        uses = list(value.uses())
+        # The original keeps its name for the first reader, or for the graph output that it is.
+        for use in uses if value.is_graph_output() else uses[1:]:
+            use.node.replace_input_with(use.idx, _copy(node, graph, names).outputs[0])
+            copies += 1
+    return copies
+
+
+def _copy(node: ir.Node, graph: ir.Graph, names: Names) -> ir.Node:
+    value = node.outputs[0]
+    out = ir.Value(name=names(str(value.name)), shape=value.shape, type=value.type)
+    twin = ir.Node(
+        node.domain,
+        node.op_type,
+        node.inputs,
+        attributes=list(node.attributes.values()),
+        outputs=[out],
+        name=names(str(node.name)),
+    )
+    graph.insert_after(node, twin)
+    return twin
 
 
 def write_qdq(model: ir.Model, state: QuantState, recipe: Recipe) -> ir.Model:
@@ -245,3 +280,48 @@ def _equal(made: tuple[ir.Value, ir.Value], state: QuantState, tensor: TensorPla
     assert zero is not None
     same_type = zero.dtype == params.zero_point.dtype
     return same_type and np.array_equal(scale, params.scale) and np.array_equal(zero, params.zero_point)
+
+
+def share_codes(graph: ir.Graph) -> int:
+    """Let DequantizeLinear nodes read one constant where codes, scales and zero points are all equal; exact.
+
+    Layers that shared a weight got copies of it, so that each could have scales of its own. Where they ended
+    with the same, the copies say nothing. Returns the number of constants that went.
+    """
+    groups: dict[tuple[object, ...], list[ir.Node]] = defaultdict(list)
+    for node in graph:
+        if node.op_type == "DequantizeLinear" and is_constant(node.inputs[0]):
+            groups[_outside(node)].append(node)
+    replaced: set[ir.Value] = set()
+    # The codes, which may be large, are looked at only where all else is equal.
+    for alike in (nodes for nodes in groups.values() if len(nodes) > 1):
+        first: dict[object, ir.Node] = {}
+        for node in alike:
+            replaced |= _share(node, first.setdefault(_content(node.inputs[0]), node))
+    unread = [v for v in replaced if not v.uses() and not v.is_graph_output() and v.is_initializer()]
+    for value in unread:
+        del graph.initializers[str(value.name)]
+    return len(unread)
+
+
+def _share(node: ir.Node, first: ir.Node) -> set[ir.Value]:
+    """Read the first node's constants; the own ones that this replaces."""
+    own = [(index, value) for index, value in enumerate(node.inputs) if value is not first.inputs[index]]
+    for index, _ in own:
+        node.replace_input_with(index, first.inputs[index])
+    return {value for _, value in own if value is not None}
+
+
+def _outside(node: ir.Node) -> tuple[object, ...]:
+    """All but the codes: operator, attributes, type and shape, scales and zero points."""
+    attributes = tuple(sorted((name, str(attr.value)) for name, attr in node.attributes.items()))
+    codes = node.inputs[0].const_value if node.inputs[0] is not None else None
+    shape = None if codes is None else (codes.dtype, tuple(codes.shape.numpy()))
+    return (node.domain, attributes, shape, *map(_content, node.inputs[1:]))
+
+
+def _content(value: ir.Value | None) -> object:
+    if value is None or value.const_value is None:
+        return value
+    tensor = value.const_value
+    return tensor.dtype, tuple(tensor.shape.numpy()), hashlib.sha256(tensor.tobytes()).digest()

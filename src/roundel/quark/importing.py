@@ -3,16 +3,84 @@
 from __future__ import annotations
 
 import importlib
+import runpy
 import sys
 from collections.abc import Sequence
 from importlib.abc import Loader, MetaPathFinder
 from importlib.machinery import ModuleSpec
+from pathlib import Path
 from types import ModuleType
 from typing import Any
 
 from roundel.errors import did_you_mean
-from roundel.quark.modules import MODULES, PACKAGES, TOOL_PREFIX, VERSION
 from roundel.quark.namespace import lookup, public_names
+from roundel.version import VERSION as _ROUNDEL
+
+VERSION = f"0.13+roundel.{_ROUNDEL}"
+"""What `quark.__version__` says."""
+
+TOOL_PREFIX = "quark.onnx.tools."
+
+_PLAIN = (
+    # today's
+    "quark.onnx.quantization.api",
+    "quark.onnx.quantization.quantize",
+    "quark.onnx.quantization.quant_utils",
+    "quark.onnx.quantization.config.config",
+    "quark.onnx.quantization.config.custom_config",
+    "quark.onnx.quantization.config.legacy",
+    "quark.onnx.quantization.config.algorithm",
+    "quark.onnx.quantization.config.spec",
+    "quark.onnx.quantization.config.data_type",
+    "quark.onnx.quantization.auto_search.auto_search_v1",
+    "quark.onnx.quantization.auto_search.auto_search_pro",
+    "quark.onnx.calibration.methods",
+    "quark.onnx.calibration.data_readers",
+    "quark.onnx.calibration.calibrators",
+    "quark.onnx.operators.custom_ops.build_custom_ops",
+    "quark.onnx.utils.model_utils",
+    "quark.onnx.utils.deploy_utils",
+    "quark.common.utils.log",
+    # older releases'
+    "quark.onnx.quant_utils",
+    "quark.onnx.quantize",
+    "quark.onnx.calibrate",
+    "quark.onnx.auto_search",
+    "quark.onnx.custom_config",
+    "quark.onnx.data_reader",
+    "quark.onnx.dump_model",
+    "quark.shares.utils.log",
+    "quark.version",
+)
+
+_TOOLS = (
+    *("convert_a8w8_npu_to_a8w8_cpu", "convert_bias_int32_to_int16", "convert_custom_ops"),
+    *("convert_customqdq_to_qdq", "convert_dynamic_to_fixed", "convert_fp16_to_bf16"),
+    *("convert_fp16_to_bfp16", "convert_fp16_to_fp32", "convert_fp32_to_bf16", "convert_fp32_to_bfp16"),
+    *("convert_fp32_to_fp16", "convert_nchw_to_nhwc"),
+    *("convert_onnx_to_onnxtxt", "convert_onnxtxt_to_onnx", "convert_opset_version", "convert_qdq_to_qop"),
+    *("convert_quant_to_float", "convert_resize_fs_to_pof2s", "convert_s8s8_to_u8s8"),
+    *("convert_shared_initializer_to_unique", "convert_u16s8_to_s16s8", "convert_u16u8_to_u8u8"),
+    *("evaluate", "fix_shapes", "insert_clip_bfloat16_qdq", "print_a16w8_a8w8_nodes", "random_quantize"),
+    *("remove_bf16_cast", "remove_initializer_from_input", "remove_qdq", "remove_qdq_between_ops"),
+    *("remove_qdq_mul_add", "replace_bfloat16_qdq_cast", "replace_inf_weights", "save_tensor_hist"),
+    "save_weights_hist",
+)
+
+MODULES = frozenset({*_PLAIN, *(TOOL_PREFIX + name for name in _TOOLS)})
+
+
+def _packages() -> frozenset[str]:
+    """Every path that lies above a module."""
+    found: set[str] = set()
+    for name in MODULES:
+        parts = name.split(".")
+        found |= {".".join(parts[:count]) for count in range(1, len(parts))}
+    return frozenset(found)
+
+
+PACKAGES = _packages()
+
 
 ROOT = "quark"
 
@@ -78,3 +146,55 @@ def uninstall() -> None:
         sys.meta_path.remove(_FINDER)
     for name in [n for n in sys.modules if n == ROOT or n.startswith(f"{ROOT}.")]:
         del sys.modules[name]
+
+
+USAGE = """usage: python -m roundel.quark SCRIPT [ARGUMENT …]
+       python -m roundel.quark -m MODULE [ARGUMENT …]
+       python -m roundel.quark -c CODE [ARGUMENT …]
+
+Runs it with `import quark.onnx` meaning Roundel."""
+
+
+def main(arguments: list[str]) -> int:
+    """Do what the command line says; returns the exit status."""
+    if not arguments or arguments[0] in ("-h", "--help"):
+        sys.stdout.write(USAGE + "\n")
+        return 0 if arguments else 2
+    install()
+    first, rest = arguments[0], arguments[1:]
+    if first in ("-m", "-c"):
+        if not rest:
+            sys.stderr.write(f"{first} needs a value\n{USAGE}\n")
+            return 2
+        return _run_module(rest[0], rest[1:]) if first == "-m" else _run_code(rest[0], rest[1:])
+    return _run_script(first, rest)
+
+
+def _run_script(path: str, arguments: list[str]) -> int:
+    if not Path(path).exists():
+        sys.stderr.write(f"the script '{path}' does not exist\n")
+        return 2
+    sys.argv = [path, *arguments]
+    sys.path[0] = str(Path(path).resolve().parent)
+    runpy.run_path(path, run_name="__main__")
+    return 0
+
+
+def _run_module(name: str, arguments: list[str]) -> int:
+    # The documents write the file's ending after the module's name.
+    tool = name.removesuffix(".py")
+    if tool.startswith(TOOL_PREFIX) and tool in MODULES:
+        from roundel.quark.old_tools import run_tool
+
+        return run_tool(tool.removeprefix(TOOL_PREFIX), arguments)
+    sys.argv = [name, *arguments]
+    sys.path[0] = str(Path.cwd())
+    runpy.run_module(name, run_name="__main__", alter_sys=True)
+    return 0
+
+
+def _run_code(code: str, arguments: list[str]) -> int:
+    sys.argv = ["-c", *arguments]
+    sys.path[0] = ""
+    exec(compile(code, "<string>", "exec"), {"__name__": "__main__"})
+    return 0

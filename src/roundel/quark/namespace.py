@@ -1,12 +1,43 @@
-"""All public names in one flat table, whichever module a release of the documents' API had them in."""
+"""Names that scripts may import and Roundel does otherwise: using one says what to do instead."""
 
 from __future__ import annotations
 
 import importlib
 from collections.abc import Mapping
-from typing import Any
+from typing import Any, NoReturn
 
-from roundel.quark.absent import ABSENT, Absent
+from roundel.quark.errors import QuarkConfigError
+
+_SEARCH = (
+    "search of the first kind",
+    "Use AutoSearchPro with get_auto_search_config, or `roundel search` over recipe fields.",
+)
+_CALIBRATOR = (
+    "calibrating apart from a run",
+    "Pass SaveAndRestore=FILE: ranges are then kept for the next run of the same model and data.",
+)
+ABSENT: dict[str, tuple[str, str]] = {
+    "AutoSearch": _SEARCH,
+    "AutoSearchConfig": _SEARCH,
+    "SearchSpace": _SEARCH,
+    "create_calibrator_float_scale": _CALIBRATOR,
+    "create_calibrator_power_of_two": _CALIBRATOR,
+}
+
+
+class Absent:
+    """Stands for a name; it can be imported, and explains itself when used."""
+
+    def __init__(self, name: str) -> None:
+        self._name = name
+
+    def __call__(self, *args: Any, **options: Any) -> NoReturn:
+        what, instead = ABSENT[self._name]
+        raise QuarkConfigError(f"{self._name}: Roundel has no {what}.", hint=instead)
+
+    def __repr__(self) -> str:
+        return f"<{self._name}: not in Roundel>"
+
 
 _OURS: Mapping[str, tuple[str, ...]] = {
     "enums": (
@@ -80,7 +111,7 @@ def lookup(name: str) -> Any:
     if name in ABSENT:
         return Absent(name)
     if name.startswith("_COP_"):
-        return getattr(importlib.import_module("roundel.quark.library"), name[1:])
+        return getattr(importlib.import_module("roundel.quark.runtime"), name[1:])
     made = _preset(name)
     if made is None:
         raise AttributeError(f"Roundel's quark API has no '{name}'")

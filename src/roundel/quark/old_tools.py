@@ -8,11 +8,11 @@ from types import ModuleType
 
 from roundel.quark.config import Config
 from roundel.quark.enums import PowerOfTwoMethod
-from roundel.quark.modules import TOOL_PREFIX
+from roundel.quark.importing import TOOL_PREFIX
 from roundel.quark.presets import get_default_config
 from roundel.quark.quantizer import ModelQuantizer
-from roundel.tools import TOOLS, Tool, tool_named
-from roundel.tools.tool import EXTERNAL, SOURCE, TARGET, Parameter
+from roundel.quark.tools import TOOLS, Tool, tool_named
+from roundel.quark.tools.tool import EXTERNAL, SOURCE, TARGET, Parameter
 
 _EXCLUDE = Parameter(
     "exclude_nodes", "node names, separated by ;", ("--exclude_nodes",), default="", positional=False

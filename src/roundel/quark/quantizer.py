@@ -18,10 +18,10 @@ from roundel.quark.algorithms import AlgoConfig
 from roundel.quark.config import Config, QuantizationConfig
 from roundel.quark.enums import CalibrationMethod, QuantFormat, QuantType
 from roundel.quark.errors import QuarkConfigError, QuarkDataError, QuarkModelMissingError
-from roundel.quark.evaluation import show_evaluation
 from roundel.quark.lowering import lowered
 from roundel.quark.qconfig import QConfig
 from roundel.quark.request import normalised
+from roundel.quark.runtime import show_evaluation
 from roundel.quark.translate import AnyConfig, Translation, translate
 from roundel.report.console import ProgressListener, show_plan, show_summary, terminal
 

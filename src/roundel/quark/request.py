@@ -1,13 +1,12 @@
-"""A config as the translation reads it: types, scales and families, worked out once."""
+"""What the fields of a config mean in a recipe, before its extra options have their say."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, fields, replace
 from functools import cached_property
 from typing import Any
 
-from roundel.quark.blocks import block_type
 from roundel.quark.config import QuantizationConfig
 from roundel.quark.enums import (
     CalibrationMethod,
@@ -21,7 +20,111 @@ from roundel.quark.enums import (
     element_type,
     is_extended,
 )
-from roundel.quark.errors import QuarkConfigError
+from roundel.quark.errors import QuarkConfigError, expected_names
+from roundel.quark.presets import get_default_config, preset_names
+from roundel.recipe.load import load_preset
+from roundel.recipe.settings import Prepare
+
+_ROUNDING = {0: "half_away", 1: "half_up", 2: "half_even"}
+_ELEMENTS = {
+    "fp8_e5m2": "mxfp8e5m2",
+    "fp8_e4m3": "mxfp8e4m3",
+    "fp6_e3m2": "mxfp6e3m2",
+    "fp6_e2m3": "mxfp6e2m3",
+    "fp4_e2m1": "mxfp4e2m1",
+    "int8": "mxint8",
+}
+_WIDTHS = {11: "mx4", 13: "mx6", 16: "mx9"}
+_USUAL = {
+    "bfp16": {"bit_width": 16},
+    "mx4": {"bit_width": 11},
+    "mx6": {"bit_width": 13},
+    "mx9": {"bit_width": 16},
+}
+_FIELDS: Mapping[str, tuple[str, Callable[[Any], Any]]] = {
+    "block_size": ("block_size", int),
+    "axis": ("axis", int),
+    "bit_width": ("bit_width", int),
+    "sub_block_size": ("sub_block_size", int),
+    "sub_block_shift_bits": ("sub_block_shift_bits", int),
+    "rounding_mode": ("rounding", _ROUNDING.__getitem__),
+    "use_compiler_version_cpu_kernel": ("compiler", bool),
+    "convert_to_bfloat_before_bfp": ("bfloat16_first", bool),
+}
+
+
+@dataclass(frozen=True, slots=True)
+class _Family:
+    """One of AMD's block operators: the option with its attributes, and which of them name the format."""
+
+    option: str
+    naming: tuple[str, ...]
+    format: Callable[[Mapping[str, Any]], str | None]
+
+
+def _bfp(given: Mapping[str, Any]) -> str | None:
+    if given.get("bfp_method", "to_bfp") == "to_bfp":
+        return "bfp16"
+    return _WIDTHS.get(given.get("bit_width", 16), "mx9")
+
+
+def _mx(given: Mapping[str, Any]) -> str | None:
+    return _ELEMENTS.get(given.get("element_dtype", "int8"))
+
+
+_FAMILIES = {
+    "bfp": _Family("BFPAttributes", ("bfp_method",), _bfp),
+    "mx": _Family("MXAttributes", ("element_dtype",), _mx),
+}
+OPTIONS = tuple(family.option for family in _FAMILIES.values())
+
+
+def block_type(word: str, options: Mapping[str, Any]) -> str:
+    """The recipe's block format for a family and its attributes; other types pass through.
+
+    Raises:
+        QuarkConfigError: there is no such format.
+    """
+    family = _FAMILIES.get(word)
+    if family is None:
+        return word
+    given = options.get(family.option) or {}
+    found = family.format(given)
+    if found is None:
+        raise QuarkConfigError(
+            "There is no such block format.",
+            where=f"extra_options['{family.option}']",
+            observed=given.get("element_dtype"),
+            **expected_names(str(given.get("element_dtype")), _ELEMENTS),
+        )
+    return found
+
+
+def block_values(option: str, given: Mapping[str, Any]) -> Iterator[tuple[str, Any]]:
+    """Recipe values for the attributes that do more than name the format.
+
+    Raises:
+        QuarkConfigError: an attribute or its value is unknown.
+    """
+    family = next(f for f in _FAMILIES.values() if f.option == option)
+    usual = _USUAL.get(family.format(given) or "", {})
+    for name, value in given.items():
+        if name in family.naming or usual.get(name) == value:
+            continue
+        if name not in _FIELDS:
+            raise QuarkConfigError(
+                f"Block formats have no '{name}'.",
+                where=f"extra_options['{option}']",
+                **expected_names(name, (*_FIELDS, *family.naming)),
+            )
+        path, made = _FIELDS[name]
+        try:
+            yield f"blocks.{path}", made(value)
+        except (KeyError, ValueError, TypeError) as error:
+            raise QuarkConfigError(
+                f"The block attribute '{name}' cannot be {value!r}.", where=f"extra_options['{option}']"
+            ) from error
+
 
 # The newer API's spellings of the classic fields; both are understood in extra_options.
 FIELD_OPTIONS: Mapping[str, str] = {
@@ -180,3 +283,176 @@ class Request:
     def casts(self) -> bool:
         """Whether bfloat16 tensors are written as Cast pairs."""
         return bool(self.asked("BF16QDQToCast") or self.asked("EnableVaimlBF16"))
+
+
+_UNSIGNED = frozenset({"uint8", "uint16"})
+_ALIGNED = ("align_concat", "align_pool", "align_pad", "align_slice")
+_ENGINE = (
+    *("adjust_shift_read", "adjust_shift_write", "adjust_shift_cut", "adjust_shift_bias"),
+    *("adjust_hard_sigmoid", "adjust_shift_swish", "leaky_relu", "sigmoid_to_hard_sigmoid"),
+    *("hard_sigmoid", "average_pool", "reduce_mean"),
+)
+_CONVERSIONS = (
+    *("split_to_slice", "batch_norm_to_conv"),
+    *("reduce_mean_to_global_average_pool", "split_large_pools"),
+)
+
+
+# Nothing of the NPU's is needed where only MatMul changes.
+_KEPT_AS_IS = ("decompose_hard_swish", "explicit_conv_attributes", "unshare_biases")
+# Presets of the documents that stand for a format, and the preset that shows how its ranges are best chosen.
+_OWN_RANGES = {"A8W8": "a8w8", "A16W8": "a16w8", "INT8_CNN_DEFAULT": "a8w8"}
+# What counts where activations are measured at run time.
+_GRAPH = frozenset({"output.opset", *(f"prepare.{name}" for name in Prepare.model_fields)})
+_RUN_TIME = {"weights.symmetric", "weights.type", "placement.matmul_const_only", "selection.all_op_types"}
+
+
+def counts(path: str, request: Request) -> bool:
+    """Whether a recipe value means anything in the config's mode."""
+    if request.config.use_dynamic_quant:
+        return path in _GRAPH | _RUN_TIME
+    if request.few_bits:
+        return path in _GRAPH or path.split(".")[0] in ("mode", "weight_only", "data")
+    return True
+
+
+def base_values(request: Request) -> dict[str, Any]:
+    """Recipe values by dotted name; later ones win."""
+    if request.config.use_dynamic_quant:
+        return dict(_dynamic(request))
+    if request.few_bits:
+        return dict(_few_bits(request))
+    return {
+        **dict(_identity(request)),
+        **dict(_numbers(request)),
+        **dict(_calibration(request)),
+        **dict(_placement(request)),
+        **dict(_preparation(request)),
+        **dict(_steps(request)),
+    }
+
+
+Values = Iterator[tuple[str, Any]]
+
+
+def _identity(request: Request) -> Values:
+    yield "name", (request.config.preset or "quark script").casefold()
+    yield "output.external_data", request.config.use_external_data_format
+
+
+def _numbers(request: Request) -> Values:
+    config = request.config
+    yield "activations.type", request.activation
+    yield "weights.type", request.weight
+    if request.integer_activations:
+        yield "activations.symmetric", request.asked("ActivationSymmetric", False)
+        yield "activations.scale", request.scale
+    if request.integer_weights:
+        yield "weights.symmetric", request.asked("WeightSymmetric", request.weight not in _UNSIGNED)
+        yield "weights.scale", request.scale
+        yield "weights.per_channel", config.per_channel
+        yield "weights.reduce_range", config.reduce_range
+    elif config.per_channel or config.reduce_range:
+        raise QuarkConfigError(
+            "per_channel and reduce_range are about integers.",
+            observed=f"weights in {request.weight}",
+            hint="Leave both at False for this type.",
+        )
+    if request.integer_activations and request.integer_weights:
+        yield "bias.type", "int8" if request.npu else "int32"
+    else:
+        yield "bias.type", "weights"
+
+
+def _calibration(request: Request) -> Values:
+    if request.integer_weights:
+        # A weight's range is chosen by error unless nothing may be cut off.
+        keeps_all = request.config.calibrate_method is PowerOfTwoMethod.NonOverflow
+        yield "weights.method", "minmax" if keeps_all else "mse"
+    if not request.integer_activations and not request.asked("ActivationScaled"):
+        return
+    method, _, cut = request.method
+    yield "calibration.method", method
+    yield "calibration.symmetric_range", cut
+    yield from _chosen_by_name(request)
+
+
+def _chosen_by_name(request: Request) -> Values:
+    """Ranges as Roundel's own preset chooses them, for a preset that was asked for by name.
+
+    A name stands for a format. Somebody who writes CalibrationMethod.MinMax into a config gets that.
+    """
+    config = request.config
+    stem = str(config.preset).removesuffix("_ADAROUND").removesuffix("_ADAQUANT")
+    if stem not in _OWN_RANGES or config.preset not in preset_names() or request.asked("CalibMovingAverage"):
+        return
+    if get_default_config(config.preset).calibrate_method is config.calibrate_method:
+        ranges = load_preset(_OWN_RANGES[stem]).calibration.model_dump(exclude_defaults=True)
+        yield from ((f"calibration.{name}", value) for name, value in ranges.items())
+
+
+def _placement(request: Request) -> Values:
+    config = request.config
+    whole = config.enable_npu_cnn or request.extended
+    if config.enable_npu_transformer:
+        yield "placement.operators", "matmul"
+        yield "placement.matmul_const_only", True
+    else:
+        yield "placement.operators", "extended" if whole else "standard"
+    if request.integer_activations or request.integer_weights:
+        yield "placement.domain", "com.microsoft" if request.extended else "ai.onnx"
+    # The plain formats leave out a Relu that saturation replaces; the extended one only when told to.
+    if request.integer_activations and not request.extended and not config.enable_npu_transformer:
+        yield "placement.fold_relu", not request.asked("ActivationSymmetric", False)
+    yield "placement.quantize_passthrough_inputs", False
+    if request.block_activations:
+        yield "placement.fuse_activations", False
+    if request.npu:
+        yield from ((f"placement.{name}", True) for name in _ALIGNED)
+        yield from ((f"npu.{name}", True) for name in _ENGINE)
+
+
+def _preparation(request: Request) -> Values:
+    config = request.config
+    hardware = config.enable_npu_cnn or config.enable_npu_transformer
+    if hardware or (request.extended and not request.casts):
+        yield from ((f"prepare.{name}", True) for name in _CONVERSIONS)
+    if request.npu:
+        yield "prepare.unshare_weights", True
+    yield "prepare.fold_batch_norm", config.optimize_model or request.asked("SimplifyModel", True)
+    yield "prepare.decompose_hard_swish", config.optimize_model
+    yield "prepare.nchw_to_nhwc", config.convert_nchw_to_nhwc
+
+
+def _steps(request: Request) -> Values:
+    """Accuracy by default: ranges, rounding and biases by error, equalization where the config has it."""
+    integers = request.integer_weights
+    yield "effort", request.effort
+    for part in ("front_end", "detection_head"):
+        yield f"improve.{part}", not request.integer_activations  # the same placement
+    yield "improve.rounding", integers and request.integer_activations
+    yield "improve.ranges", request.integer_activations
+    yield "improve.equalize.enabled", integers and request.config.include_cle
+    yield "improve.smooth.enabled", request.config.include_sq
+    yield "improve.smooth.insert", request.config.include_sq
+    yield "improve.rotate.enabled", request.config.include_rotation
+    if request.tuned:
+        yield "improve.finetune.algorithm", "adaround" if integers else "adaquant"
+
+
+def _few_bits(request: Request) -> Values:
+    yield from _identity(request)
+    yield "mode", "weight_only"
+    yield "weight_only.bits", 4 if request.asked("UseMatMulNBits") else 8
+    yield from ((f"prepare.{name}", False) for name in _KEPT_AS_IS)
+
+
+def _dynamic(request: Request) -> Values:
+    yield from _identity(request)
+    yield "mode", "dynamic"
+    yield "weights.type", request.weight
+    yield "weights.symmetric", request.asked("WeightSymmetric", request.weight not in _UNSIGNED)
+    yield "weights.per_channel", request.config.per_channel
+    yield "weights.reduce_range", request.config.reduce_range
+    yield "selection.op_types", ("Conv", "Gemm", "MatMul")
+    yield "placement.matmul_const_only", True

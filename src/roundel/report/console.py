@@ -20,11 +20,87 @@ from rich.progress import (
 )
 from rich.table import Table
 
-from roundel.algorithms.judge import StepReport
 from roundel.errors import RoundelError
+from roundel.improve.judge import StepReport
+from roundel.improve.reports import FinetuneReport, LayerReport
 from roundel.plan.types import QuantPlan
-from roundel.report.layer_table import layer_table, parts_of
 from roundel.report.record import Record
+
+Report = LayerReport | FinetuneReport
+_STEPS = 2
+_NAME = 26  # characters of a layer's name: with two steps the table is just below 80 columns
+
+
+def layer_table(steps: Sequence[StepReport], *, most: int | None) -> Table | None:
+    """One line for each layer, with its SQNR in dB at each step's beginning and end, on held-out samples.
+
+    Args:
+        steps: of the record; the last two that work layer by layer have a column, in brackets where not kept.
+        most: the number of layers to show: the worst ones, and those that gained most; None shows all.
+    """
+    shown = [step for step in steps if step.layers and parts_of(step) == "layers"][-_STEPS:]
+    if not shown:
+        return None
+    found = [{report.layer: report for report in step.layers} for step in shown]
+    names = list(dict.fromkeys(name for reports in found for name in reports))
+    counting = [reports for step, reports in zip(shown, found, strict=True) if step.kept] or found
+    chosen = set(names) if most is None else _telling(names, counting, most)
+    table = Table(title=_title(len(names), len(chosen)), title_justify="left", box=None, padding=(0, 1))
+    table.add_column("layer", no_wrap=True)
+    table.add_column("operator", no_wrap=True)
+    for step in shown:
+        heading = step.step if step.kept else f"({step.step})"
+        table.add_column(heading, justify="right", no_wrap=True)
+        table.add_column("s", justify="right", no_wrap=True)
+    for name in names:
+        if name in chosen:
+            reports = [each.get(name) for each in found]
+            op = next(report.op for report in reports if report is not None)
+            cells = [cell for report in reports for cell in _cells(report)]
+            table.add_row(escape(_short(name)), escape(op), *cells)
+    return table
+
+
+def parts_of(step: StepReport) -> str:
+    """What its reports are about: choosing ranges looks at tensors, everything else at layers."""
+    return "tensors" if all(report.op == "range" for report in step.layers) else "layers"
+
+
+def _title(count: int, shown: int) -> str:
+    what = "SQNR of each layer in dB, before and after, on held-out samples"
+    if shown == count:
+        return what
+    return f"{what}\nthe worst and the most improved {shown} of {count}; all with --verbose"
+
+
+def _telling(names: Sequence[str], found: Sequence[Mapping[str, Report]], most: int) -> set[str]:
+    """Half of them the layers with the largest error left, the other half those that gained most."""
+    if len(names) <= most:
+        return set(names)
+    last = dict.fromkeys(names, math.inf)
+    last |= {name: report.after_db for reports in found for name, report in reports.items()}
+    gains = dict.fromkeys(names, 0.0)
+    for reports in found:
+        for name, report in reports.items():
+            gains[name] += report.after_db - report.before_db
+    chosen = sorted(names, key=lambda name: last[name])[: most // 2]
+    others = [name for name in sorted(names, key=lambda name: -gains[name]) if name not in chosen]
+    return {*chosen, *others[: most - len(chosen)]}
+
+
+def _cells(report: Report | None) -> tuple[str, str]:
+    if report is None:
+        return "", ""
+    time = f"{report.seconds:.1f}"
+    if not report.kept:
+        return f"{report.before_db:.1f} [dim]as it was[/]", time
+    return f"{report.before_db:.1f} -> {report.after_db:.1f}", time
+
+
+def _short(name: str) -> str:
+    """The end of a long name: it tells layers apart."""
+    return name if len(name) <= _NAME else f"…{name[1 - _NAME :]}"
+
 
 _MEMORY_SECONDS = 300.0  # of the speed that the time left comes from: layers differ
 _FEW_LAYERS = 8
@@ -237,3 +313,27 @@ def _counts(counts: Mapping[str, Any], most: int = 6) -> str:
     ranked = sorted(counts.items(), key=lambda item: -item[1])
     text = ", ".join(f"{count} {op}" for op, count in ranked[:most])
     return text + (f" and {len(ranked) - most} more kinds" if len(ranked) > most else "")
+
+
+def show_conversion(console: Console, tree: Mapping[str, Any]) -> None:
+    """File, counts, closeness and notes."""
+    table = Table(show_header=False, box=None, padding=(0, 1))
+    file, counts = tree["file"], tree["converted"]
+    table.add_row("result", f"{escape(file['name'])} ({size(file['bytes'])})")
+    table.add_row("converted", f"{counts['activations']} activations, {counts['constants']} constants")
+    console.print(table)
+    if tree["outputs"]:
+        console.print(_outputs(tree["outputs"]))
+    for note in tree["notes"]:
+        console.print(f"[yellow]note:[/] {escape(note)}", highlight=False)
+
+
+def _outputs(reports: list[Mapping[str, Any]]) -> Table:
+    table = Table(title="against the model given", title_justify="left", box=None)
+    for heading in ("output", "SQNR", "cosine", "worst error", "same top-1"):
+        table.add_column(heading, justify="left" if heading == "output" else "right", overflow="fold")
+    for out in reports:
+        top = "-" if out["same_top"] is None else f"{out['same_top']:.1%}"
+        numbers = (decibel(out["sqnr_db"]), f"{out['cosine']:.5f}", f"{out['worst']:.3g}", top)
+        table.add_row(escape(out["name"]), *numbers)
+    return table

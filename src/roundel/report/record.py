@@ -5,16 +5,18 @@ from __future__ import annotations
 import json
 import math
 import platform
+import time
 from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import asdict, dataclass
 from importlib import metadata
-from typing import Any
+from typing import Any, Protocol
 
-from roundel.algorithms.judge import StepReport
+from roundel.gate import OutputReport
+from roundel.improve.judge import StepReport
 from roundel.plan.types import QuantPlan, Role
-from roundel.recipe import Recipe
-from roundel.verify.closeness import OutputReport
+from roundel.recipe.settings import Recipe
 from roundel.version import VERSION
 
 RECORD_VERSION = 1
@@ -120,3 +122,51 @@ def _plain(value: Any) -> Any:
     if isinstance(value, float) and not math.isfinite(value):
         return str(value)
     return value
+
+
+class Clock:
+    """Adds up seconds under names."""
+
+    def __init__(self) -> None:
+        self.seconds: dict[str, float] = {}
+
+    @contextmanager
+    def __call__(self, name: str) -> Iterator[None]:
+        """Time the block under a name."""
+        start = time.perf_counter()
+        try:
+            yield
+        finally:
+            self.seconds[name] = self.seconds.get(name, 0.0) + time.perf_counter() - start
+
+
+class Listener(Protocol):
+    """Receives the run's steps; every method may be called from the run's own thread only."""
+
+    def step(self, name: str, total: int | None = None) -> None:
+        """A step begins; `total` is its number of units when it is known."""
+
+    def advance(self, done: float) -> None:
+        """`done` units of the current step are finished; a share of a unit counts."""
+
+    def say(self, text: str) -> None:
+        """A few words about what goes on now."""
+
+    def close(self) -> None:
+        """The run has ended, well or not."""
+
+
+class Silent:
+    """A listener that says nothing."""
+
+    def step(self, name: str, total: int | None = None) -> None:
+        """Nothing."""
+
+    def advance(self, done: float) -> None:
+        """Nothing."""
+
+    def say(self, text: str) -> None:
+        """Nothing."""
+
+    def close(self) -> None:
+        """Nothing."""

@@ -10,7 +10,7 @@ from onnx import TensorProto, helper, numpy_helper
 
 from roundel.calibrate.collect import collect
 from roundel.calibrate.observers import HistogramObserver, StatKind
-from roundel.data.hashing import SampleDigest
+from roundel.data.shards import SampleDigest
 from roundel.errors import DataError, ModelError
 from roundel.model.memory import Budget, within
 from roundel.types import Sample

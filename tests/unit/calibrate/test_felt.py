@@ -13,10 +13,10 @@ from numpy.typing import NDArray
 
 import roundel
 from helpers import build, node, normal, rng
-from roundel.calibrate.felt import felt_functions
+from roundel.calibrate.tensors import felt_functions
 from roundel.numerics.affine import dequantize, params_from_range, quantize
 from roundel.numerics.histogram import bins_of
-from roundel.numerics.scale_search import least_squares_range, power_of_two_least_squares
+from roundel.numerics.scales import least_squares_range, power_of_two_least_squares
 from roundel.types import QParams, QType, ScaleKind, Scheme
 
 Array = NDArray[np.float64]

@@ -11,11 +11,11 @@ import pytest
 from helpers import activations, build, feeds, node, normal, quantize, sqnr, weights
 from roundel.calibrate import positions
 from roundel.calibrate.positions import breaches, position, refine
-from roundel.calibrate.state import QuantState
+from roundel.calibrate.statistics import QuantState
 from roundel.errors import RecipeError, VerifyError
 from roundel.pipeline import load_prepared
 from roundel.plan import build_plan
-from roundel.recipe_file import load_recipe
+from roundel.recipe.load import load_recipe
 from roundel.targets.shifts import ShiftLimits
 from roundel.types import QParams, QType
 

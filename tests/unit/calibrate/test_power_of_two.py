@@ -24,8 +24,7 @@ from roundel.calibrate.ranges import (
 from roundel.errors import RecipeError
 from roundel.numerics.affine import dequantize
 from roundel.numerics.histogram import bins_of
-from roundel.numerics.scale_search import non_overflow, power_of_two_least_squares
-from roundel.numerics.weight_search import weight_power_of_two
+from roundel.numerics.scales import non_overflow, power_of_two_least_squares, weight_power_of_two
 from roundel.types import QParams, QType, ScaleKind, Scheme
 
 INT8 = Scheme(QType.INT8, scale=ScaleKind.POWER_OF_TWO)

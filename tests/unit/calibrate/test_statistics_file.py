@@ -7,7 +7,7 @@ import pytest
 
 from roundel.calibrate.collect import Collected
 from roundel.calibrate.observers import HistogramObserver, MinMaxObserver
-from roundel.calibrate.statistics_file import load_statistics, save_statistics
+from roundel.calibrate.statistics import load_statistics, save_statistics
 from roundel.errors import DataError, OutputError
 
 

@@ -12,6 +12,7 @@ import pytest
 
 import roundel
 from roundel.example import load_example
+from roundel.measure.types import Comparison
 
 
 @pytest.fixture(scope="module")
@@ -34,7 +35,7 @@ def test_compare_fits_80_columns_and_writes_json_and_csv(
     rows = list(csv.DictReader((tmp_path / "t.csv").open(encoding="utf-8")))
     assert len(rows) == len(tree["tensors"]) + len(tree["weights"])
     assert tree["samples"] == 8
-    assert roundel.compare.Comparison.from_dict(tree).outputs[0].name == "logits"  # type: ignore[attr-defined]
+    assert Comparison.from_dict(tree).outputs[0].name == "logits"
     worst = roundel_cli(*words)
     assert "introduce most" in worst.out
 

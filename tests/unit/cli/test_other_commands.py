@@ -13,7 +13,7 @@ import pytest
 import roundel
 from helpers import build, node, normal
 from roundel.example import load_example
-from roundel.recipe_file import load_recipe, preset_names
+from roundel.recipe.load import load_recipe, preset_names
 
 
 @pytest.fixture

@@ -6,7 +6,7 @@ import json
 from pathlib import Path
 from typing import Any
 
-from roundel.recipe_file import load_recipe
+from roundel.recipe.load import load_recipe
 
 WORDS = ("-p", "a8w8_minmax", "--space", "weights.per_channel=true,false")
 

@@ -15,7 +15,7 @@ import roundel
 from helpers import build, feeds, node, normal, quantize, sqnr
 from roundel.errors import RecipeError
 from roundel.example import load_example
-from roundel.sensitivity import Kind
+from roundel.measure.layers import Kind
 
 PLAIN = "a8w8_minmax"
 

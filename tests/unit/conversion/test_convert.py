@@ -13,8 +13,8 @@ from onnx import TensorProto, numpy_helper
 
 import roundel
 from helpers import build, feeds, node, normal
-from roundel.check import check_model
 from roundel.example import load_example
+from roundel.rules import check_model
 
 SHAPES = {"x": [1, 3, 6, 6]}
 FORMS: list[dict[str, Any]] = [

@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 
 from roundel.data import open_samples
-from roundel.data.naturalsort import natural_key
+from roundel.data.folders import natural_key
 from roundel.errors import DataError
 from roundel.types import InputSpec
 

@@ -13,10 +13,9 @@ from PIL import Image
 
 import roundel
 from helpers import build, node, normal, rng
-from roundel.data.lint import SampleWatch
-from roundel.data.lint_ranges import coverage, range_findings
+from roundel.data.lint import SampleWatch, coverage, range_findings
 from roundel.example import load_example
-from roundel.recipe import Data
+from roundel.recipe.settings import Data
 
 SHARED = Path(__file__).resolve().parents[4] / "shared"
 

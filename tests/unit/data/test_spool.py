@@ -9,7 +9,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from roundel.data.spool import KeptArrays, KeptSamples, Spool
+from roundel.data.kept import KeptArrays, KeptSamples, Spool
 from roundel.errors import OutputError
 
 

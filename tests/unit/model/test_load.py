@@ -15,7 +15,7 @@ import roundel
 from helpers import build, feeds, node, normal, session
 from roundel.errors import ModelError
 from roundel.model import load_model
-from roundel.model.external import external_values, self_contained
+from roundel.model.files import external_values, self_contained
 from roundel.model.graph import fingerprint, opset_version
 from roundel.model.load import quantized_node
 

@@ -10,7 +10,7 @@ from onnx import helper
 
 from helpers import build, node, normal
 from large_models import matmul_stack
-from roundel.model.outline import outline_of
+from roundel.model.memory import outline_of
 
 
 def test_nodes_weights_and_functions_are_told_without_reading_weights(tmp_path: Path) -> None:

@@ -12,7 +12,7 @@ import pytest
 
 from helpers import build, feeds, node, normal, session
 from roundel.errors import OutputError
-from roundel.model.save import check_writable, replacing, save_model, staged, write_text
+from roundel.model.files import check_writable, replacing, save_model, staged, write_text
 
 
 def net(seed: int = 0) -> ir.Model:
@@ -131,6 +131,6 @@ def test_saving_does_not_touch_the_model(tmp_path: Path) -> None:
 def test_large_models_get_external_data_by_themselves(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("roundel.model.save._PROTOBUF_LIMIT", 100)
+    monkeypatch.setattr("roundel.model.files._PROTOBUF_LIMIT", 100)
     save_model(net(), tmp_path / "m.onnx")
     assert names(tmp_path) == ["m.onnx", "m.onnx.data"]

@@ -8,8 +8,8 @@ import numpy as np
 import pytest
 
 from helpers import normal
-from roundel.numerics.gptq import gptq, spread
 from roundel.numerics.packed import Array, round_packed
+from roundel.numerics.rounding import gptq, spread
 from roundel.types import PackedScheme
 
 

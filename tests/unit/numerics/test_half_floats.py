@@ -11,7 +11,7 @@ from numpy.typing import NDArray
 from onnx import TensorProto, helper
 
 from helpers import rng
-from roundel.numerics import bfloat16, float16
+from roundel.numerics import floats
 
 SPECIAL = [
     *(0x7FFFFFFF, 0x7FC00000, 0xFFC00001, 0x7F800001, 0xFF800001),  # NaN
@@ -38,35 +38,35 @@ def cast(x: NDArray[np.float32], to: int) -> NDArray[Any]:
 def test_bfloat16_is_cast() -> None:
     x = every_kind()
     expected = cast(x, TensorProto.BFLOAT16)
-    np.testing.assert_array_equal(bfloat16.round_bfloat16(x).view(np.uint32), expected.view(np.uint32))
+    np.testing.assert_array_equal(floats.round_bfloat16(x).view(np.uint32), expected.view(np.uint32))
     np.testing.assert_array_equal(
-        bfloat16.from_bits(bfloat16.to_bits(x)).view(np.uint32), expected.view(np.uint32)
+        floats.from_bits(floats.to_bits(x)).view(np.uint32), expected.view(np.uint32)
     )
 
 
 def test_bfloat16_limits() -> None:
-    limits = np.asarray([bfloat16.LARGEST, bfloat16.SMALLEST_NORMAL], np.float32)
-    np.testing.assert_array_equal(bfloat16.round_bfloat16(limits), limits)
-    assert np.isinf(bfloat16.round_bfloat16(np.float32(bfloat16.LARGEST * 1.002)))
+    limits = np.asarray([floats.LARGEST_BFLOAT16, floats.SMALLEST_BFLOAT16], np.float32)
+    np.testing.assert_array_equal(floats.round_bfloat16(limits), limits)
+    assert np.isinf(floats.round_bfloat16(np.float32(floats.LARGEST_BFLOAT16 * 1.002)))
 
 
 @pytest.mark.parametrize("shape", [(), (0,), (3, 0), (2, 3)])
 def test_bfloat16_keeps_shapes(shape: tuple[int, ...]) -> None:
     x = np.ones(shape, np.float32)
-    assert bfloat16.round_bfloat16(x).shape == bfloat16.to_bits(x).shape == shape
-    assert bfloat16.round_bfloat16(np.ones((4, 6), np.float32)[:, ::2].T).shape == (3, 4)
+    assert floats.round_bfloat16(x).shape == floats.to_bits(x).shape == shape
+    assert floats.round_bfloat16(np.ones((4, 6), np.float32)[:, ::2].T).shape == (3, 4)
 
 
 def test_the_input_is_left_alone() -> None:
     x = every_kind()
     before = x.copy()
-    bfloat16.round_bfloat16(x)
+    floats.round_bfloat16(x)
     np.testing.assert_array_equal(x.view(np.uint32), before.view(np.uint32))
 
 
 def test_float16_is_cast() -> None:
     x = every_kind()
-    expected, got = cast(x, TensorProto.FLOAT16), float16.round_float16(x)
+    expected, got = cast(x, TensorProto.FLOAT16), floats.round_float16(x)
     number = ~np.isnan(x)
     np.testing.assert_array_equal(np.isnan(got), ~number)
     np.testing.assert_array_equal(got[number].view(np.uint32), expected[number].view(np.uint32))
@@ -75,4 +75,4 @@ def test_float16_is_cast() -> None:
 def test_float16_saturates_when_asked() -> None:
     x = np.asarray([1e6, -np.inf, np.nan, 65504, 65519, 1.0], np.float32)
     expected = [65504, -65504, np.nan, 65504, 65504, 1]
-    np.testing.assert_array_equal(float16.round_float16(x, saturate=True), np.asarray(expected, np.float32))
+    np.testing.assert_array_equal(floats.round_float16(x, saturate=True), np.asarray(expected, np.float32))

@@ -6,8 +6,8 @@ import numpy as np
 import pytest
 
 from helpers import normal, rng
-from roundel.numerics.gptq import gptq, spread
 from roundel.numerics.packed import in_blocks, in_bytes, packed_params, round_packed
+from roundel.numerics.rounding import gptq, spread
 from roundel.types import PackedScheme
 
 SCHEMES = [
@@ -93,7 +93,7 @@ def test_slabs_of_rows_are_solved_like_the_whole(monkeypatch: pytest.MonkeyPatch
     moments = spread(np.cov(normal(200, 48, seed=5).T), 0.01, act_order=True)
     whole = round_packed(weight, scheme, search=True), gptq(weight, moments, scheme, search=True)
     monkeypatch.setattr("roundel.numerics.packed._SLAB", 48 * 7)
-    monkeypatch.setattr("roundel.numerics.gptq._SLAB", 48 * 7)
+    monkeypatch.setattr("roundel.numerics.rounding._SLAB", 48 * 7)
     parts = round_packed(weight, scheme, search=True), gptq(weight, moments, scheme, search=True)
     for one, other in zip(whole, parts, strict=True):
         np.testing.assert_array_equal(one.codes, other.codes)

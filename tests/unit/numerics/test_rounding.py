@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from roundel.algorithms.moments import Moments
+from roundel.improve.moments import Moments
 from roundel.numerics.rounding import Array, compensated, damped, descend, factor, least_squares
 
 LIMITS = (-128, 127)

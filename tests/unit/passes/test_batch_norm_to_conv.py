@@ -1,6 +1,6 @@
 import pytest
 
-from roundel.passes.batch_norm_to_conv import BatchNormToConv
+from roundel.passes.batch_norms import BatchNormToConv
 
 
 @pytest.mark.parametrize("shape", [(2, 5, 6), (2, 5, 4, 4), (1, 5, 2, 3, 4)])

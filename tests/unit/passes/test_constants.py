@@ -3,7 +3,7 @@ import onnx
 import pytest
 from onnx import numpy_helper
 
-from roundel.passes.constants import Constants
+from roundel.passes.cleanup import Constants
 
 
 @pytest.mark.parametrize(

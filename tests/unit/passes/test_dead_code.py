@@ -1,7 +1,7 @@
 import onnx_ir as ir
 from onnx import helper
 
-from roundel.passes.dead_code import DeadCode
+from roundel.passes.cleanup import DeadCode
 
 
 def test_removes_what_no_output_needs(net, apply):

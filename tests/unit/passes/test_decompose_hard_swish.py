@@ -1,6 +1,6 @@
 import pytest
 
-from roundel.passes.decompose_hard_swish import DecomposeHardSwish
+from roundel.passes.activations import DecomposeHardSwish
 
 
 def test_becomes_its_definition(net, apply):

@@ -1,6 +1,6 @@
 import pytest
 
-from roundel.passes.explicit_attributes import ExplicitAttributes
+from roundel.passes.operators import ExplicitAttributes
 
 
 def values(node):

@@ -3,7 +3,7 @@ import pytest
 
 from roundel.errors import RecipeError
 from roundel.passes import refresh_shapes
-from roundel.passes.fixed_shapes import FixedShapes
+from roundel.passes.shapes import FixedShapes
 
 
 def two_inputs(n):

@@ -1,7 +1,7 @@
 import numpy as np
 import pytest
 
-from roundel.passes.fold_batch_norm import FoldBatchNorm
+from roundel.passes.batch_norms import FoldBatchNorm
 
 
 def conv_norm(n, **attributes):

@@ -2,7 +2,7 @@ import numpy as np
 import pytest
 from onnx import helper
 
-from roundel.passes.fold_pad import FoldPad
+from roundel.passes.batch_norms import FoldPad
 
 
 def build(n, pads=(0, 0, 1, 2, 0, 0, 3, 0), filler=None, mode="constant", **conv):

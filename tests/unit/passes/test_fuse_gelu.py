@@ -3,7 +3,7 @@ import math
 import numpy as np
 import pytest
 
-from roundel.passes.fuse_gelu import FuseGelu
+from roundel.passes.activations import FuseGelu
 
 
 def scalar(n, name, value):

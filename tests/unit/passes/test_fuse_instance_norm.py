@@ -1,8 +1,7 @@
 import numpy as np
 import pytest
 
-from roundel.passes.fuse_instance_norm import FuseInstanceNorm
-from roundel.passes.fuse_layer_norm import FuseLayerNorm
+from roundel.passes.norms import FuseInstanceNorm, FuseLayerNorm
 
 
 def pooled(n, source, output, pool):

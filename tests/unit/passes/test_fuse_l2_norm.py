@@ -1,7 +1,7 @@
 import numpy as np
 import pytest
 
-from roundel.passes.fuse_l2_norm import FuseL2Norm
+from roundel.passes.norms import FuseL2Norm
 
 
 def start(n, opset=17):

@@ -2,7 +2,7 @@ import numpy as np
 import onnx
 import pytest
 
-from roundel.passes.fuse_layer_norm import FuseLayerNorm
+from roundel.passes.norms import FuseLayerNorm
 
 
 def scalar(n, name, value):

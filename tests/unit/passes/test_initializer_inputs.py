@@ -2,7 +2,7 @@ import onnx
 import onnx_ir as ir
 from onnx import helper
 
-from roundel.passes.initializer_inputs import InitializerInputs
+from roundel.passes.cleanup import InitializerInputs
 
 
 def test_weights_leave_the_inputs(net):

@@ -3,7 +3,7 @@ import onnx_ir as ir
 import pytest
 
 from roundel.passes import refresh_shapes
-from roundel.passes.nchw_to_nhwc import NchwToNhwc
+from roundel.passes.operators import NchwToNhwc
 
 
 @pytest.fixture

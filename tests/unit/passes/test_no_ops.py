@@ -2,7 +2,7 @@ import numpy as np
 import onnx
 import pytest
 
-from roundel.passes.no_ops import NoOps
+from roundel.passes.cleanup import NoOps
 
 FLOAT = onnx.TensorProto.FLOAT
 

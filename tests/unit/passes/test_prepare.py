@@ -11,7 +11,7 @@ import pytest
 
 from roundel.errors import RecipeError
 from roundel.passes import PassReport, prepare
-from roundel.recipe import Prepare
+from roundel.recipe.settings import Prepare
 
 SHARED = Path(__file__).resolve().parents[4] / "shared" / "models"
 EVERYTHING = Prepare(

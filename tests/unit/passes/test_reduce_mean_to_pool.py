@@ -2,7 +2,7 @@ import numpy as np
 import onnx
 import pytest
 
-from roundel.passes.reduce_mean_to_pool import ReduceMeanToPool
+from roundel.passes.operators import ReduceMeanToPool
 
 
 @pytest.mark.parametrize("axes", [[2, 3], [3, 2], [-1, -2], [2, -1]])

@@ -2,7 +2,7 @@ import numpy as np
 import pytest
 from onnx import TensorProto
 
-from roundel.passes.scale_clip_bounds import ScaleClipBounds
+from roundel.passes.activations import ScaleClipBounds
 
 
 def start(n, low=0.0, high=6.0, first="Conv"):

@@ -1,6 +1,6 @@
 import pytest
 
-from roundel.passes.split_large_pools import SplitLargePools
+from roundel.passes.operators import SplitLargePools
 
 
 @pytest.mark.parametrize(

@@ -1,7 +1,7 @@
 import numpy as np
 import pytest
 
-from roundel.passes.split_to_slice import SplitToSlice
+from roundel.passes.operators import SplitToSlice
 
 
 def build(n, sizes=None, outputs=3, form="input", **attributes):

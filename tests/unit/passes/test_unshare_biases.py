@@ -1,4 +1,4 @@
-from roundel.passes.unshare_biases import UnshareBiases
+from roundel.passes.cleanup import UnshareBiases
 
 
 def test_each_layer_gets_its_own(net, apply):

@@ -1,7 +1,7 @@
 import numpy as np
 import pytest
 
-from roundel.passes.unshare_weights import UnshareWeights
+from roundel.passes.cleanup import UnshareWeights
 
 
 def layers(n, *ops):

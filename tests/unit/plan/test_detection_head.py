@@ -13,9 +13,8 @@ import pytest
 import roundel
 from helpers import build, feeds, node, normal
 from roundel.plan import build_plan
-from roundel.plan.detection_head import find_detection_head
-from roundel.plan.spared import HEAD
-from roundel.recipe_file import load_recipe
+from roundel.plan.float_parts import HEAD, find_detection_head
+from roundel.recipe.load import load_recipe
 
 _STRIDE = 32.0
 

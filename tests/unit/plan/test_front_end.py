@@ -12,9 +12,8 @@ import pytest
 import roundel
 from helpers import build, node, normal, rng
 from roundel.plan import build_plan
-from roundel.plan.front_end import find_front_end
-from roundel.plan.spared import FRONT_END
-from roundel.recipe_file import load_recipe
+from roundel.plan.float_parts import FRONT_END, find_front_end
+from roundel.recipe.load import load_recipe
 
 _SPECTRUM = ["window", "square", "sum", "floor", "log"]
 

@@ -13,11 +13,9 @@ import pytest
 import roundel
 from helpers import build, feeds, node, normal
 from roundel.errors import ModelError, RecipeError
-from roundel.numerics.block_float import BlockFloat
-from roundel.numerics.micro_exponents import MicroExponents
-from roundel.numerics.microscaling import Microscaling
+from roundel.numerics.blocks import BlockFloat, MicroExponents, Microscaling
 from roundel.qdq.functions import AMD_DOMAIN, attach, strip
-from roundel.qdq.functions.attributes import BFP, MX, read
+from roundel.qdq.functions.blocks import BFP, MX, read
 
 PRESETS = {
     "bfp16": BlockFloat(),

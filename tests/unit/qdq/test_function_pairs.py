@@ -14,8 +14,7 @@ from onnx import TensorProto, helper
 
 from helpers import rng
 from roundel.errors import ModelError
-from roundel.numerics.bfloat16 import round_bfloat16
-from roundel.numerics.float16 import round_float16
+from roundel.numerics.floats import round_bfloat16, round_float16
 from roundel.qdq.functions import AMD_DOMAIN, attach, strip
 
 LEVELS = [

@@ -15,7 +15,7 @@ from onnx import TensorProto, numpy_helper
 import roundel
 from helpers import Feed, build, feeds, node, normal, rng
 from roundel.model.graph import constant_array
-from roundel.numerics.bfloat16 import round_bfloat16
+from roundel.numerics.floats import round_bfloat16
 from roundel.qdq import attach
 
 SHAPES = {"x": [1, 3, 8, 8]}

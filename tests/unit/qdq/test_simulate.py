@@ -10,9 +10,9 @@ import pytest
 from onnx import helper
 
 from helpers import Feed, assert_sound, build, feeds, initializers, node, normal, ops, quantize, rng, run
-from roundel.numerics.reciprocal import pool_gain, reciprocal_gain
+from roundel.numerics.affine import pool_gain, reciprocal_gain
 from roundel.pipeline import QuantizeResult
-from roundel.recipe import Npu
+from roundel.recipe.settings import Npu
 
 ALL_OFF = dict.fromkeys(
     (

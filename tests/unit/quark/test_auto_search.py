@@ -21,7 +21,7 @@ from roundel.quark import (
     get_auto_search_config,
 )
 from roundel.quark.errors import QuarkConfigError
-from roundel.quark.search_space import assembled, flattened, qconfig_of
+from roundel.quark.search import assembled, flattened, qconfig_of
 
 X = {"x": [1, 3, 8, 8]}
 SPACE: dict[str, Any] = {

@@ -16,9 +16,8 @@ from roundel.quark.algorithms import AdaRoundConfig, AutoMixprecisionConfig
 from roundel.quark.config import QuantizationConfig
 from roundel.quark.errors import QuarkConfigError
 from roundel.quark.options import OPTIONS
-from roundel.quark.options.algorithms import FEW_BITS, GPTQ
-from roundel.quark.options.finetune import FINETUNE as TUNING
-from roundel.quark.options.mixed import MIXED
+from roundel.quark.options.algorithms import FEW_BITS, GPTQ, MIXED
+from roundel.quark.options.algorithms import FINETUNE as TUNING
 from roundel.quark.presets import get_default_config
 from roundel.quark.request import FIELD_OPTIONS
 from roundel.quark.specs import Int8Spec, Int16Spec, QLayerConfig

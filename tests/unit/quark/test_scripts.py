@@ -13,8 +13,7 @@ import onnxruntime as ort
 import pytest
 
 from roundel.quark import get_library_path
-from roundel.quark.importing import install, uninstall
-from roundel.quark.modules import MODULES, PACKAGES
+from roundel.quark.importing import MODULES, PACKAGES, install, uninstall
 
 SCRIPT = """
 import sys

@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 
 import roundel
-from roundel.recipe_file import load_recipe
+from roundel.recipe.load import load_recipe
 
 REFUSED: list[tuple[str, dict[str, Any], str]] = [
     ("bf16", {"activations": {"symmetric": False}}, "activations.symmetric means integers"),

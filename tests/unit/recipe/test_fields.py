@@ -13,8 +13,8 @@ from pydantic import BaseModel
 
 import roundel
 from helpers import feeds
-from roundel.recipe import Recipe
-from roundel.recipe_file import load_recipe
+from roundel.recipe.load import load_recipe
+from roundel.recipe.settings import Recipe
 
 sys.path.insert(0, str(Path(__file__).parent))
 from field_cases import CASES, Case
@@ -41,11 +41,11 @@ def leaves(model: type[BaseModel] = Recipe, prefix: str = "") -> Iterator[str]:
             yield from leaves(inner, f"{prefix}{name}.")
 
 
-TUNED = "improve.finetune."  # needs torch: tests/unit/algorithms/test_finetune_options.py has these
+TUNED = "improve.finetune."  # needs torch: tests/unit/improve/test_finetune_options.py has these
 
 
 def test_every_tuning_field_has_a_test() -> None:
-    source = (Path(__file__).parents[1] / "algorithms" / "test_finetune_options.py").read_text()
+    source = (Path(__file__).parents[1] / "improve" / "test_finetune_options.py").read_text()
     names = [name.removeprefix(TUNED) for name in leaves() if name.startswith(TUNED)]
     assert names
     assert [name for name in names if name not in source] == []

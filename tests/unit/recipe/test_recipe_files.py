@@ -10,8 +10,8 @@ import pytest
 import yaml
 
 from roundel.errors import RecipeError
-from roundel.recipe import Recipe, merge
-from roundel.recipe_file import dump_yaml, load_preset, load_recipe, preset_names, validate
+from roundel.recipe.load import dump_yaml, load_preset, load_recipe, preset_names, validate
+from roundel.recipe.settings import Recipe, merge
 
 FOLDER = Path(__file__).parents[3] / "src" / "roundel" / "presets"
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import random
 
-from roundel.report.html.layout import lay_out
+from roundel.report.html.layers import lay_out
 
 
 def test_a_chain_is_one_straight_line() -> None:

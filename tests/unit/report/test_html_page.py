@@ -16,12 +16,12 @@ import pytest
 import roundel
 from comparison_models import images, ort_quantized, residual_net
 from report_pages import level_of, made_up
-from roundel.compare import Comparison
 from roundel.errors import DataError, OutputError, RecipeError
-from roundel.recipe_file import load_recipe
+from roundel.measure.types import Comparison
+from roundel.recipe.load import load_recipe
 from roundel.report.html import ReportContent, render
 from roundel.report.html.layers import thinned
-from roundel.report.html.words import causes, origin
+from roundel.report.html.values import causes, origin
 
 
 def carried(page: str) -> dict[str, Any]:

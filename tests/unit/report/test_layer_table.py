@@ -6,11 +6,9 @@ import io
 
 from rich.console import Console
 
-from roundel.algorithms.finetune_report import FinetuneReport
-from roundel.algorithms.judge import StepReport, verdict
-from roundel.algorithms.layer_report import LayerReport
-from roundel.report.console import ProgressListener
-from roundel.report.layer_table import layer_table
+from roundel.improve.judge import StepReport, verdict
+from roundel.improve.reports import FinetuneReport, LayerReport
+from roundel.report.console import ProgressListener, layer_table
 
 LONG = "/model/backbone/stages.3/blocks.11/depthwise_separable/conv_dw/Conv"
 COUNT = 20

@@ -14,9 +14,9 @@ import onnx_ir as ir
 
 from roundel.errors import ModelError
 from roundel.model.graph import opset_version
-from roundel.qdq.functions import block_formats, linear
-from roundel.qdq.functions.attributes import BFP, MX
-from roundel.qdq.pairs import QUARK as AMD_DOMAIN
+from roundel.qdq.functions import blocks, linear
+from roundel.qdq.functions.blocks import BFP, MX
+from roundel.qdq.nodes import QUARK as AMD_DOMAIN
 
 __all__ = ["AMD_DOMAIN", "attach", "strip"]
 
@@ -34,8 +34,8 @@ class _Operator(NamedTuple):
 _OPERATORS: dict[str, _Operator] = {
     "ExtendedQuantizeLinear": _Operator(linear.Linear.of, linear.quantize),
     "ExtendedDequantizeLinear": _Operator(linear.Linear.of, linear.dequantize),
-    BFP: _Operator(block_formats.Variant.of, block_formats.build),
-    MX: _Operator(block_formats.Variant.of, block_formats.build),
+    BFP: _Operator(blocks.Variant.of, blocks.build),
+    MX: _Operator(blocks.Variant.of, blocks.build),
 }
 
 

@@ -8,7 +8,7 @@ import numpy as np
 import onnx_ir as ir
 
 from roundel.errors import ModelError
-from roundel.numerics import float16
+from roundel.numerics import floats
 from roundel.qdq.functions.body import Body
 
 _DEFAULTS: dict[str, int | str] = {"axis": 1}
@@ -56,8 +56,8 @@ def quantize(variant: Linear, overload: str, opset: int) -> ir.Function:
     scaled = body.op("Div", x, _spread(body, variant, scale, x))
     if variant.dtype is ir.DataType.FLOAT16:
         # Min and Max keep a NaN, which Clip need not.
-        below = body.op("Min", scaled, body.number(float16.LARGEST))
-        moved = body.op("Max", below, body.number(-float16.LARGEST))
+        below = body.op("Min", scaled, body.number(floats.LARGEST_FLOAT16))
+        moved = body.op("Max", below, body.number(-floats.LARGEST_FLOAT16))
     else:
         # Adding zero makes +0 of -0. ONNX Runtime would drop Add, but keeps Sum.
         offset = body.cast(_spread(body, variant, zero, x), ir.DataType.FLOAT)

@@ -7,14 +7,8 @@ from collections.abc import Iterator, Mapping
 from roundel.errors import did_you_mean
 from roundel.quark.errors import QuarkConfigError
 from roundel.quark.options.algorithms import ALGORITHMS
-from roundel.quark.options.calibration import CALIBRATION
-from roundel.quark.options.engine import ENGINE
-from roundel.quark.options.graph import GRAPH
-from roundel.quark.options.numbers import NUMBERS
-from roundel.quark.options.pairs import PAIRS
-from roundel.quark.options.preference import PREFERENCE
-from roundel.quark.options.run import RUN
-from roundel.quark.options.targets import TARGETS
+from roundel.quark.options.graph import ENGINE, GRAPH, PAIRS, RUN, TARGETS
+from roundel.quark.options.numbers import CALIBRATION, NUMBERS, PREFERENCE
 from roundel.quark.request import FIELD_OPTIONS, Request
 from roundel.quark.rows import Effect, Option
 

@@ -2,14 +2,15 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import replace
 from typing import Any
 
-from roundel.quark.options.finetune import FINETUNE
-from roundel.quark.options.mixed import MIXED
-from roundel.quark.options.nested import nested_effects
+from roundel.numerics.metrics import DISTANCES, IN_DECIBELS
+from roundel.quark.errors import QuarkConfigError, expected_names
 from roundel.quark.request import Request
 from roundel.quark.rows import (
+    ANY,
     COUNT,
     INTEGER,
     NOTHING,
@@ -18,8 +19,11 @@ from roundel.quark.rows import (
     SWITCH,
     TABLE,
     TEXT,
+    TEXTS,
     Effect,
+    Kind,
     Option,
+    Work,
     always,
     computed,
     refusal,
@@ -27,6 +31,188 @@ from roundel.quark.rows import (
     to_field,
     to_word,
 )
+from roundel.quark.specs import QLayerConfig
+
+_TUNE = "improve.finetune."
+_ALGORITHMS = ("adaround", "adaquant")
+_PAIR = Kind("a pair of numbers", lambda v: isinstance(v, list | tuple) and len(v) == 2)
+_NO_LOADER = "rows are kept in memory or mapped files; no loader stands in between."
+
+
+def _field(key: str, default: Any, kind: Kind, name: str) -> Option:
+    return to_field(key, default, kind, _TUNE + name)
+
+
+def _algorithm(value: Any, request: Request) -> Effect:
+    if str(value).lower() not in _ALGORITHMS:
+        raise QuarkConfigError(
+            "There is no such fine-tuning.",
+            where="extra_options['FastFinetune']['OptimAlgorithm']",
+            observed=value,
+            **expected_names(str(value), _ALGORITHMS),
+        )
+    return Effect(recipe={f"{_TUNE}algorithm": str(value).lower()})
+
+
+def _device(name: str) -> Work:
+    def work(value: Any, request: Request) -> Effect:
+        return Effect(recipe={_TUNE + name: str(value).lower()})
+
+    return work
+
+
+FINETUNE: Mapping[str, Option] = {
+    row.key: row
+    for row in (
+        computed("OptimAlgorithm", "adaround", TEXT, f"{_TUNE}algorithm", _algorithm),
+        computed("OptimDevice", "cpu", TEXT, f"{_TUNE}optim_device", _device("optim_device")),
+        computed("InferDevice", "cpu", TEXT, f"{_TUNE}infer_device", _device("infer_device")),
+        _field("NumIterations", 1000, COUNT, "iterations"),
+        _field("LearningRate", None, NUMBER, "learning_rate"),
+        _field("BatchSize", 1, COUNT, "batch_size"),
+        _field("NumBatches", 1, COUNT, "num_batches"),
+        _field("DataSize", None, COUNT, "data_size"),
+        _field("FixedSeed", 1705472343, INTEGER, "seed"),
+        _field("EarlyStop", False, SWITCH, "early_stop"),
+        _field("LRAdjust", None, _PAIR, "lr_adjust"),
+        _field("TargetOpType", None, TEXTS, "target_op_types"),
+        _field("SelectiveUpdate", False, SWITCH, "selective_update"),
+        _field("UpdateBias", True, SWITCH, "update_bias"),
+        _field("OutputQDQ", False, SWITCH, "output_qdq"),
+        _field("DropRatio", 1.0, NUMBER, "drop_ratio"),
+        _field("RegParam", 0.01, NUMBER, "reg_param"),
+        _field("BetaRange", (20, 2), _PAIR, "beta_range"),
+        _field("WarmStart", 0.2, NUMBER, "warm_start"),
+        _field("MemOptLevel", 1, INTEGER, "mem_opt_level"),
+        _field("Parallel", False, SWITCH, "parallel"),
+        always("CacheDir", None, ANY, "mapped files lie in the temporary folder (TmpDir)."),
+        always("LogPeriod", 100, INTEGER, "progress is shown layer by layer."),
+        refused(
+            "RefModelPath",
+            None,
+            "the float model is the one that is quantized.",
+            "Quantize the model that the file holds.",
+        ),
+        refused("OutputIndex", 0, "all outputs count.", "Leave it at 0.", INTEGER),
+        always("DynamicBatch", False, SWITCH, "a layer learns from rows; the model's batch does not matter."),
+        always("NumWorkers", 1, INTEGER, _NO_LOADER),
+        always("PinMemory", False, SWITCH, _NO_LOADER),
+        always("UseGDS", False, SWITCH, _NO_LOADER),
+        always("SelectMaxMemLayer", False, SWITCH, "memory is measured by what a layer's rows take."),
+    )
+}
+
+
+_KEY = "AutoMixprecision"
+_ONE_TYPE = "a tensor has one type: that of the target layers that read it."
+_ALL = "every layer of the target types is chosen, so nothing is measured."
+_OWN = "a recipe holds no functions."
+_NUMBER = Kind(
+    "a number or None", lambda v: v is None or (isinstance(v, int | float) and not isinstance(v, bool))
+)
+_METRIC = Kind(" or ".join(map(repr, DISTANCES)), lambda v: isinstance(v, str) and v in DISTANCES)
+_GOAL = Kind("'speed' or 'quality'", lambda v: v in ("speed", "quality"))
+
+
+def _target(value: Any, request: Request) -> Effect:
+    inputs = value.input_tensors if isinstance(value, QLayerConfig) else None
+    weight = value.weight if isinstance(value, QLayerConfig) else None
+    if inputs is None or weight is None:
+        raise QuarkConfigError(
+            "Mixed precision takes one type for inputs and one for weights.",
+            where=f"extra_options['{_KEY}']['TargetLayerConfig']",
+            observed=value,
+            expected="QLayerConfig(input_tensors=Int8Spec(), weight=Int8Spec())",
+        )
+    moving, stored = (spec.kind.__name__.lower() for spec in (inputs, weight))
+    return Effect(recipe={"mixed.type": moving, **({"mixed.weights": stored} if stored != moving else {})})
+
+
+def _given(request: Request, key: str, default: Any) -> Any:
+    return dict(request.config.extra_options.get(_KEY) or {}).get(key, default)
+
+
+def _searched(request: Request) -> bool:
+    return bool(_given(request, "MetricThreshold", 0) != 0)
+
+
+def _mixed_threshold(value: Any, request: Request) -> Effect:
+    if value is None:
+        raise refusal(
+            "MetricThreshold",
+            value,
+            "an analysis alone makes no model.",
+            "Run `roundel sensitivity MODEL --data …`, or give a threshold.",
+        )
+    if value == 0:
+        return Effect()
+    sign = -1 if _given(request, "MetricDefault", "l2") in IN_DECIBELS else 1
+    return Effect(recipe={"mixed.threshold": sign * value})
+
+
+def _of_search(key: str, default: Any, kind: Kind, path: str) -> Option:
+    """A key that says something about the search, where there is one."""
+
+    def work(value: Any, request: Request) -> Effect:
+        if _searched(request):
+            return Effect(recipe={path: value})
+        return Effect() if value == default else Effect(note=f"{key}: {_ALL}")
+
+    return computed(key, default, kind, f"{path}, with a threshold", work)
+
+
+def _samples(value: Any, request: Request) -> Effect:
+    if value < 1:
+        return Effect()
+    return (
+        Effect(recipe={"verify.samples": value}) if _searched(request) else Effect(note=f"DataSize: {_ALL}")
+    )
+
+
+MIXED: Mapping[str, Option] = {
+    row.key: row
+    for row in (
+        computed("TargetLayerConfig", None, ANY, "mixed.type, mixed.weights", _target),
+        to_field("TargetOpType", None, TEXTS, "mixed.op_types"),
+        computed("MetricThreshold", 0, _NUMBER, "mixed.threshold; None is refused", _mixed_threshold),
+        _of_search("MetricDefault", "l2", _METRIC, "mixed.metric"),
+        _of_search("MetricOptimizeObject", "speed", _GOAL, "mixed.goal"),
+        _of_search("MetricOutputIndex", 0, INTEGER, "mixed.output"),
+        to_field("IncludeLayers", None, TEXTS, "mixed.include"),
+        to_field("ExcludeLayers", None, TEXTS, "mixed.exclude"),
+        computed("DataSize", 0, INTEGER, "verify.samples, with a threshold", _samples),
+        refused("SubgraphJson", None, "layers are tried one by one.", "Name them in IncludeLayers."),
+        refused("MetricDistanceFn", None, _OWN, "Use `roundel.auto(…, metric=function)`, or MetricDefault."),
+        refused("MetricEvaluateFn", None, _OWN, "Use `roundel.auto(…, metric=function)`, or MetricDefault."),
+        always("SensitivityCacheFile", None, ANY, "errors are measured anew in each run."),
+        always("WorkerNum", 1, INTEGER, "one model is tried at a time."),
+        always("DualQuantNodes", False, SWITCH, _ONE_TYPE),
+        always("NoInputQDQShared", False, SWITCH, _ONE_TYPE),
+        always("SharedParamMode", "propagate", ANY, "a shared weight has one type for all its readers."),
+    )
+}
+
+
+def nested_effects(
+    key: str, rows: Mapping[str, Option], given: Mapping[str, Any], request: Request
+) -> Effect:
+    """What the keys of a nested table do together, in the order of the rows.
+
+    Raises:
+        QuarkConfigError: a key is unknown, or its value wrong.
+    """
+    for word in given:
+        if word not in rows:
+            raise QuarkConfigError(
+                f"There is no option '{word}' in '{key}'.",
+                where=f"extra_options['{key}']",
+                **expected_names(str(word), rows),
+            )
+    effects = [row.effect(given[word], request) for word, row in rows.items() if word in given]
+    recipe = {path: value for effect in effects for path, value in effect.recipe.items()}
+    notes = [effect.note for effect in effects if effect.note]
+    return Effect(recipe=recipe, note="; ".join(notes) or None)
+
 
 _EQUALIZE = "improve.equalize."
 _MOST_STEPS = 20

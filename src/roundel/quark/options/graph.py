@@ -7,7 +7,10 @@ from typing import Any
 from roundel.quark.errors import QuarkConfigError
 from roundel.quark.request import Request
 from roundel.quark.rows import (
+    ANY,
+    COUNT,
     INTEGER,
+    PATH,
     SWITCH,
     TABLE,
     TEXT,
@@ -19,9 +22,14 @@ from roundel.quark.rows import (
     refusal,
     refused,
     to_field,
+    to_run,
 )
-from roundel.recipe import Prepare
-from roundel.tools.words import shapes
+from roundel.quark.rows import (
+    PAIRS as PAIR_LIST,
+)
+from roundel.quark.selection import from_mixed_precision, from_tensor_overrides
+from roundel.quark.tools.words import shapes
+from roundel.recipe.settings import Prepare
 
 _SWITCHES = tuple(name for name, row in Prepare.model_fields.items() if row.annotation is bool)
 _LAYERS = frozenset({"Conv", "ConvTranspose", "Gemm"})
@@ -102,4 +110,191 @@ GRAPH: tuple[Option, ...] = (
     to_field("ConvertClipToRelu", False, SWITCH, "npu.clip_to_relu"),
     computed("FixShapes", None, TEXT, "prepare.fixed_shapes", _fix_shapes),
     computed("SkipPreprocess", False, SWITCH, "prepare.* (every pass off)", _skip_all),
+)
+
+
+_KEPT = {
+    "RemoveQDQConvClip": "Clip",
+    "RemoveQDQConvRelu": "Relu",
+    "RemoveQDQConvLeakyRelu": "LeakyRelu",
+    "RemoveQDQConvPRelu": "PRelu",
+}
+_BEFORE_GELU = ("Conv", "ConvTranspose", "Gemm", "MatMul", "Add")
+_AFTER_NORM = ("Relu", "LeakyRelu", "PRelu", "Clip")
+
+
+def _keep_before(request: Request) -> tuple[str, ...]:
+    return tuple(op for key, op in _KEPT.items() if not request.asked(key, True))
+
+
+def _without_between(request: Request) -> tuple[tuple[str, str], ...]:
+    """All pairs of operators between which a Q/DQ pair is to be left out."""
+    found: list[tuple[str, str]] = []
+    if request.asked("RemoveQDQConvGelu"):
+        found += [(op, "Gelu") for op in _BEFORE_GELU]
+    if request.asked("RemoveQDQInstanceNorm"):
+        found += [("InstanceNormalization", op) for op in _AFTER_NORM]
+    if request.asked("RemoveQDQMulAdd"):
+        found.append(("Mul", "Add"))
+    found += [(str(up), str(down)) for up, down in request.asked("RemoveQDQBetweenOps", ())]
+    return tuple(found)
+
+
+def _kept(value: Any, request: Request) -> Effect:
+    return Effect(recipe={"placement.keep_pair_before": _keep_before(request)})
+
+
+def _left_out(value: Any, request: Request) -> Effect:
+    return Effect(recipe={"placement.no_pair_between": _without_between(request)})
+
+
+def _fused(value: Any, request: Request) -> Effect:
+    """Integers and short floats are always fused; block formats when told to."""
+    return Effect(recipe={"placement.fuse_activations": value} if request.block_activations else {})
+
+
+def _contrib(value: Any, request: Request) -> Effect:
+    return Effect(recipe={"placement.domain": "com.microsoft"} if value else {})
+
+
+def _float_weights(value: Any, request: Request) -> Effect:
+    """Float weights behind a Q/DQ pair: what short floats and blocks have anyhow, and integers never."""
+    if not value or not request.integer_weights:
+        return Effect()
+    why = "integer weights are stored as integers, a quarter of the size."
+    raise refusal("AddQDQPairToWeight", value, why, "Leave the option out: the model computes the same.")
+
+
+PAIRS: tuple[Option, ...] = (
+    computed("AddQDQPairToWeight", False, SWITCH, "nothing; refused for integers", _float_weights),
+    to_field("ForceQuantizeNoInputCheck", False, SWITCH, "placement.quantize_passthrough_inputs"),
+    to_field("DedicatedQDQPair", False, SWITCH, "placement.dedicated_pairs"),
+    to_field("DedicateDQNode", False, SWITCH, "placement.dedicated_dequantizers"),
+    refused(
+        "EnableDualQuantNodePairs",
+        False,
+        "a tensor has one type, that of its maker.",
+        "Give the tensors in between their types with TensorQuantOverrides.",
+        SWITCH,
+    ),
+    to_field("OpTypesToExcludeOutputQuantization", [], TEXTS, "placement.skip_output_op_types"),
+    to_run("NodesToExcludeOutputQuantization", [], TEXTS, "float_outputs_of"),
+    refused(
+        "QDQOpTypePerChannelSupportToAxis",
+        {},
+        "the channel axis follows from each operator.",
+        "Use per_channel=True.",
+        TABLE,
+    ),
+    computed("UseQDQContribOps", False, SWITCH, "placement.domain", _contrib),
+    *(computed(key, True, SWITCH, "placement.keep_pair_before", _kept) for key in _KEPT),
+    computed("RemoveQDQConvGelu", False, SWITCH, "placement.no_pair_between", _left_out),
+    computed("RemoveQDQInstanceNorm", False, SWITCH, "placement.no_pair_between", _left_out),
+    computed("RemoveFusedQDQ", False, SWITCH, "placement.fuse_activations (block formats)", _fused),
+    computed("RemoveQDQMulAdd", False, SWITCH, "placement.no_pair_between", _left_out),
+    computed("RemoveQDQBetweenOps", None, PAIR_LIST, "placement.no_pair_between", _left_out),
+    to_field("FoldRelu", False, SWITCH, "placement.fold_relu"),
+)
+
+
+_SIMULATED = {
+    "ConvertLeakyReluToDPUVersion": "leaky_relu",
+    "ConvertSigmoidToHardSigmoid": "sigmoid_to_hard_sigmoid",
+    "ConvertHardSigmoidToDPUVersion": "hard_sigmoid",
+    "ConvertAvgPoolToDPUVersion": "average_pool",
+    "ConvertReduceMeanToDPUVersion": "reduce_mean",
+    "ConvertSoftmaxToDPUVersion": "softmax",
+    "ConvertInstanceNormToDPUVersion": "instance_norm",
+    "ConvertClipToDPUVersion": "clip",
+}
+_LIMITS = {
+    "AdjustShiftCut": "adjust_shift_cut",
+    "AdjustShiftBias": "adjust_shift_bias",
+    "AdjustShiftRead": "adjust_shift_read",
+    "AdjustShiftWrite": "adjust_shift_write",
+    "AdjustHardSigmoid": "adjust_hard_sigmoid",
+    "AdjustShiftSwish": "adjust_shift_swish",
+}
+_ALIGNED = {
+    "AlignConcat": "align_concat",
+    "AlignPool": "align_pool",
+    "AlignPad": "align_pad",
+    "AlignSlice": "align_slice",
+}
+
+
+def _simulate(value: Any, request: Request) -> Effect:
+    return Effect(recipe={} if value else {f"npu.{name}": False for name in _SIMULATED.values()})
+
+
+def _limits(value: Any, request: Request) -> Effect:
+    return Effect(recipe={} if value else {f"npu.{name}": False for name in _LIMITS.values()})
+
+
+ENGINE: tuple[Option, ...] = (
+    *(to_field(key, False, SWITCH, f"npu.{name}") for key, name in _SIMULATED.items()),
+    *(to_field(key, False, SWITCH, f"npu.{name}") for key, name in _LIMITS.items()),
+    *(to_field(key, False, SWITCH, f"placement.{name}") for key, name in _ALIGNED.items()),
+    always("AlignTranspose", False, SWITCH, "Transpose keeps its input's scale."),
+    always("AlignReshape", False, SWITCH, "Reshape keeps its input's scale."),
+    # The two switches for all of them come last: they win.
+    computed("SimulateDPU", True, SWITCH, "npu.* (all arithmetic off)", _simulate),
+    computed("NPULimitationCheck", True, SWITCH, "npu.adjust_* (all limits off)", _limits),
+    always("MaxLoopNum", 5, COUNT, "limits are met by solving for them, not by repeating."),
+)
+
+
+def _tensors(value: Any, request: Request) -> Effect:
+    return Effect(recipe={"overrides": from_tensor_overrides(value, request)})
+
+
+def _mixed(value: Any, request: Request) -> Effect:
+    if not request.config.specific_tensor_precision:
+        return Effect(note="MixedPrecisionTensor counts only with specific_tensor_precision=True")
+    return Effect(recipe={"overrides": from_mixed_precision(value)})
+
+
+TARGETS: tuple[Option, ...] = (
+    to_field("QuantizeAllOpTypes", False, SWITCH, "selection.all_op_types"),
+    to_field("WeightsOnly", False, SWITCH, "placement.weights_only"),
+    to_field("MatMulConstBOnly", False, SWITCH, "placement.matmul_const_only"),
+    refused(
+        "EnableSubgraph",
+        False,
+        "the bodies of If, Loop and Scan stay float.",
+        "Inline them before, or leave them in float.",
+        SWITCH,
+    ),
+    computed("MixedPrecisionTensor", {}, TABLE, "overrides", _mixed),
+    computed("TensorQuantOverrides", {}, TABLE, "overrides", _tensors),
+    refused(
+        "NodesWithMixedPrecision",
+        {},
+        "it is an internal note of another program.",
+        "Use TensorQuantOverrides.",
+    ),
+    to_field("AlignEltwiseQuantType", False, SWITCH, "placement.constants_as_activations"),
+)
+
+
+RUN: tuple[Option, ...] = (
+    to_run("TmpDir", None, PATH, "temporary_folder"),
+    refused(
+        "UserCustomOpLibPath",
+        None,
+        "models run in a stock ONNX Runtime.",
+        "Leave nodes of other domains out with nodes_to_exclude after converting them to standard ones.",
+        ANY,
+    ),
+    to_run("EvalMetrics", None, ANY, "evaluate"),
+    to_run("EvalDataReader", None, ANY, "evaluation_data"),
+    always("FillAllValueInfo", False, SWITCH, "every tensor's type and shape are in the file."),
+    refused(
+        "EncryptionAlgorithm",
+        None,
+        "files are written in the clear.",
+        "Encrypt the finished file, or use the execution provider's encryption_key.",
+        TEXT,
+    ),
+    to_run("Recipe", {}, ANY, "recipe_changes"),
 )

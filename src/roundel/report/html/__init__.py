@@ -4,7 +4,7 @@ Python says what is true (figures, words, where each layer stands in the chart),
 in `assets/` show it. They write text only, never markup, so that a tensor's name stays a name.
 """
 
-from roundel.report.html.content import ReportContent
 from roundel.report.html.page import render
+from roundel.report.html.values import ReportContent
 
 __all__ = ["ReportContent", "render"]

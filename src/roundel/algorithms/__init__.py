@@ -1,1 +1,0 @@
-"""Improve a quantized model beyond calibration. Algorithms take a state and return a state."""

@@ -1,0 +1,324 @@
+"""Factors for the channels between layers, so that every channel uses its layers' ranges alike."""
+
+from __future__ import annotations
+
+import math
+import time
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+
+import numpy as np
+import onnx_ir as ir
+
+from roundel.calibrate.collect import collect
+from roundel.calibrate.positions import refine
+from roundel.calibrate.resolve import requests_for, resolve
+from roundel.calibrate.statistics import QuantState
+from roundel.improve.channel_walk import Trace
+from roundel.improve.channels import Ids, Layer, Settled
+from roundel.improve.judge import StepReport, as_if_rounded, output_sqnr, verdict
+from roundel.model.session import open_session
+from roundel.passes.base import Editor
+from roundel.plan import build_plan
+from roundel.recipe.settings import Equalize, Recipe
+from roundel.types import Doubles, Sample
+
+_LIMIT = 2.0**16  # no channel is scaled further than this
+_BIAS_SHARE = 0.5  # a bias of 32 bits only widens the activation: it counts half
+_NARROW_BIAS_SHARE = 1.0  # beside power-of-two scales a bias has 8 bits, and needs them as weights do
+_ALIGNMENTS = 2.0 ** (np.arange(-16, 16) / 32)
+_TOP = 127  # the largest code of a symmetric 8-bit weight
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Side:
+    """The channels that a layer has in one space.
+
+    Attributes:
+        layer: which one, as its number.
+        produces: whether they are its outputs (rows) or its inputs (columns).
+        places: their positions in the layer.
+        local: their numbers in the space.
+    """
+
+    layer: int
+    produces: bool
+    places: Ids
+    local: Ids
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Space:
+    """Channels that can be rescaled together, and every layer around them."""
+
+    most: Doubles
+    sides: tuple[Side, ...]
+    whole: bool
+
+
+def find_spaces(trace: Trace) -> list[Space]:
+    """The spaces with a channel that may change, in graph order."""
+    settled = trace.channels.settle()
+    members: dict[int, list[tuple[int, bool, Ids]]] = {}
+    for number, (given, made) in enumerate(trace.sides):
+        for ids, produces in ((made, True), (given, False)):
+            if ids is None:
+                continue
+            for space in np.unique(settled.spaces[ids]).tolist():
+                members.setdefault(space, []).append((number, produces, ids))
+    found = []
+    for space in sorted(members):
+        whole = _space(settled, space, members[space])
+        if whole is not None:
+            found.append(whole)
+    return found
+
+
+def _space(settled: Settled, number: int, members: list[tuple[int, bool, Ids]]) -> Space | None:
+    free = [np.flatnonzero((settled.spaces[ids] == number) & ~settled.fixed[ids]) for _, _, ids in members]
+    own = [settled.roots[ids][places] for (_, _, ids), places in zip(members, free, strict=True)]
+    roots = np.unique(np.concatenate(own))
+    if not roots.size:
+        return None
+    sides, whole = [], True
+    for (layer, produces, ids), places, mine in zip(members, free, own, strict=True):
+        sides.append(Side(layer, produces, places, np.searchsorted(roots, mine)))
+        whole = whole and places.size == ids.size
+    return Space(settled.most[roots], tuple(sides), whole)
+
+
+class Balance:
+    """Finds the factors, round by round; each round goes once over all spaces."""
+
+    def __init__(
+        self, layers: list[Layer], spaces: list[Space], options: Equalize, *, power_of_two: bool
+    ) -> None:
+        self.layers, self.spaces, self.options = layers, spaces, options
+        self.power_of_two = power_of_two
+        self.factors = [np.ones(len(space.most)) for space in spaces]
+        around = {side.layer for space in spaces for side in space.sides}
+        self.magnitudes = {number: layers[number].magnitudes() for number in sorted(around)}
+        self.biases = {n: np.abs(layers[n].bias).reshape(-1, len(layers[n].rows)).max(axis=0) for n in around}
+
+    def run(self) -> int:
+        """Rounds until nothing changes any more; returns how many."""
+        if not self.spaces:
+            return 0
+        for done in range(1, self.options.steps + 1):
+            change = max(self._settle(number) for number in range(len(self.spaces)))
+            if change < self.options.threshold:
+                return done
+        return self.options.steps
+
+    def align(self) -> None:
+        """One factor for each whole space, so that its layers end just below a power of two."""
+        for number, space in enumerate(self.spaces if self.power_of_two else ()):
+            room = float((space.most / self.factors[number]).min())
+            if not space.whole or room < 1:
+                continue
+            tops = [(side.produces, self._top(side.layer)) for side in space.sides]
+            tops = [(produces, top) for produces, top in tops if top > 0]
+            costs = [(_waste(tops, f), abs(math.log2(f)), f) for f in _ALIGNMENTS.tolist() if f <= room]
+            self._apply(number, np.full(len(space.most), min(costs)[2]))
+
+    def write(self) -> None:
+        """Put the factors into the layers."""
+        for space, factors in zip(self.spaces, self.factors, strict=True):
+            for side in space.sides:
+                layer, scale = self.layers[side.layer], factors[side.local]
+                if side.produces:
+                    layer.rows[side.places] *= scale
+                    layer.bias[..., side.places] *= scale
+                else:
+                    layer.columns[side.places] /= scale
+
+    def _settle(self, number: int) -> float:
+        """Balance one space; returns the largest relative change."""
+        space, total = self.spaces[number], self.factors[number]
+        made, read = np.zeros(len(total)), np.zeros(len(total))
+        for side in space.sides:
+            for ranges in self._ranges(side):
+                np.maximum.at(made if side.produces else read, side.local, ranges[side.places])
+        known = (made > 0) & (read > 0)
+        step = np.ones(len(total))
+        step[known] = np.sqrt(read[known] / made[known])
+        wanted = np.minimum(np.clip(total * step, 1 / _LIMIT, _LIMIT), np.maximum(space.most, 0))
+        step = np.where(known, wanted / total, 1.0)
+        self._apply(number, step)
+        return float(np.abs(step - 1).max())
+
+    def _ranges(self, side: Side) -> Iterable[Doubles]:
+        """Each channel's range in the layer's weight, relative to the whole; and in its bias."""
+        magnitudes = self.magnitudes[side.layer]
+        weights = magnitudes.max(axis=2 if side.produces else 1).reshape(-1)
+        if not weights.any():
+            return
+        yield weights / weights.max()
+        bias = self.biases[side.layer]
+        if side.produces and self.options.append_bias and bias.any():
+            share = _NARROW_BIAS_SHARE if self.power_of_two else _BIAS_SHARE
+            yield np.where(weights > 0, bias / bias.max() * share, 0.0)
+
+    def _apply(self, number: int, step: Doubles) -> None:
+        self.factors[number] *= step
+        for side in self.spaces[number].sides:
+            magnitudes = self.magnitudes[side.layer]
+            groups, outputs, inputs = magnitudes.shape
+            scale = np.ones(groups * (outputs if side.produces else inputs))
+            scale[side.places] = step[side.local]
+            if side.produces:
+                magnitudes *= scale.reshape(groups, outputs, 1)
+                self.biases[side.layer] *= scale
+            else:
+                magnitudes /= scale.reshape(groups, 1, inputs)
+
+    def _top(self, layer: int) -> float:
+        return float(self.magnitudes[layer].max())
+
+
+def _waste(tops: list[tuple[bool, float]], factor: float) -> float:
+    """How far the largest weights stay below the top of their power-of-two ranges, as noise."""
+    total = 0.0
+    for produces, top in tops:
+        exponent = math.log2(top * (factor if produces else 1 / factor) / _TOP)
+        total += 4.0 ** (math.ceil(exponent) - exponent)
+    return total
+
+
+@dataclass(frozen=True, slots=True)
+class LayerSpread:
+    """How far the largest channel of a layer stands out, before and after: maximum over median range."""
+
+    layer: str
+    op: str
+    before: float
+    after: float
+
+
+@dataclass(frozen=True, slots=True)
+class EqualizeReport:
+    """What equalization did.
+
+    Attributes:
+        spaces: sets of tied channels that were rescaled.
+        channels: channels that got a factor of their own.
+        silenced: channels that are constant whatever the input, taken out of their layers.
+        absorbed: channels whose constant part moved into the biases behind.
+        rounds: how often all spaces were visited.
+        layers: the layers that changed.
+        seconds: how long it took.
+    """
+
+    spaces: int
+    channels: int
+    silenced: int
+    absorbed: int
+    rounds: int
+    layers: tuple[LayerSpread, ...]
+    seconds: float
+
+
+def equalize(model: ir.Model, options: Equalize, *, power_of_two: bool) -> EqualizeReport:
+    """Rescale channels between layers, in place, so that one scale suits each whole weight.
+
+    The model computes what it did before, for every input, up to the rounding of float32.
+
+    Args:
+        model: prepared: batch norms folded, shapes known.
+        options: rounds, threshold, and what counts.
+        power_of_two: whether weight scales will be powers of two.
+    """
+    started = time.perf_counter()
+    trace = Trace(model.graph, absorb=options.absorb_bias)
+    before = [_spread(layer, plain=True) for layer in trace.layers]
+    balance = Balance(trace.layers, find_spaces(trace), options, power_of_two=power_of_two)
+    rounds = balance.run()
+    balance.align()
+    balance.write()
+    editor, changed = Editor(model), []
+    for layer, old in zip(trace.layers, before, strict=True):
+        if layer.store(editor):
+            name = str(layer.node.name or layer.node.outputs[0].name)
+            changed.append(LayerSpread(name, layer.node.op_type, old, _spread(layer)))
+    return EqualizeReport(
+        spaces=sum(bool(np.any(f != 1)) for f in balance.factors),
+        channels=sum(int(np.count_nonzero(f != 1)) for f in balance.factors),
+        silenced=trace.silenced,
+        absorbed=trace.absorbed,
+        rounds=rounds,
+        layers=tuple(changed),
+        seconds=time.perf_counter() - started,
+    )
+
+
+def check_equalized(before: ir.Model, after: ir.Model, samples: Sequence[Sample]) -> float:
+    """The largest difference between the outputs of two models, relative to the largest output value."""
+    sessions = [open_session(model) for model in (before, after)]
+    worst = 0.0
+    for sample in samples:
+        for old, new in zip(*(session.run(None, sample) for session in sessions), strict=True):
+            if not old.size or old.dtype.kind != "f":
+                continue
+            size = float(np.abs(old).max()) or 1.0
+            worst = max(worst, float(np.abs(old.astype(np.float64) - new).max()) / size)
+    return worst
+
+
+def _spread(layer: Layer, *, plain: bool = False) -> float:
+    """Maximum over median of the ranges of the output channels that are not zero."""
+    if plain:
+        ranges = np.abs(layer.weight).max(axis=(2, 3)).reshape(-1)
+    else:
+        ranges = layer.magnitudes().max(axis=2).reshape(-1)
+    ranges = ranges[ranges > 0]
+    return float(ranges.max() / np.median(ranges)) if ranges.size else 1.0
+
+
+_LEAST, _MOST = 16, 64  # samples
+_FINER = (2, 4, 8)  # one rounding of the weights is one draw; with other steps it is another
+_ELEMENTS = 3_600_000  # of their inputs: 24 images of 224 x 224; smaller ones are cheap, so there are more
+
+
+def try_equalization(
+    plain: ir.Model, evened: ir.Model, samples: Sequence[Sample], outputs: Sequence[Sample], recipe: Recipe
+) -> StepReport:
+    """Compare the two models, each calibrated on the same samples.
+
+    Args:
+        plain: the prepared float model.
+        evened: the same, equalized.
+        samples: inputs.
+        outputs: the float model's outputs for them.
+        recipe: how to calibrate.
+    """
+    start = time.perf_counter()
+    chosen = _spread_evenly(samples)
+    some, wanted = [samples[i] for i in chosen], [outputs[i] for i in chosen]
+    without, with_it = (_sqnr(model, some, wanted, recipe) for model in (plain, evened))
+    took = time.perf_counter() - start
+    return verdict("equalization", (without, with_it), took, foreseen=recipe.improve.rounding)
+
+
+def _sqnr(model: ir.Model, samples: Sequence[Sample], outputs: Sequence[Sample], recipe: Recipe) -> float:
+    """The mean over weights of several finenesses, which share the samples, where rounding follows."""
+    state = _calibrated(model, samples, recipe)
+    if not recipe.improve.rounding or len(samples) < len(_FINER):
+        return output_sqnr(model, state, recipe, samples, outputs)
+    found = []
+    for first, finer in enumerate(_FINER):
+        ahead, part = as_if_rounded(model.graph, state, finer), slice(first, None, len(_FINER))
+        found.append(output_sqnr(model, ahead, recipe, samples[part], outputs[part]))
+    return sum(found) / len(found)  # infinities of both signs make nan, which never wins
+
+
+def _spread_evenly(samples: Sequence[Sample]) -> list[int]:
+    """The numbers of the samples to use, evenly spread."""
+    size = max(1, sum(array.size for array in samples[0].values()))
+    count = min(len(samples), _MOST, max(_LEAST, _ELEMENTS // size))
+    return [int(index) for index in np.linspace(0, len(samples) - 1, count).round()]
+
+
+def _calibrated(model: ir.Model, samples: Sequence[Sample], recipe: Recipe) -> QuantState:
+    plan = build_plan(model, recipe)
+    seen = collect(model, requests_for(plan, recipe), samples, keep=0)
+    return refine(model, resolve(model, plan, seen.stats, recipe), recipe.npu)

@@ -1,0 +1,254 @@
+"""A layer's constants as fine-tuning sees them, and as they go back into the state."""
+
+from __future__ import annotations
+
+import builtins
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+from typing import Any, ClassVar
+
+import numpy as np
+import onnx_ir as ir
+from numpy.typing import NDArray
+
+from roundel.calibrate.positions import Reach, layer_reach
+from roundel.calibrate.statistics import QuantState
+from roundel.improve.finetune_units import Tunable, Unit
+from roundel.model.graph import constant_array
+from roundel.numerics.affine import code_limits, dequantize, quantize
+from roundel.numerics.floats import FloatFormat
+from roundel.qdq.floats import block_format
+from roundel.qdq.functions.blocks import BlockFormat
+from roundel.qdq.write import weight_codes
+from roundel.recipe.settings import Recipe
+from roundel.types import BlockScheme, Doubles, FloatScheme, QParams, QType
+
+
+@dataclass(frozen=True, slots=True)
+class BlockGrid:
+    """A block format along an axis: what QParams is to integers."""
+
+    form: BlockFormat
+    axis: int
+    scale: ClassVar[float] = 1.0
+
+    def hold(self, array: NDArray[Any]) -> NDArray[np.float32]:
+        """Each value as it is read back."""
+        return self.form.apply(np.asarray(array, np.float32), self.axis)
+
+
+Held = FloatFormat | BlockGrid
+Format = QParams | Held
+Changed = dict[str, tuple[NDArray[Any], QParams | None]]  # codes with their format, or real numbers
+_POWERS = sorted(range(-6, 7), key=abs)  # of equally good scales the one nearest to the old
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Weights:
+    """A layer's numbers, (groups, outputs per group, inputs per output) or broadcasting against it.
+
+    Attributes:
+        real: float weights.
+        codes: the codes so far, less their zero point.
+        scale: of the weights.
+        low, high: codes that are legal, less the zero point.
+        input_scale: of the input codes; 1 where rows are real numbers.
+        bias: (groups, outputs per group) as the quantized model has it; zeros where there is none.
+        bias_params: the bias's format; None where it cannot change.
+        hold: of weights without codes, what is stored for real numbers, both in units of the scale; `codes`
+            are then real, too.
+    """
+
+    real: Doubles
+    codes: Doubles
+    scale: Doubles
+    low: Doubles
+    high: Doubles
+    input_scale: float
+    bias: Doubles
+    bias_params: Format | None
+    hold: Callable[[NDArray[Any]], NDArray[Any]] | None = None
+
+    @property
+    def shape(self) -> tuple[int, int, int]:
+        """Of the weights as a matrix."""
+        groups, outputs, inputs = self.codes.shape
+        return groups, outputs, inputs
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Tuned:
+    """New codes (less the zero point) and bias of a layer, and the bias's format."""
+
+    codes: Doubles
+    bias: Doubles
+    bias_params: Format | None
+
+
+class Constants:
+    """Reads and replaces the constants of a state.
+
+    Args:
+        graph: of the prepared float model.
+        state: calibrated, and maybe rounded.
+        recipe: limits that a bias's scale must keep, and how blocks are cut.
+    """
+
+    def __init__(self, graph: ir.Graph, state: QuantState, recipe: Recipe) -> None:
+        self.state, self._npu, self._blocks = state, recipe.npu, recipe.blocks
+        self._initializers = graph.initializers
+        self._reach = layer_reach(graph, state)
+
+    def codes(self, name: str) -> NDArray[Any]:
+        """The integer content of a constant."""
+        return weight_codes(self.float(name), self.state.plan.tensors[name], self.state)
+
+    def float(self, name: str) -> NDArray[Any]:
+        """A constant's own content."""
+        array = constant_array(self._initializers[name])
+        assert array is not None
+        return array
+
+    def format_of(self, name: str) -> Format | None:
+        """How a tensor is stored; None where it stays float32."""
+        params, tensor = self.state.params.get(name), self.state.plan.tensors.get(name)
+        if params is not None or tensor is None:
+            return params
+        if isinstance(tensor.scheme, BlockScheme):
+            return BlockGrid(block_format(tensor.scheme.block, self._blocks), tensor.scheme.axis)
+        assert isinstance(tensor.scheme, FloatScheme)
+        return FloatFormat(tensor.scheme.ftype, float(self.state.float_scales.get(name, 1.0)))
+
+    def stored(self, name: str) -> tuple[NDArray[Any], QParams | None]:
+        """A constant as the state has it: codes with their format, or real numbers."""
+        params = self.state.params.get(name)
+        return (self._real(name), None) if params is None else (self.codes(name), params)
+
+    def _real(self, name: str) -> NDArray[Any]:
+        return self.state.values.get(name, self.float(name))
+
+    def weights(self, unit: Unit) -> Weights:
+        """The numbers of a layer."""
+        stored = self.format_of(unit.layer.weight)
+        if isinstance(stored, Held):
+            return self._real_weights(unit, stored)
+        layer, params = unit.layer, self.state.params[unit.layer.weight]
+        content = self._real(layer.weight)
+        low, high = code_limits(self.state.plan.tensors[layer.weight].integer)
+        zero = _spread(layer, params.zero_point, params, content.shape)
+        codes = layer.matrix(self.codes(layer.weight).astype(np.float64)) - zero
+        bias, bias_params = self._bias(layer, (codes.shape[0], codes.shape[1]))
+        return Weights(
+            real=layer.matrix(content.astype(np.float64)),
+            codes=codes,
+            scale=_spread(layer, params.scale, params, content.shape),
+            low=low - zero,
+            high=high - zero,
+            input_scale=self._input_scale(unit),
+            bias=bias,
+            bias_params=bias_params,
+        )
+
+    def _real_weights(self, unit: Unit, stored: Held) -> Weights:
+        layer, content = unit.layer, self._real(unit.layer.weight)
+
+        def hold(matrix: NDArray[Any]) -> NDArray[Any]:
+            whole = layer.tensor(matrix * stored.scale, content.shape)
+            return layer.matrix(stored.hold(whole) / np.float32(stored.scale))
+
+        real = layer.matrix(content.astype(np.float64))
+        bias, bias_params = self._bias(layer, (real.shape[0], real.shape[1]))
+        return Weights(
+            real=real,
+            codes=hold(real / stored.scale).astype(np.float64),
+            scale=np.full((1, 1, 1), stored.scale),
+            low=np.full((1, 1, 1), -np.inf),
+            high=np.full((1, 1, 1), np.inf),
+            input_scale=self._input_scale(unit),
+            bias=bias,
+            bias_params=bias_params,
+            hold=hold,
+        )
+
+    def _input_scale(self, unit: Unit) -> builtins.float:
+        params = self.state.params.get(unit.layer.data)
+        return 1.0 if unit.normalizes or params is None else float(params.scale)
+
+    def rounded_bias(self, layer: Tunable, weights: Weights, bias: Doubles) -> tuple[Doubles, Format | None]:
+        """The bias as its format can hold it, with the scale that suits it best."""
+        if weights.bias_params is None or np.array_equal(bias, weights.bias):
+            return weights.bias, weights.bias_params
+        if isinstance(weights.bias_params, Held):
+            held = weights.bias_params.hold(bias.reshape(-1))
+            return held.astype(np.float64).reshape(bias.shape), weights.bias_params
+        params = self._bias_scale(layer, weights.bias_params, bias)
+        codes = quantize(bias.reshape(-1), params, narrow=True)
+        return dequantize(codes, params).astype(np.float64).reshape(bias.shape), params
+
+    def accept(self, layer: Tunable, tuned: Tuned) -> Changed:
+        """Take new constants over; returns the codes and formats that changed."""
+        shape, stored = self.float(layer.weight).shape, self.format_of(layer.weight)
+        changed: Changed = {}
+        if isinstance(stored, Held):
+            real = layer.tensor(tuned.codes * stored.scale, shape).astype(np.float32)
+            changed[layer.weight] = (np.ascontiguousarray(real), None)
+        elif stored is not None:
+            zero = _spread(layer, stored.zero_point, stored, shape)
+            whole = layer.tensor(tuned.codes + zero, shape).astype(stored.qtype.dtype)
+            changed[layer.weight] = (np.ascontiguousarray(whole), stored)
+        if layer.bias is not None and isinstance(tuned.bias_params, Held):
+            bias = tuned.bias.reshape(self.float(layer.bias).shape)
+            changed[layer.bias] = (bias.astype(np.float32), None)
+        elif layer.bias is not None and isinstance(tuned.bias_params, QParams):
+            flat = quantize(tuned.bias.reshape(-1), tuned.bias_params, narrow=True)
+            changed[layer.bias] = (flat.reshape(self.float(layer.bias).shape), tuned.bias_params)
+        self.restore(changed)
+        return changed
+
+    def restore(self, changed: Changed) -> None:
+        """Put codes and formats, or real numbers, into the state."""
+        codes, params, values = dict(self.state.codes), dict(self.state.params), dict(self.state.values)
+        for name, (content, kind) in changed.items():
+            if kind is None:
+                values[name] = content
+            else:
+                codes[name], params[name] = content, kind
+        self.state = replace(self.state, codes=codes, params=params, values=values)
+
+    def _bias(self, layer: Tunable, shape: tuple[int, int]) -> tuple[Doubles, Format | None]:
+        if layer.bias is None:
+            return np.zeros(shape), None
+        content, params = self._real(layer.bias).reshape(-1), self.format_of(layer.bias)
+        if isinstance(params, Held):
+            content = params.hold(content)
+        elif params is not None and layer.bias in self.state.plan.tensors:
+            content = dequantize(self.codes(layer.bias).reshape(-1), params)
+        if content.size != shape[0] * shape[1]:
+            params = None  # one number for all channels: nothing to learn for each
+        return np.broadcast_to(content.astype(np.float64), (shape[0] * shape[1],)).reshape(shape), params
+
+    def _bias_scale(self, layer: Tunable, old: QParams, bias: Doubles) -> QParams:
+        if old.qtype in (QType.INT32, QType.INT16) or old.scale.ndim or old.zero_point.any():
+            return old  # tied to the input and the weight, whose scales stay
+        reach: Reach | None = self._reach.get(layer.name) if self._npu.adjust_shift_bias else None
+        weight = float(self.state.params[layer.weight].scale.reshape(-1)[0])
+        best, least = old, np.inf
+        for power in _POWERS:
+            scale = float(old.scale) * 2.0**power
+            if reach is not None and not reach.allows_bias(scale, weight):
+                continue
+            codes = np.clip(np.rint(bias / scale), old.qtype.qmin + 1, old.qtype.qmax)
+            error = float(((codes * scale - bias) ** 2).sum())
+            if error < least:
+                best, least = replace(old, scale=np.asarray(scale, np.float32)), error
+        return best
+
+
+def _spread(layer: Tunable, numbers: NDArray[Any], params: QParams, shape: tuple[int, ...]) -> Doubles:
+    """Scales or zero points so that they broadcast against the weights as a matrix."""
+    if params.axis is None or numbers.ndim == 0:
+        return np.asarray(numbers, np.float64).reshape(1, 1, 1)
+    along = [1] * len(shape)
+    along[params.axis % len(shape)] = -1
+    full = layer.matrix(np.broadcast_to(numbers.astype(np.float64).reshape(along), shape))
+    return np.ascontiguousarray(full[:, :, :1])

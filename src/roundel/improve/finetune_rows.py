@@ -1,0 +1,266 @@
+"""Where fine-tuning keeps its arrays: in memory, or in memory-mapped temporary files."""
+
+from __future__ import annotations
+
+import hashlib
+import math
+import os
+import tempfile
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from typing import Any, Literal
+
+import numpy as np
+import onnx_ir as ir
+import onnxruntime as ort
+from numpy.typing import NDArray
+
+from roundel.improve.finetune_constants import Weights
+from roundel.improve.finetune_units import Unit
+from roundel.improve.moments import Moments
+from roundel.improve.reports import held_out
+from roundel.improve.rounding import Problem, solve
+from roundel.improve.stepwise import Frontier
+from roundel.model.memory import budget
+from roundel.model.session import move_to_cuda
+from roundel.types import Doubles, QParams, Sample
+
+_IN_MEMORY = 4  # times what else is kept of one kind: rows of a layer are read again and again
+
+
+@dataclass(frozen=True, slots=True)
+class Store:
+    """Allocates arrays as the memory level asks.
+
+    Attributes:
+        level: 2 allocates in temporary files that vanish with their array, 0 and 1 only what is large.
+    """
+
+    level: Literal[0, 1, 2]
+
+    def empty(self, shape: tuple[int, ...], dtype: np.dtype[Any]) -> NDArray[Any]:
+        """An array to be filled."""
+        size = int(np.prod(shape, dtype=np.int64)) * dtype.itemsize
+        if size == 0 or (self.level < 2 and size <= _IN_MEMORY * budget().held):
+            return np.empty(shape, dtype)
+        with tempfile.TemporaryFile(prefix="roundel-") as file:  # the mapping outlives the handle
+            return np.memmap(file, dtype, "w+", shape=shape)
+
+
+class StoredFrontier(Frontier):
+    """A frontier whose values lie where the store puts them, on the device that was asked for."""
+
+    def __init__(self, model: ir.Model, samples: Sequence[Sample], store: Store, *, cuda: int | None) -> None:
+        room = None if store.level < 2 else 0
+        super().__init__(model, samples, threads=max(2, os.cpu_count() or 2), room=room)
+        self._cuda = cuda
+
+    def _session(
+        self, nodes: Sequence[ir.Node], wanted: Sequence[str]
+    ) -> tuple[ort.InferenceSession, list[str]]:
+        session, feeds = super()._session(nodes, wanted)
+        if self._cuda is not None:
+            on_cuda(session, self._cuda)
+        return session, feeds
+
+
+def on_cuda(session: ort.InferenceSession, device: int) -> None:
+    """Move a session to a GPU; what has no kernel there stays on the CPU."""
+    move_to_cuda(session, device)
+
+
+_ROWS = 256  # places of each sample
+_GROUPED_WORK = 512  # rows x kernel size of a grouped layer: few weights for each channel need few rows
+_LEAST_ROWS = 16
+_MOST_ELEMENTS = 96_000_000  # of one layer's inputs
+_MOST_IN_SAMPLE = 2_000_000  # of one sample's inputs: bounds the time of a step
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Rows:
+    """A layer's data, row after row and sample after sample.
+
+    Attributes:
+        inputs: (n, groups, inputs per output); codes less their zero point, or real or normalized values.
+        plain: the float branch's inputs in the same unit, where the settings mix the two.
+        targets: (n, groups, outputs per group) of the float model, behind the activation.
+        linear: the same before the activation, where the walk's solution is wanted.
+        starts: first row of each sample, and the number of rows.
+        held_from: first sample that judges instead of teaching.
+    """
+
+    inputs: NDArray[Any]
+    plain: NDArray[Any] | None
+    targets: NDArray[np.float32]
+    linear: NDArray[np.float32] | None
+    starts: tuple[int, ...]
+    held_from: int
+
+    @property
+    def first_held(self) -> int:
+        """The first row that judges."""
+        return self.starts[self.held_from]
+
+    def power(self) -> float:
+        """Variance of the held-out targets around their channels' means, summed over channels."""
+        return float(self.targets[self.first_held :].var(0, dtype=np.float64).sum())
+
+
+def held_from(samples: int) -> int:
+    """The number of the first sample of the last fifth."""
+    return samples - held_out(samples)
+
+
+def layer_seed(seed: int, layer: str) -> int:
+    """A seed for one layer: the same whatever was tuned before it, and by whom."""
+    digest = hashlib.blake2b(f"{seed}:{layer}".encode(), digest_size=8).digest()
+    return int.from_bytes(digest, "little") >> 1
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Seen:
+    """One layer's tensors for all samples.
+
+    Attributes:
+        codes: its input in the quantized model.
+        plain: its input in the float model, where wanted.
+        linear: its float output before the activation, where wanted.
+        outputs: its float output behind the activation.
+        params: format of its input; None where `codes` are real numbers already.
+    """
+
+    codes: Sequence[NDArray[Any]]
+    plain: Sequence[NDArray[Any]] | None
+    linear: Sequence[NDArray[Any]] | None
+    outputs: Sequence[NDArray[Any]]
+    params: QParams | None
+
+
+def gather(unit: Unit, seen: Seen, shape: tuple[int, int, int], store: Store, seed: int) -> Rows:
+    """Look at a few places of each sample.
+
+    Args:
+        unit: the layer.
+        seen: its tensors.
+        shape: of its weights as a matrix.
+        store: allocates the rows.
+        seed: of the layer.
+    """
+    rng = np.random.default_rng(seed)
+    most = _most_rows(shape, len(seen.outputs))
+    places = [unit.layer.places(out.shape, most, rng) for out in seen.outputs]
+    starts = tuple(int(n) for n in np.cumsum([0, *(len(p) for p in places)]))
+    groups, channels, size = shape
+    dtype = np.dtype(np.float32) if unit.normalizes or store.level == 0 else narrow_type(seen.params)
+    inputs = store.empty((starts[-1], groups, size), dtype)
+    plain = None
+    if seen.plain is not None:
+        plain = store.empty((starts[-1], groups, size), np.dtype(np.float32))
+    targets = store.empty((starts[-1], groups, channels), np.dtype(np.float32))
+    linear = None if seen.linear is None else store.empty(targets.shape, targets.dtype)
+    for index, (out, where) in enumerate(zip(seen.outputs, places, strict=True)):
+        rows = slice(starts[index], starts[index + 1])
+        spatial = out.shape[2:]
+        targets[rows] = unit.layer.targets(out, where)
+        inputs[rows] = unit.layer.inputs(_shifted(unit, seen, index), where, spatial)
+        if linear is not None and seen.linear is not None:
+            linear[rows] = unit.layer.targets(seen.linear[index], where)
+        if plain is not None and seen.plain is not None:
+            plain[rows] = unit.layer.inputs(_plain(unit, seen.plain[index], seen.params), where, spatial)
+    return Rows(inputs, plain, targets, linear, starts, held_from(len(seen.outputs)))
+
+
+def narrow_type(params: QParams | None) -> np.dtype[Any]:
+    """The smallest integer type that holds every code less the zero point; float32 for real numbers."""
+    if params is None:
+        return np.dtype(np.float32)
+    zero = int(params.zero_point)
+    low, high = params.qtype.qmin - zero, params.qtype.qmax - zero
+    for name in ("int8", "uint8", "int16"):
+        limits = np.iinfo(name)
+        if limits.min <= low and high <= limits.max:
+            return np.dtype(name)
+    return np.dtype(np.int32)
+
+
+def _shifted(unit: Unit, seen: Seen, index: int) -> NDArray[Any]:
+    if seen.params is None:
+        return seen.codes[index].astype(np.float32, copy=False)
+    whole = seen.codes[index].astype(np.int32) - int(seen.params.zero_point)
+    if unit.normalizes:
+        return np.asarray(whole * seen.params.scale, np.float32)
+    return whole.astype(narrow_type(seen.params))
+
+
+def _plain(unit: Unit, array: NDArray[Any], params: QParams | None) -> NDArray[Any]:
+    return array if unit.normalizes or params is None else np.asarray(array / params.scale, np.float32)
+
+
+def _most_rows(shape: tuple[int, int, int], samples: int) -> int:
+    groups, _, size = shape
+    wanted = max(_LEAST_ROWS, _GROUPED_WORK // size) if groups > 1 else _ROWS
+    most = min(_MOST_ELEMENTS // samples, _MOST_IN_SAMPLE) // math.prod((groups, size))
+    return max(1, min(wanted, most))
+
+
+_CHUNK = 16_000_000  # elements of the inputs taken in at once
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Solved:
+    """Least-squares codes at the present scale.
+
+    Attributes:
+        taught: from the rows to learn from alone, so that the held-out rows can judge them.
+        whole: from all rows, as the walk's own are; these are used where `taught` wins.
+    """
+
+    taught: Doubles
+    whole: Doubles
+
+
+def solved_codes(weights: Weights, rows: Rows) -> Solved | None:
+    """Codes solved anew; None where nothing was rounded before or zero points differ between channels.
+
+    A layer that the walk has rounded was rounded for the inputs of that time. Tuning the layers before it
+    changes them, and learning from stale codes ends in a worse place than solving anew first.
+    """
+    if weights.low.size != 1 or rows.linear is None:
+        return None
+    middle = rows.starts[max(1, rows.held_from - held_out(rows.held_from))]
+    early = _moments(rows, 0, middle)
+    late = _moments(rows, middle, rows.first_held)
+    held = _moments(rows, rows.first_held, rows.starts[-1])
+    train = Moments()
+    train.merge(early)
+    train.merge(late)
+    return Solved(_solve(weights, early, late), _solve(weights, train, held))
+
+
+def _moments(rows: Rows, first: int, last: int) -> Moments:
+    sums = Moments()
+    assert rows.linear is not None
+    for some in _chunks(rows, first, last):
+        sums.add(np.asarray(rows.inputs[some], np.float32), rows.linear[some])
+    return sums
+
+
+def _chunks(rows: Rows, first: int, last: int) -> Iterator[slice]:
+    width = max(1, _CHUNK // (rows.inputs.shape[1] * rows.inputs.shape[2]))
+    for start in range(first, last, width):
+        yield slice(start, min(start + width, last))
+
+
+def _solve(weights: Weights, train: Moments, held: Moments) -> Doubles:
+    problem = Problem(
+        weight=weights.real,
+        bias=weights.bias,
+        has_bias=weights.bias_params is not None,
+        input_scale=weights.input_scale,
+        scale=weights.scale,
+        limits=(int(weights.low.item()), int(weights.high.item())),
+        factors=(1.0,),
+        train=train,
+        held=held if held.count.any() else train,
+    )
+    return solve(problem).codes

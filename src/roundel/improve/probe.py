@@ -1,0 +1,294 @@
+"""How far a model's outputs are off, all of which count alike.
+
+Boxes in pixels and scores between 0 and 1 differ in power by millions: summed up as they are, nobody would
+notice what becomes of the scores. So each output counts relative to its own power, and so does each part of
+one that a detection head has joined.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Iterable, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from typing import Any
+
+import numpy as np
+import onnx_ir as ir
+from numpy.typing import NDArray
+
+from roundel.calibrate.statistics import QuantState
+from roundel.model.graph import constant_array, opset_version, values_by_name
+from roundel.model.session import open_session
+from roundel.numerics.affine import dequantize
+from roundel.numerics.metrics import Closeness, comparable
+from roundel.numerics.packed import Packed
+from roundel.plan.float_parts import joined_outputs, paired_parts
+from roundel.plan.weight_only import WeightLayer
+from roundel.qdq.nodes import MICROSOFT, Dialect, Names, constant, dequantize_node, quantize_node
+from roundel.qdq.write import weight_codes
+from roundel.recipe.settings import Recipe
+from roundel.targets.operators import is_operand
+from roundel.types import QParams, Sample
+
+Errors = Mapping[str, Closeness]
+
+
+class OutputErrors:
+    """The errors of one model's outputs."""
+
+    def __init__(self, graph: ir.Graph) -> None:
+        self.names = [str(value.name) for value in graph.outputs]
+        self._joints = joined_outputs(graph)
+
+    def of(self, wanted: Mapping[str, NDArray[Any]], given: Sequence[NDArray[Any]]) -> Errors:
+        """For one sample, by output and part; what is not float, infinite or of another shape is left out."""
+        found = {}
+        for name, value in zip(self.names, given, strict=True):
+            if comparable(wanted.get(name), value):
+                for part, whole, other in paired_parts(name, wanted[name], value, self._joints):
+                    found[part] = Closeness.of(whole, other)
+        return found
+
+
+def together(errors: Iterable[Errors]) -> Closeness:
+    """Over all samples; of several parts the sum of their noise, each relative to its power."""
+    total: dict[str, Closeness] = {}
+    for some in errors:
+        for key, close in some.items():
+            total[key] = total.get(key, Closeness()).merge(close)
+    if len(total) == 1:
+        return next(iter(total.values()))
+    shares = [close.noise / close.signal for close in total.values() if close.signal > 0]
+    return Closeness(signal=float(len(shares)), noise=float(sum(shares)), count=len(shares))
+
+
+class Switchboard:
+    """One session for all tensors: building one for each would take longer than running it.
+
+    Args:
+        model: the prepared float model.
+        state: says how each tensor is stored.
+        groups: tensors that are switched together and have one scale.
+        recipe: the domain of Q/DQ nodes.
+        samples, outputs: inputs, and the float model's own outputs for them.
+    """
+
+    def __init__(
+        self,
+        model: ir.Model,
+        state: QuantState,
+        groups: Sequence[Sequence[str]],
+        recipe: Recipe,
+        samples: Sequence[Sample],
+        outputs: Sequence[Sample],
+    ) -> None:
+        self._samples, self._outputs = samples, outputs
+        self._errors = OutputErrors(model.graph)
+        wired = Wiring(model.clone(), state, recipe)
+        self._switches = [wired.group(names) for names in groups]
+        self._idle: dict[str, NDArray[Any]] = {}
+        for switch, scale in self._switches:
+            self._idle[switch], self._idle[scale] = np.asarray(False), np.asarray(1.0, np.float32)
+        self._session = open_session(wired.model, threads=1, simulate=True)
+
+    def error(self, group: int, scale: NDArray[np.float32], count: int, threads: int = 2) -> Closeness:
+        """What quantizing one group does to the outputs of the first `count` samples."""
+        return self.joint_error({group: scale}, count, threads)
+
+    def joint_error(
+        self, scales: Mapping[int, NDArray[np.float32]], count: int, threads: int = 2
+    ) -> Closeness:
+        """The same for several groups at once, each with its scale."""
+        feeds = dict(self._idle)
+        for group, scale in scales.items():
+            switch, step = self._switches[group]
+            feeds[switch], feeds[step] = np.asarray(True), np.asarray(scale, np.float32)
+
+        def one(index: int) -> Errors:
+            given = self._session.run(None, {**feeds, **self._samples[index]})
+            return self._errors.of(self._outputs[index], given)
+
+        with ThreadPoolExecutor(threads) as pool:
+            return together(pool.map(one, range(min(count, len(self._samples)))))
+
+
+class Wiring:
+    """Puts an If around each quantizer: only the branch that is taken costs time."""
+
+    def __init__(self, model: ir.Model, state: QuantState, recipe: Recipe) -> None:
+        self.model, self.state = model, state
+        self._values = values_by_name(model.graph)
+        self._names = Names(model.graph)
+        self._dialect = Dialect.of(recipe, opset_version(model))
+
+    def group(self, tensors: Sequence[str]) -> tuple[str, str]:
+        """Names of the inputs that switch these tensors and give their scale."""
+        switch = self._input(f"{tensors[0]}_switch", ir.DataType.BOOL)
+        scale = self._input(f"{tensors[0]}_step", ir.DataType.FLOAT)
+        for name in tensors:
+            self._tensor(name, switch, scale)
+        return str(switch.name), str(scale.name)
+
+    def _input(self, name: str, dtype: ir.DataType) -> ir.Value:
+        value = ir.Value(name=self._names(name), shape=ir.Shape(()), type=ir.TensorType(dtype))
+        self.model.graph.inputs.append(value)
+        return value
+
+    def toggle(self, name: str) -> str:
+        """Name of the input that switches one tensor, with the scale (and, of a constant, codes) it has."""
+        switch = self._input(f"{name}_switch", ir.DataType.BOOL)
+        array = constant_array(self._values[name])
+        if array is None:
+            scale = constant(
+                self.model.graph, self._names(f"{name}_scale"), np.asarray(self.state.params[name].scale)
+            )
+            self._tensor(name, switch, scale)
+        else:
+            self._constant(name, switch, array)
+        return str(switch.name)
+
+    def _tensor(self, name: str, switch: ir.Value, scale: ir.Value) -> None:
+        graph, value = self.model.graph, self._values[name]
+        params = self.state.params[name]
+        zero = constant(graph, self._names(f"{name}_zero"), np.asarray(params.zero_point))
+        uses = [use for use in value.uses() if use.node.graph is graph]
+        out = self._either(name, switch, value, self._stored(name, value, (scale, zero), params))
+        for use in uses:
+            use.node.replace_input_with(use.idx, out)
+        for index, old in enumerate(graph.outputs):
+            if old is value:
+                graph.outputs[index] = out
+
+    def _constant(self, name: str, switch: ir.Value, array: NDArray[Any]) -> None:
+        """Only nodes that read the stored constant in the quantized model read it here."""
+        value, tensor = self._values[name], self.state.plan.tensors[name]
+        read = dequantize(weight_codes(array, tensor, self.state), self.state.params[name])
+        rounded = constant(self.model.graph, self._names(f"{name}_rounded"), read)
+        uses = [
+            use for use in value.uses() if self._quantized(use.node) and is_operand(use.node.op_type, use.idx)
+        ]
+        out = self._either(name, switch, value, self._same(f"{name}_on", rounded))
+        for use in uses:
+            use.node.replace_input_with(use.idx, out)
+
+    def _quantized(self, node: ir.Node) -> bool:
+        verdict = self.state.plan.nodes.get(str(node.name))
+        return node.graph is self.model.graph and verdict is not None and verdict.quantized
+
+    def _either(self, name: str, switch: ir.Value, value: ir.Value, on: ir.Graph) -> ir.Value:
+        """What the branch gives when the switch is on, else the value itself."""
+        graph = self.model.graph
+        out = ir.Value(name=self._names(f"{name}_switched"), shape=value.shape, type=value.type)
+        branches = [
+            ir.AttrGraph("then_branch", on),
+            ir.AttrGraph("else_branch", self._same(f"{name}_off", value)),
+        ]
+        node = ir.Node("", "If", [switch], branches, outputs=[out], name=self._names(f"{name}_if"))
+        producer = value.producer()
+        if producer is None:
+            graph.insert_before(graph[0], node)
+        else:
+            graph.insert_after(producer, node)
+        return out
+
+    def _stored(
+        self, name: str, value: ir.Value, constants: tuple[ir.Value, ir.Value], params: QParams
+    ) -> ir.Graph:
+        domain = self._dialect.domain(params.qtype)
+        if domain == MICROSOFT:
+            self.model.graph.opset_imports.setdefault(MICROSOFT, 1)
+        there = (self._names(f"{name}_q"), self._names(f"{name}_codes"))
+        back = (self._names(f"{name}_dq"), self._names(f"{name}_read"))
+        q = quantize_node(domain, value, constants, there, params)
+        dq = dequantize_node(domain, q.outputs[0], constants, back, params)
+        return ir.Graph([], [dq.outputs[0]], nodes=[q, dq], name=self._names(f"{name}_on"))
+
+    def _same(self, name: str, value: ir.Value) -> ir.Graph:
+        out = ir.Value(name=self._names(f"{name}_same"), shape=value.shape, type=value.type)
+        node = ir.Node("", "Identity", [value], outputs=[out], name=self._names(f"{name}_id"))
+        return ir.Graph([], [out], nodes=[node], name=self._names(name))
+
+
+_THREADS = 2
+
+
+class Toggles:
+    """One session for all sets: with every quantizer on, it is the quantized model.
+
+    Args:
+        model: the prepared float model.
+        state: says how each tensor is stored.
+        tensors: those that can be switched; all are stored in integers.
+        recipe: the domain of Q/DQ nodes.
+        samples, outputs: inputs, and the float model's own outputs for them.
+        threads: samples that run at once.
+    """
+
+    def __init__(
+        self,
+        model: ir.Model,
+        state: QuantState,
+        tensors: Sequence[str],
+        recipe: Recipe,
+        samples: Sequence[Sample],
+        outputs: Sequence[Sample],
+        *,
+        threads: int = _THREADS,
+    ) -> None:
+        self._samples, self._outputs, self._threads = samples, outputs, threads
+        self._errors = OutputErrors(model.graph)
+        wired = Wiring(model.clone(), state, recipe)
+        self._switches = {name: wired.toggle(name) for name in tensors}
+        self._session = open_session(wired.model, threads=1, simulate=True)
+
+    def error(self, on: Collection[str], count: int) -> float:
+        """Power of the error over that of the outputs, which count alike, for the first `count` samples."""
+        chosen = set(on)
+        feeds = {switch: np.asarray(name in chosen) for name, switch in self._switches.items()}
+
+        def one(index: int) -> Errors:
+            given = self._session.run(None, {**feeds, **self._samples[index]})
+            return self._errors.of(self._outputs[index], given)
+
+        with ThreadPoolExecutor(self._threads) as pool:
+            total = together(pool.map(one, range(min(count, len(self._samples)))))
+        return total.noise / total.signal if total.signal > 0 else 0.0
+
+
+class Carried:
+    """A copy of the float model whose layers read weights of their own, float until packed ones come.
+
+    Packed weights are restored each time they are read: they stay small in memory.
+
+    Args:
+        model: the prepared float model.
+        layers: those whose weights will be packed.
+    """
+
+    def __init__(self, model: ir.Model, layers: Sequence[WeightLayer]) -> None:
+        self.model = model.clone()
+        graph, names = self.model.graph, Names(self.model.graph)
+        nodes = {str(node.name): node for node in graph}
+        self._values: dict[tuple[str, bool], ir.Value] = {}
+        for layer in layers:
+            node = nodes[layer.node]
+            old = node.inputs[1]
+            assert old is not None
+            if layer.key not in self._values:
+                name = names(f"{layer.weight}_carried")
+                value = ir.Value(name=name, shape=old.shape, type=old.type, const_value=old.const_value)
+                graph.register_initializer(value)
+                self._values[layer.key] = value
+            node.replace_input_with(1, self._values[layer.key])
+            if not old.uses() and not old.is_graph_output():
+                del graph.initializers[layer.weight]
+
+    def take(self, layer: WeightLayer, stored: Packed) -> None:
+        """From now on, compute this layer, and all with the same key, with a packed weight."""
+        value = self._values[layer.key]
+        assert value.shape is not None
+        value.const_value = ir.LazyTensor(
+            lambda: ir.tensor(layer.tensor(stored.restored())),
+            dtype=ir.DataType.FLOAT,
+            shape=value.shape,
+            name=value.name,
+        )

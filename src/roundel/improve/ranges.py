@@ -1,0 +1,199 @@
+"""Ranges by what they do to the model's output, where the tensor's own histogram chooses badly.
+
+A tensor's own error counts every channel alike; the layers behind it do not. So each tensor is quantized
+alone, all else in float, and the few whose error at the output stands out try narrower and wider ranges.
+"""
+
+from __future__ import annotations
+
+import math
+import time
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, replace
+from functools import cache
+
+import numpy as np
+import onnx_ir as ir
+from numpy.typing import NDArray
+
+from roundel.calibrate.statistics import QuantState
+from roundel.improve.probe import Switchboard
+from roundel.improve.reports import LayerReport, Progress
+from roundel.model.graph import values_by_name
+from roundel.numerics.affine import bias_params, round_scale
+from roundel.numerics.metrics import Closeness
+from roundel.plan.types import Derived, Fixed, Role
+from roundel.recipe.settings import Recipe
+from roundel.types import QParams, Sample, ScaleKind
+
+_BITS = 8  # with more, all that a narrower range changes is what happens to values that no sample showed
+_RUNS = 500  # forward runs that looking at every tensor may take; fewer of large samples
+_FEWEST_RUNS = 60
+_RUN_ELEMENTS = 75_000_000  # of all their inputs: 500 images of 224 x 224
+_LEAST_LOOKED, _LOOKED = 2, 4  # samples that a tensor is looked at with
+_MEASURED = 16  # samples that confirm a range; held-out ones judge in the end
+_TRIED_ELEMENTS = 2_400_000  # of the samples that a range is first tried on: 16 images of 224 x 224
+_USUAL_DEPTH = 100  # elements in all activations for each one of the input
+_WORTH = 0.1  # share of the whole error that makes a tensor worth a search
+_MOST = 12  # tensors that are searched
+_PATIENCE = 4  # of them in a row, the worst first, that stay as they are: the rest will, too
+_GAIN = 0.95  # a step must leave less than this share of the error
+_STEPS = 4
+_FACTORS = {ScaleKind.POWER_OF_TWO: 0.5}
+_FACTOR = 0.8
+
+
+def choose_ranges(
+    model: ir.Model,
+    state: QuantState,
+    samples: Sequence[Sample],
+    outputs: Sequence[Sample],
+    recipe: Recipe,
+    progress: Progress | None = None,
+) -> tuple[QuantState, tuple[LayerReport, ...]]:
+    """Widen or narrow the ranges of activations where the model's outputs gain.
+
+    Args:
+        model: the prepared float model.
+        state: calibrated; limits of the target are applied afterwards.
+        samples: inputs that may be learned from.
+        outputs: the float model's outputs for them.
+        recipe: formats.
+        progress: told the number of tensors, and how many are done.
+    """
+    groups = [names for names in movable(state) if state.params[names[0]].qtype.bits <= _BITS]
+    if not groups or not samples:
+        return state, ()
+    if progress is not None:
+        progress.step("look at each tensor's error", len(groups))
+    board = Switchboard(model, state, groups, recipe, samples, outputs)
+    size = _size(model, groups, samples[0])
+    scales = [state.params[names[0]].scale for names in groups]
+    noise, total = _noise(board, scales, _at_most(_RUNS, _FEWEST_RUNS, _RUN_ELEMENTS // size), progress)
+    least = max(_WORTH * total, *sorted(noise)[-_MOST - 1 : -_MOST], 0.0)
+    moved: dict[str, QParams] = {}
+    reports: list[LayerReport] = []
+    tried = _at_most(_MEASURED, _LOOKED, _TRIED_ELEMENTS // size)
+    worst = sorted((i for i in range(len(groups)) if noise[i] > least), key=lambda i: -noise[i])
+    for index in worst:
+        if len(reports) >= _PATIENCE and not any(report.kept for report in reports[-_PATIENCE:]):
+            break
+        names = groups[index]
+        start = time.perf_counter()
+        kind = state.plan.tensors[names[0]].integer.scale
+        found = _search(board, index, state.params[names[0]].scale, kind, tried)
+        for name in names if found.moved else ():
+            moved[name] = replace(state.params[name], scale=found.scale)
+        took = time.perf_counter() - start
+        reports.append(LayerReport(names[0], "range", *found.decibels, found.moved, took))
+    return _moved(state, moved), tuple(reports)
+
+
+def _size(model: ir.Model, groups: Sequence[Sequence[str]], sample: Sample) -> int:
+    """Elements of an input, or of one that would be usual for so many elements in between."""
+    values = values_by_name(model.graph)
+    between = sum(_elements(values.get(name)) for names in groups for name in names)
+    return max(1, sum(array.size for array in sample.values()), between // _USUAL_DEPTH)
+
+
+def _elements(value: ir.Value | None) -> int:
+    """As far as the shape is known: open dimensions count as one."""
+    shape = None if value is None else value.shape
+    return 0 if shape is None else math.prod(dim if isinstance(dim, int) else 1 for dim in shape)
+
+
+def _at_most(most: int, least: int, wanted: int) -> int:
+    return min(most, max(least, wanted))
+
+
+def _noise(
+    board: Switchboard, scales: Sequence[NDArray[np.float32]], runs: int, progress: Progress | None
+) -> tuple[list[float], float]:
+    """What quantizing each group alone does to the outputs, and the sum of it all.
+
+    A run takes time by the size of the model. Where there are more groups than runs for them, neighbours are
+    looked at together first, and one by one only in the worst bundles.
+    """
+    many = len(scales)
+    few = _at_most(_LOOKED, _LEAST_LOOKED, runs // many)
+    noise = [0.0] * many
+    looked: Iterable[int] = range(many)
+    total = None
+    if many * few > runs:
+        size = -(-2 * many * few // runs)  # half of the runs for the bundles, half for what is in the worst
+        bundles = [range(first, min(first + size, many)) for first in range(0, many, size)]
+        joint = [board.joint_error({i: scales[i] for i in bundle}, few).noise for bundle in bundles]
+        worst = sorted(range(len(bundles)), key=joint.__getitem__)[-max(1, runs // (2 * few * size)) :]
+        looked = [i for number in sorted(worst) for i in bundles[number]]
+        total = sum(joint)
+    for index in looked:
+        noise[index] = board.error(index, scales[index], few).noise
+        if progress is not None:
+            progress.advance(index + 1)
+    return noise, sum(noise) if total is None else total
+
+
+def movable(state: QuantState) -> list[tuple[str, ...]]:
+    """Activations whose range calibration chose, those with one scale together."""
+    members: dict[tuple[str, ...], list[str]] = {}
+    for name, tensor in state.plan.tensors.items():
+        if tensor.role is Role.ACTIVATION and state.plan.in_integers(name):
+            members.setdefault(state.plan.leaders(name), []).append(name)
+    return [tuple(names) for leaders, names in members.items() if not any(_given(state, x) for x in leaders)]
+
+
+def _given(state: QuantState, leader: str) -> bool:
+    tensor = state.plan.tensors.get(leader)
+    return tensor is not None and (isinstance(tensor.source, Fixed) or tensor.role is not Role.ACTIVATION)
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class _Found:
+    scale: NDArray[np.float32]
+    moved: bool
+    decibels: tuple[float, float]
+
+
+def _search(
+    board: Switchboard, group: int, scale: NDArray[np.float32], kind: ScaleKind, count: int
+) -> _Found:
+    """Downhill in the better direction, while it pays on a few samples, and then on more."""
+    factor, more = _FACTORS.get(kind, _FACTOR), min(_MEASURED, 2 * count)
+
+    @cache  # both directions start alike, and without more samples the second stage repeats the first
+    def error(tried: float, samples: int) -> Closeness:
+        return board.error(group, np.asarray(tried, np.float32), samples)
+
+    def downhill(
+        start: NDArray[np.float32], step: float, samples: int
+    ) -> tuple[NDArray[np.float32], Closeness]:
+        chosen, best = start, error(float(start), samples)
+        for _ in range(_STEPS):
+            tried = round_scale(float(chosen) * step, kind)
+            result = error(float(tried), samples)
+            if not result.noise < _GAIN * best.noise:
+                break
+            chosen, best = tried, result
+        return chosen, best
+
+    steps = (factor, 1 / factor)
+    both = [downhill(scale, step, count) for step in steps]
+    (chosen, best), step = min(zip(both, steps, strict=True), key=lambda pair: pair[0][1].noise)
+    if chosen is not scale:
+        first = error(float(scale), more)
+        chosen, best = downhill(chosen, step, more)
+        if best.noise < _GAIN * first.noise:
+            return _Found(chosen, True, (first.sqnr_db, best.sqnr_db))
+        best = first
+    return _Found(scale, False, (best.sqnr_db, best.sqnr_db))
+
+
+def _moved(state: QuantState, moved: dict[str, QParams]) -> QuantState:
+    """The state with other activation scales; biases that follow from them follow."""
+    params = {**state.params, **moved}
+    for name, tensor in state.plan.tensors.items():
+        source = tensor.source
+        if isinstance(source, Derived) and source.input in moved:
+            derived = bias_params(params[source.input].scale, params[source.weight], source.factor)
+            params[name] = replace(params[name], scale=np.resize(derived.scale, params[name].scale.shape))
+    return replace(state, params=params)

@@ -1,0 +1,429 @@
+"""One layer: the best codes for its weights and its bias, given what it sees and what it should give."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Sequence
+from dataclasses import asdict, dataclass, replace
+from typing import Any
+
+import numpy as np
+import onnx_ir as ir
+from numpy.typing import NDArray
+
+from roundel.calibrate.positions import Reach, layer_reach
+from roundel.calibrate.statistics import QuantState
+from roundel.improve.layers import Layer, quantized_layers
+from roundel.improve.memory import packed_params, unpacked_params
+from roundel.improve.moments import Centred, Moments
+from roundel.improve.reports import LayerReport, Progress, held_out
+from roundel.improve.stepwise import Frontier
+from roundel.improve.targets import Glimpse, float_targets, importance, visible_ranges
+from roundel.model.graph import constant_array, values_by_name
+from roundel.numerics.affine import quantize
+from roundel.numerics.metrics import layer_db
+from roundel.numerics.rounding import compensated, damped, descend, factor, least_squares
+from roundel.plan.types import Fixed
+from roundel.qdq import simulate, write_qdq
+from roundel.recipe.settings import Recipe
+from roundel.types import Arrays, Doubles, QParams, QType, Sample, ScaleKind
+from roundel.work.checkpoints import Memory, as_array, as_tree
+
+_RIDGES = (1.0, 0.1, 0.01)
+_DAMPING = 0.3
+_SWEEPS = 3
+_TRIED = 3  # scales that a layer is solved with
+
+
+@dataclass(frozen=True, slots=True)
+class Problem:
+    """A layer's numbers.
+
+    Attributes:
+        weight: (G, O, K) float weights.
+        bias: (G, O) float bias; zeros where the layer has none.
+        has_bias: whether the layer has one, so that an offset can be corrected.
+        input_scale: step of the input codes; moments count in codes.
+        params: the weight's scale so far, shaped to broadcast against (G, O, 1).
+        limits: smallest and largest weight code.
+        factors: candidate factors on the weight's scale.
+        train, held: moments to solve on and to judge by.
+        importance: (G, O), how much an output's error counts against another's.
+    """
+
+    weight: Doubles
+    bias: Doubles
+    has_bias: bool
+    input_scale: float
+    scale: Doubles
+    limits: tuple[int, int]
+    factors: tuple[float, ...]
+    train: Moments
+    held: Moments
+    importance: Doubles | float = 1.0
+
+
+@dataclass(frozen=True, slots=True)
+class Solution:
+    """What became of a layer.
+
+    Attributes:
+        codes: (G, O, K) weight codes.
+        scale: as in the problem.
+        bias: (G, O) float bias that goes with the codes.
+        before, after: held-out mean squared error with plain rounding and with this solution.
+        ridge: how far the weights moved towards the seen inputs; None where they stayed.
+    """
+
+    codes: Doubles
+    scale: Doubles
+    bias: Doubles
+    before: float
+    after: float
+    ridge: float | None
+
+    @property
+    def kept(self) -> bool:
+        """Whether it is better than plain rounding on data that it was not made from."""
+        return self.after < self.before
+
+
+def solve(problem: Problem) -> Solution:
+    """Least-squares target, compensated rounding, coordinate descent, bias; judged on held-out rows."""
+    train, held = problem.train.centred(), problem.held.centred()
+    float_weight = problem.weight * problem.input_scale
+    ridge = _choose_ridge(float_weight, train, held, problem.importance)
+    target = float_weight if ridge is None else least_squares(float_weight, train.xx, train.xy, ridge)
+    codes, scale = _best_codes(problem, target, train)
+    real = codes * (scale * problem.input_scale)
+    bias = train.y - np.einsum("gok,gk->go", real, train.x) if problem.has_bias else problem.bias
+    plain = _plain(problem)
+    return Solution(
+        codes,
+        scale,
+        bias,
+        before=float((held.error(plain, problem.bias) * problem.importance).sum()),
+        after=float((held.error(real, bias) * problem.importance).sum()),
+        ridge=ridge,
+    )
+
+
+def _plain(problem: Problem) -> Doubles:
+    codes = np.clip(np.rint(problem.weight / problem.scale), *problem.limits)
+    return np.asarray(codes * (problem.scale * problem.input_scale))
+
+
+def _choose_ridge(
+    weight: Doubles, train: Centred, held: Centred, importance: Doubles | float
+) -> float | None:
+    """The weakest tie to the float weights that still pays on held-out rows; None for no move at all."""
+    best, error = None, _spread(weight, held, importance)
+    for ridge in _RIDGES:
+        tried = _spread(least_squares(weight, train.xx, train.xy, ridge), held, importance)
+        if tried >= error:
+            break
+        best, error = ridge, tried
+    return best
+
+
+def _spread(weight: Doubles, moments: Centred, importance: Doubles | float) -> float:
+    each = np.einsum("gok,gok->go", weight @ moments.xx - 2 * moments.xy, weight) + moments.yy
+    return float((each * importance).sum())
+
+
+def _best_codes(problem: Problem, target: Doubles, seen: Centred) -> tuple[Doubles, Doubles]:
+    """Codes and scale with the least error over the candidates."""
+    moment = damped(seen.xx, _DAMPING)
+    upper = factor(moment)
+    found: list[tuple[Doubles, Doubles, Doubles]] = []
+    for scale in _promising(problem, target, moment):
+        wanted = target / (scale * problem.input_scale)
+        codes = compensated(wanted, upper, problem.limits)
+        miss = (codes - wanted) * scale
+        found.append((np.einsum("gok,gok->go", miss @ moment, miss), codes, scale))
+    codes, scale = _choose(problem, found)
+    wanted = target / (scale * problem.input_scale)
+    return descend(codes, wanted, moment, problem.limits, _SWEEPS), scale
+
+
+def _choose(problem: Problem, found: list[tuple[Doubles, Doubles, Doubles]]) -> tuple[Doubles, Doubles]:
+    """The candidate (error of each output, codes, scale) with the least error."""
+    if problem.scale.size == 1:
+        _, codes, scale = min(found, key=lambda item: float((item[0] * problem.importance).sum()))
+        return codes, scale
+    # One scale for each output: each takes the candidate that suits it best.
+    choice = np.argmin([item[0] for item in found], axis=0)
+    codes, scale = found[0][1].copy(), np.broadcast_to(found[0][2], (*choice.shape, 1)).copy()
+    for index, (_, tried, step) in enumerate(found):
+        chosen = choice == index
+        codes[chosen] = tried[chosen]
+        scale[chosen] = np.broadcast_to(step, scale.shape)[chosen]
+    return codes, scale
+
+
+def _promising(problem: Problem, target: Doubles, moment: Doubles) -> list[Doubles]:
+    """The candidates worth a solution: the best by what plain rounding costs if inputs are uncorrelated."""
+    scales = [np.asarray(problem.scale * factor) for factor in problem.factors]
+    if len(scales) <= _TRIED or problem.scale.size > 1:
+        return scales[:_TRIED]
+    power = np.einsum("gkk->gk", moment)
+    costs = []
+    for scale in scales:
+        wanted = target / (scale * problem.input_scale)
+        miss = (np.clip(np.rint(wanted), *problem.limits) - wanted) * scale
+        each = np.einsum("gok,gk->go", np.square(miss), power)
+        costs.append(float((each * problem.importance).sum()))
+    return [scales[index] for index in np.argsort(costs, kind="stable")[:_TRIED]]
+
+
+def with_scale(params: QParams, scale: NDArray[Any]) -> QParams:
+    """The same parameters with another scale of the same shape."""
+    shaped = np.asarray(scale, np.float32).reshape(params.scale.shape)
+    return replace(params, scale=shaped)
+
+
+_CHUNK = 2048  # rows added up in float32 before they join the float64 sums
+_CHUNK_ELEMENTS = 2_000_000  # fewer rows where they have more in all, but no fewer than a sum has columns
+_UNSEEN = 0.1  # weight of a row whose output is cut off
+_FLOAT_FACTORS = (1.0, 0.85, 0.7, 0.6, 0.5, 0.4)
+_POWER_FACTORS = (2.0, 1.0, 0.5, 0.25)
+
+
+def walk(
+    model: ir.Model,
+    state: QuantState,
+    samples: Sequence[Sample],
+    recipe: Recipe,
+    progress: Progress | None = None,
+    memory: Memory | None = None,
+) -> tuple[QuantState, tuple[LayerReport, ...]]:
+    """Choose rounding, weight scales and biases layer by layer.
+
+    Args:
+        model: the prepared float model.
+        state: calibrated, and legal for its target.
+        samples: a few dozen to a few hundred inputs; the last fifth judges.
+        recipe: formats and limits.
+        progress: told the number of layers, and how many are done.
+        memory: holds each layer when it is done; what it has is not solved again.
+    """
+    layers = quantized_layers(model.graph, state.plan)
+    if not layers or len(samples) < 2:
+        return state, ()
+    if progress is not None:
+        progress.step("round layer by layer", len(layers))
+    glimpses = float_targets(model, layers, samples)
+    walker = _Walker(model, state, samples, recipe)
+    reports = []
+    for done, layer in enumerate(layers, 1):
+        reports.append(walker.remembered(layer, glimpses[done - 1], done, memory))
+        glimpses[done - 1] = []  # not needed any more
+        if progress is not None:
+            progress.advance(done)
+    return walker.state, tuple(reports)
+
+
+class _Walker:
+    def __init__(self, model: ir.Model, state: QuantState, samples: Sequence[Sample], recipe: Recipe) -> None:
+        self.state, self.recipe = state, recipe
+        self.constants = model.graph.initializers
+        self.quantized = write_qdq(model, state, recipe)
+        simulate(self.quantized, state, recipe.npu)
+        self.values = values_by_name(self.quantized.graph)
+        self.frontier = Frontier(self.quantized, samples)
+        self.reach = layer_reach(model.graph, state)
+        self.importance = importance(model.graph)
+        self.visible = visible_ranges(model.graph)
+        self.held_from = len(samples) - held_out(len(samples))
+
+    def remembered(
+        self, layer: Layer, glimpses: Sequence[Glimpse], number: int, memory: Memory | None
+    ) -> LayerReport:
+        """Take one layer over from an earlier run, or solve it and write it down."""
+        known = None if memory is None else memory.load(number)
+        if known is not None:
+            return self._restore(layer, known)
+        report = self.improve(layer, glimpses)
+        if memory is not None:
+            names = [name for name in (layer.weight, layer.bias) if name is not None and report.kept]
+            words, arrays = packed_params({name: self.state.params[name] for name in names})
+            arrays |= {f"codes.{place}": self.state.codes[name] for place, name in enumerate(names)}
+            memory.save(number, {**arrays, "facts": as_array({"params": words, "report": asdict(report)})})
+        return report
+
+    def _restore(self, layer: Layer, arrays: Arrays) -> LayerReport:
+        # The same pieces of the model run as in a run without a break: later layers see the same bits.
+        self.frontier.reach(self._codes_of(layer.data))
+        facts = as_tree(arrays["facts"])
+        params, codes = dict(self.state.params), dict(self.state.codes)
+        for place, (name, new) in enumerate(unpacked_params(facts["params"], arrays).items()):
+            params[name], codes[name] = new, arrays[f"codes.{place}"]
+            self._replace(name, codes[name], new)
+        self.state = replace(self.state, params=params, codes=codes)
+        self.frontier.release()
+        return LayerReport(**facts["report"])
+
+    def improve(self, layer: Layer, glimpses: Sequence[Glimpse]) -> LayerReport:
+        """Solve one layer, and take the solution over where held-out data agrees."""
+        start = time.perf_counter()
+        problem = self._problem(layer, glimpses)
+        power = float(problem.held.centred().yy.sum())
+        solution = solve(problem)
+        if solution.kept:
+            self._accept(layer, solution)
+        self.frontier.release()
+        after = solution.after if solution.kept else solution.before
+        took = time.perf_counter() - start
+        ratios = [layer_db(power, error) for error in (solution.before, after)]
+        return LayerReport(layer.name, layer.op, ratios[0], ratios[1], solution.kept, took)
+
+    def _problem(self, layer: Layer, glimpses: Sequence[Glimpse]) -> Problem:
+        given, weight = self.state.params[layer.data], self.state.params[layer.weight]
+        train, held = self._moments(layer, glimpses, int(given.zero_point))
+        matrix = layer.matrix(self._float(layer.weight)).astype(np.float64)
+        bias = np.zeros(matrix.shape[:2])
+        if layer.bias is not None:
+            bias = self._float(layer.bias).astype(np.float64).reshape(matrix.shape[:2])
+        return Problem(
+            weight=matrix,
+            bias=bias,
+            has_bias=layer.bias is not None,
+            input_scale=float(given.scale),
+            scale=_shaped(weight, matrix.shape),
+            limits=_limits(weight, self.state.plan.tensors[layer.weight].integer.symmetric),
+            factors=self._factors(layer, weight),
+            train=train,
+            held=held,
+            importance=self._importance(layer, matrix.shape[:2]),
+        )
+
+    def _importance(self, layer: Layer, shape: tuple[int, int]) -> NDArray[np.float64]:
+        known = self.importance.get(layer.output)
+        return np.ones(shape) if known is None or known.size != np.prod(shape) else known.reshape(shape)
+
+    def _moments(self, layer: Layer, glimpses: Sequence[Glimpse], zero: int) -> tuple[Moments, Moments]:
+        codes = self.frontier.reach(self._codes_of(layer.data))
+        sums = Moments(), Moments()
+        seen = self.visible.get(layer.output) if layer.groups > 1 else None
+        rows: list[tuple[NDArray[Any], NDArray[Any]]] = []
+        for index, (array, glimpse) in enumerate(zip(codes, glimpses, strict=True)):
+            given = layer.inputs(array, glimpse.places, glimpse.spatial, zero)
+            rows.append((given.astype(np.float32) - np.float32(zero), glimpse.values))
+            last = index + 1 in (self.held_from, len(codes))
+            if last or sum(len(x) for x, _ in rows) >= _enough(*rows[0][0].shape[1:]):
+                x, y = (np.concatenate(part) for part in zip(*rows, strict=True))
+                sums[index >= self.held_from].add(x, y, _weights(y, seen))
+                rows = []
+        return sums
+
+    def _factors(self, layer: Layer, weight: QParams) -> tuple[float, ...]:
+        """Factors on the weight's scale that its format, the user and the NPU's shifters allow."""
+        if isinstance(self.state.plan.tensors[layer.weight].source, Fixed):
+            return (1.0,)
+        if self.state.plan.tensors[layer.weight].integer.scale is not ScaleKind.POWER_OF_TWO:
+            return _FLOAT_FACTORS
+        reach = self.reach.get(layer.name)
+        if reach is None or not self.recipe.npu.adjust_shift_cut:
+            return _POWER_FACTORS
+        return tuple(f for f in _POWER_FACTORS if reach.allows_weight(float(weight.scale) * f)) or (1.0,)
+
+    def _accept(self, layer: Layer, solution: Solution) -> None:
+        params, codes = dict(self.state.params), dict(self.state.codes)
+        weight = params[layer.weight]
+        scale = np.asarray(_unshaped(solution.scale, weight), np.float32)
+        params[layer.weight] = replace(weight, scale=scale)
+        shape = self._float(layer.weight).shape
+        codes[layer.weight] = layer.tensor(solution.codes, shape).astype(weight.qtype.dtype)
+        self._replace(layer.weight, codes[layer.weight], params[layer.weight])
+        if layer.bias is not None:
+            params[layer.bias] = self._bias_params(layer, solution, params)
+            real = solution.bias.reshape(self._float(layer.bias).shape)
+            codes[layer.bias] = quantize(real, params[layer.bias], narrow=True)
+            self._replace(layer.bias, codes[layer.bias], params[layer.bias])
+        self.state = replace(self.state, params=params, codes=codes)
+
+    def _bias_params(self, layer: Layer, solution: Solution, params: dict[str, QParams]) -> QParams:
+        assert layer.bias is not None
+        old = params[layer.bias]
+        if old.qtype in (QType.INT32, QType.INT16):
+            step = solution.scale.reshape(solution.scale.shape[:2]) * float(params[layer.data].scale)
+            scale = step if old.scale.ndim else step.reshape(-1)[0]
+            return replace(old, scale=np.asarray(scale, np.float32).reshape(old.scale.shape))
+        reach: Reach | None = self.reach.get(layer.name) if self.recipe.npu.adjust_shift_bias else None
+        wscale = float(params[layer.weight].scale)
+        return _best_bias_scale(solution.bias, old, reach, wscale)
+
+    def _replace(self, name: str, codes: NDArray[Any], params: QParams) -> None:
+        """Let the model that the next layers are fed from have the new constants."""
+        stored = self.values[f"{name}_quantized"]
+        node = stored.consumers()[0]
+        stored.const_value = ir.tensor(codes, name=stored.name)
+        for value, array in ((node.inputs[1], params.scale), (node.inputs[2], params.zero_point)):
+            if value is not None:
+                value.const_value = ir.tensor(array, name=value.name)
+
+    def _codes_of(self, tensor: str) -> str:
+        """The name of a tensor's integer codes in the written model."""
+        for name in (tensor, f"{tensor}_QuantizeLinear_Input"):
+            value = self.values.get(name)
+            for node in value.consumers() if value is not None else ():
+                if node.op_type == "QuantizeLinear":
+                    return str(node.outputs[0].name)
+        raise KeyError(tensor)
+
+    def _float(self, name: str) -> NDArray[Any]:
+        array = constant_array(self.constants[name])
+        assert array is not None
+        return array
+
+
+def _enough(groups: int, size: int) -> int:
+    """Rows of so many groups and columns that are worth adding up."""
+    return min(_CHUNK, max(size, _CHUNK_ELEMENTS // (groups * size)))
+
+
+def _weights(wanted: NDArray[Any], seen: tuple[float, float] | None) -> NDArray[np.float32] | None:
+    """Rows whose output the activation behind the layer cuts off count less; only where each output has
+    moments of its own.
+    """
+    if seen is None or wanted.shape[2] != 1:
+        return None
+    low, high = seen
+    inside = (wanted[:, :, 0] > low) & (wanted[:, :, 0] < high)
+    return np.where(inside, np.float32(1), np.float32(_UNSEEN))
+
+
+def _best_bias_scale(bias: NDArray[Any], old: QParams, reach: Reach | None, weight_scale: float) -> QParams:
+    """The power of two next to the old one with the least error, within the shifters' reach."""
+    best: tuple[float, QParams] | None = None
+    for power in range(-6, 7):
+        scale = float(old.scale) * 2.0**power
+        if reach is not None and not reach.allows_bias(scale, weight_scale):
+            continue
+        tried = replace(old, scale=np.asarray(scale, np.float32))
+        codes = np.clip(np.rint(bias / scale), old.qtype.qmin + 1, old.qtype.qmax)
+        error = float(((codes * scale - bias) ** 2).sum())
+        if best is None or error < best[0]:
+            best = (error, tried)
+    return old if best is None else best[1]
+
+
+def _shaped(params: QParams, shape: tuple[int, ...]) -> NDArray[np.float64]:
+    """The scale so that it broadcasts against (G, O, K)."""
+    scale = params.scale.astype(np.float64)
+    if scale.ndim == 0:
+        return scale.reshape(1, 1, 1)
+    if scale.size == shape[0] * shape[1]:
+        return scale.reshape(shape[0], shape[1], 1)
+    return np.broadcast_to(scale.reshape(1, -1, 1), (shape[0], shape[1], 1)).copy()
+
+
+def _unshaped(scale: NDArray[np.float64], params: QParams) -> NDArray[np.float64]:
+    flat = scale.reshape(-1)
+    return flat[: params.scale.size].reshape(params.scale.shape)
+
+
+def _limits(params: QParams, symmetric: bool) -> tuple[int, int]:
+    zero = int(params.zero_point.reshape(-1)[0])
+    low = params.qtype.qmin + (1 if symmetric and params.qtype.signed else 0)
+    return low - zero, params.qtype.qmax - zero

@@ -1,0 +1,296 @@
+"""Where the factors of a tensor's channels can go: upwards, to the constants of what makes the tensor.
+
+On the way a tensor is known by its channel numbers: an array of its rank, of size 1 along each axis on which
+all places have the same channel, and with -1 where a place belongs to no channel that is rescaled.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import onnx_ir as ir
+from numpy.typing import NDArray
+
+from roundel.improve.layers import read_linear
+from roundel.model.graph import op_key
+from roundel.passes.base import (
+    Editor,
+    constant,
+    dims,
+    get_int,
+    get_ints,
+    input_at,
+    integers,
+    is_op,
+    only_reader,
+    real_constant,
+)
+
+Channels = NDArray[np.int64]
+Factors = NDArray[np.float64]
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Edit:
+    """A constant input whose values are divided by the factors of their channels."""
+
+    node: ir.Node
+    index: int
+    channels: Channels
+
+    def apply(self, editor: Editor, factors: Factors) -> None:
+        """Write the constant; one that other nodes read too is copied first."""
+        old = real_constant(input_at(self.node, self.index))
+        assert old is not None, "found by trace"
+        divisors = np.append(factors, 1.0)[self.channels]  # channel -1 takes the last one
+        new = (old.astype(np.float64) / divisors).astype(old.dtype)
+        editor.set_constant(self.node, self.index, new, "constant")
+
+
+Edits = tuple[Edit, ...]
+
+
+def trace(value: ir.Value) -> Edits | None:
+    """The constants to edit so that the last axis of a tensor is divided by factors; None if there is no way.
+
+    Nothing but the tensor itself changes: every tensor above it that would change, too, has one reader.
+    """
+    known = dims(value)
+    if not known or known[-1] is None:
+        return None
+    return _made(value, np.arange(known[-1]).reshape(*[1] * (len(known) - 1), -1))
+
+
+def _made(value: ir.Value, channels: Channels) -> Edits | None:
+    """The edits at and above the node that makes the value."""
+    node = value.producer()
+    rule = _RULES.get(op_key(node)) if node is not None else None
+    return None if node is None or rule is None else rule(node, value, channels)
+
+
+def _above(node: ir.Node, index: int, channels: Channels) -> Edits | None:
+    """The edits for an input that only this node reads."""
+    value = input_at(node, index)
+    if value is None or only_reader(value) is not node or not _fits(value, channels):
+        return None
+    return _made(value, channels)
+
+
+def _fits(value: ir.Value, channels: Channels) -> bool:
+    """Whether the tensor has an axis of the right size for each axis along which the channels differ."""
+    known = dims(value)
+    if known is None or len(known) != channels.ndim:
+        return False
+    return all(count in (1, size) for count, size in zip(channels.shape, known, strict=True))
+
+
+def _last_only(channels: Channels) -> Channels | None:
+    """The channels along the last axis, where they differ along no other."""
+    return channels.reshape(-1) if channels.size == channels.shape[-1] else None
+
+
+def _norm(node: ir.Node, value: ir.Value, channels: Channels) -> Edits | None:
+    last = _last_only(channels)
+    scale, bias = (real_constant(input_at(node, i)) for i in (1, 2))
+    missing = bias is None and input_at(node, 2) is not None
+    if value is not node.outputs[0] or last is None or scale is None or missing:
+        return None
+    if any(array is not None and array.shape != last.shape for array in (scale, bias)):
+        return None  # more axes than the last are normalized, or one number serves all channels
+    edits = [Edit(node, 1, last)]
+    return (*edits, Edit(node, 2, last)) if bias is not None else tuple(edits)
+
+
+def _matmul(node: ir.Node, value: ir.Value, channels: Channels) -> Edits | None:
+    layer = read_linear(node)
+    if layer is not None:
+        last = _last_only(channels)
+        return None if last is None else (Edit(node, 1, last[None]),)
+    # The left side mixes rows of the right side only: channels stay where they are.
+    return _above(node, 1, channels) if channels.ndim > 1 and channels.shape[-2] == 1 else None
+
+
+def _gemm(node: ir.Node, value: ir.Value, channels: Channels) -> Edits | None:
+    layer, last = read_linear(node), _last_only(channels)
+    if layer is None or last is None:
+        return None
+    weight = Edit(node, 1, last[:, None] if layer.transposed else last[None])
+    return (weight,) if input_at(node, 2) is None else (weight, Edit(node, 2, last))
+
+
+def _sum(node: ir.Node, value: ir.Value, channels: Channels) -> Edits | None:
+    """A constant that is added or subtracted is rescaled, too."""
+    for index, other in ((0, 1), (1, 0)):
+        if real_constant(input_at(node, other)) is not None:
+            rest = _above(node, index, channels)
+            return None if rest is None else (*rest, Edit(node, other, _trimmed(node, other, channels)))
+    return None
+
+
+def _trimmed(node: ir.Node, index: int, channels: Channels) -> Channels:
+    """Without leading axes that neither the channels nor the constant have."""
+    value = real_constant(input_at(node, index))
+    assert value is not None
+    while channels.ndim > max(value.ndim, 1) and channels.shape[0] == 1:
+        channels = channels[0]
+    return channels
+
+
+def _product(node: ir.Node, value: ir.Value, channels: Channels) -> Edits | None:
+    """One side of a product takes all factors: its constant, or what makes it."""
+    for index in (1, 0):
+        array = real_constant(input_at(node, index))
+        if array is not None and array.size > 1 and _covers(array, channels):
+            return (Edit(node, index, _trimmed(node, index, channels)),)
+    for index in (0, 1):
+        if constant(input_at(node, index)) is None and (found := _above(node, index, channels)):
+            return found
+    return None
+
+
+def _covers(array: NDArray[Any], channels: Channels) -> bool:
+    """Whether the constant has a number of its own for each place where channels differ."""
+    shape = (1,) * (channels.ndim - array.ndim) + array.shape
+    return len(shape) == channels.ndim and all(
+        count in (1, size) for count, size in zip(channels.shape, shape, strict=True)
+    )
+
+
+def _passed(node: ir.Node, value: ir.Value, channels: Channels) -> Edits | None:
+    """f(x / s) = f(x) / s for every s above zero."""
+    return _above(node, 0, channels) if value is node.outputs[0] else None
+
+
+def _quotient(node: ir.Node, value: ir.Value, channels: Channels) -> Edits | None:
+    return _above(node, 0, channels)
+
+
+def _reshaped(node: ir.Node, value: ir.Value, channels: Channels) -> Edits | None:
+    """The channels differ along trailing axes only: these axes have another outline in the input."""
+    source = input_at(node, 0)
+    inner, outer = dims(source), dims(value)
+    if inner is None or outer is None or not channels.size:
+        return None
+    first = next((axis for axis, count in enumerate(channels.shape) if count > 1), channels.ndim - 1)
+    tail = outer[first:]
+    known = [size for size in tail if size is not None]
+    if len(known) != len(tail):
+        return None
+    for start in range(len(inner), -1, -1):
+        sizes = [size for size in inner[start:] if size is not None]
+        if len(sizes) == len(inner) - start and math.prod(sizes) == math.prod(known):
+            spread = np.broadcast_to(channels[(0,) * first], known).reshape(sizes)
+            return _above(node, 0, _narrowed(spread.reshape(*[1] * start, *sizes)))
+    return None
+
+
+def _narrowed(channels: Channels) -> Channels:
+    """Size 1 along each axis where all places are alike."""
+    for axis in range(channels.ndim):
+        head = np.take(channels, [0], axis)
+        if np.array_equal(np.broadcast_to(head, channels.shape), channels):
+            channels = head
+    return channels
+
+
+def _transposed(node: ir.Node, value: ir.Value, channels: Channels) -> Edits | None:
+    order = get_ints(node, "perm") or tuple(reversed(range(channels.ndim)))
+    return _above(node, 0, channels.transpose(np.argsort(order)))
+
+
+def _split(node: ir.Node, value: ir.Value, channels: Channels) -> Edits | None:
+    """The parts beside this one keep their values."""
+    axis = get_int(node, "axis", 0) % channels.ndim
+    sizes = [(dims(out) or ())[axis : axis + 1] for out in node.outputs]
+    known = [size[0] for size in sizes if size and size[0] is not None]
+    if len(known) != len(sizes):
+        return None
+    position = next(i for i, out in enumerate(node.outputs) if out is value)
+    parts = [np.full(_resized(channels.shape, axis, size), -1) for size in known]
+    own = _resized(channels.shape, axis, known[position])
+    parts[position] = np.array(np.broadcast_to(channels, own))
+    return _above(node, 0, np.concatenate(parts, axis))
+
+
+def _resized(shape: tuple[int, ...], axis: int, size: int) -> tuple[int, ...]:
+    return (*shape[:axis], size, *shape[axis + 1 :])
+
+
+def _picked(node: ir.Node, value: ir.Value, channels: Channels) -> Edits | None:
+    """Some places along an axis; the others keep their values, so others may read them."""
+    source = input_at(node, 0)
+    own = _pick(node, 0)
+    if source is None or own is None or source.is_graph_output():
+        return None
+    for use in source.uses():
+        other = _pick(use.node, use.idx) if use.node.graph is node.graph else None
+        if use.node is not node and (other is None or other.axis != own.axis or own.places & other.places):
+            return None
+    axis, places = own.axis, sorted(own.places)
+    if is_op(node, "Gather"):
+        channels = np.expand_dims(channels, axis)
+    whole = np.full(_resized(channels.shape, axis, own.size), -1)
+    whole[(slice(None),) * axis + (places,)] = channels
+    return _made(source, whole) if _fits(source, whole) else None
+
+
+@dataclass(frozen=True, slots=True)
+class _Pick:
+    """Places that a node reads along one axis of its input, and how many there are."""
+
+    axis: int
+    places: frozenset[int]
+    size: int
+
+
+def _pick(node: ir.Node, index: int) -> _Pick | None:
+    """What a Gather of one place, or a Slice along one axis, reads."""
+    known = dims(input_at(node, 0))
+    if index or not known or not is_op(node, "Gather", "Slice"):
+        return None
+    if is_op(node, "Gather"):
+        places = constant(input_at(node, 1))
+        axis = get_int(node, "axis", 0) % len(known)
+        size = known[axis]
+        if places is None or places.ndim or size is None:
+            return None
+        return _Pick(axis, frozenset({int(places) % size}), size)
+    begins, ends, axes, steps = (integers(input_at(node, i)) for i in (1, 2, 3, 4))
+    stepped = input_at(node, 4) is not None and steps != (1,)
+    if stepped or not (begins and ends and axes) or len(axes) != 1:
+        return None
+    size = known[axes[0] % len(known)]
+    if size is None:
+        return None
+    taken = range(size)[slice(begins[0], ends[0])]
+    return _Pick(axes[0] % len(known), frozenset(taken), size)
+
+
+_RULES: dict[str, Callable[[ir.Node, ir.Value, Channels], Edits | None]] = {
+    "LayerNormalization": _norm,
+    "RMSNormalization": _norm,
+    "SimplifiedLayerNormalization": _norm,
+    "MatMul": _matmul,
+    "Gemm": _gemm,
+    "Add": _sum,
+    "Sub": _sum,
+    "Mul": _product,
+    "Div": _quotient,
+    "Relu": _passed,
+    "LeakyRelu": _passed,
+    "PRelu": _passed,
+    "Identity": _passed,
+    "Dropout": _passed,
+    "Reshape": _reshaped,
+    "Flatten": _reshaped,
+    "Squeeze": _reshaped,
+    "Unsqueeze": _reshaped,
+    "Transpose": _transposed,
+    "Split": _split,
+    "Gather": _picked,
+    "Slice": _picked,
+}

@@ -1,0 +1,32 @@
+"""From a finished model to a Ryzen AI machine, and back from its report to what ran where."""
+
+from __future__ import annotations
+
+from roundel.kit.kit import DeployKit, write_kit
+from roundel.kit.npu_report import read_report
+from roundel.kit.placement import (
+    Comparison,
+    ComparisonRow,
+    PlacementReport,
+    ReportError,
+    compare,
+    compare_with_check,
+    verdicts,
+)
+from roundel.targets.npu import DEVICES, Device, Format
+
+__all__ = [
+    "DEVICES",
+    "Comparison",
+    "ComparisonRow",
+    "DeployKit",
+    "Device",
+    "Format",
+    "PlacementReport",
+    "ReportError",
+    "compare",
+    "compare_with_check",
+    "read_report",
+    "verdicts",
+    "write_kit",
+]

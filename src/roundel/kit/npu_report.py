@@ -1,0 +1,249 @@
+"""Reads the provider's report file, or a console log, into the one placement view."""
+
+from __future__ import annotations
+
+import codecs
+import json
+import re
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from roundel.kit.placement import CPU_DEVICES, PlacementReport, ReportError
+
+_COLOUR = re.compile(r"\x1b(?:\[[0-?]*[ -/]*[@-~]|\][^\x07\x1b]*(?:\x07|\x1b\\))")
+_HEAD = re.compile(r"No\. of (Operators|Subgraphs)\s*:", re.IGNORECASE)
+_RUNNING_LINE = re.compile(r"Actually running on\s+\w+\s+([0-9]{1,9})\b", re.IGNORECASE)
+_ITEM = re.compile(r"\b([A-Z][A-Z0-9_]*)\s+([0-9]{1,9})(?![\w.%])")
+_PERCENT = re.compile(r"\d+(?:\.\d+)?%")
+# What loggers put before a line: [name], a date, or a source line such as 'I20250108 … stat.cpp:198]'.
+_PREFIX = re.compile(r"^\s*(?:\[[^\]]*\]\s*|\d{4}-\d\d-\d\d[T ][\d:.,]+Z?\s*|\S[^\]]*\.\w+:\d+\]\s*)*")
+
+
+@dataclass(slots=True)
+class _Found:
+    """One report as it comes together."""
+
+    operators: dict[str, int] = field(default_factory=dict)
+    subgraphs: dict[str, int] = field(default_factory=dict)
+    running: int | None = None
+
+    @property
+    def complete(self) -> bool:
+        """Whether the provider was done: it prints no subgraphs when all is on the CPU."""
+        on_cpu = set(self.operators) <= CPU_DEVICES
+        return bool(self.operators) and (on_cpu or bool(self.subgraphs) or self.running is not None)
+
+
+def parse_log(text: str) -> PlacementReport | None:
+    """The last complete report of a log, or None when there is none."""
+    found = [each for each in _collect(_lines(text)) if each.operators]
+    if not found:
+        return None
+    whole = [each for each in found if each.complete]
+    chosen = whole[-1] if whole else found[-1]
+    notes = []
+    if len(found) > 1:
+        notes.append(f"the log holds {len(found)} reports; this is number {found.index(chosen) + 1}")
+    if not whole:
+        notes.append("the log has no line about subgraphs; it may have been cut short")
+    return PlacementReport(
+        "console log", chosen.operators, {}, chosen.subgraphs, chosen.running, tuple(notes)
+    )
+
+
+def _lines(text: str) -> list[str]:
+    plain = _COLOUR.sub("", text).replace("\0", "")
+    # Each heading begins a line: loggers without buffering lose the line ends between two of them.
+    return re.split(r"\r\n|\r|\n", _HEAD.sub(lambda head: f"\n{head[0]}", plain))
+
+
+def _collect(lines: list[str]) -> list[_Found]:
+    found: list[_Found] = []
+    section: str | None = None
+    for line in lines:
+        head = _HEAD.search(line)
+        if head is not None:
+            section = head[1].lower()
+            if section == "operators" or not found:
+                found.append(_Found())
+            counts = line[head.end() :]
+            _take(found[-1], section, counts)
+            if counts.strip():
+                section = None  # counts on the line itself: no more of them follow
+        elif section is not None:
+            rest = _PREFIX.sub("", line, count=1)
+            if not _only_counts(rest):
+                section = None
+            else:
+                _take(found[-1], section, rest)
+    return found
+
+
+def _take(found: _Found, section: str, text: str) -> None:
+    running = _RUNNING_LINE.search(text)
+    if running is not None:
+        found.running = int(running[1])
+        text = _RUNNING_LINE.sub(" ", text)
+    counts = found.operators if section == "operators" else found.subgraphs
+    for name, count in _ITEM.findall(text):
+        counts[name] = int(count)
+
+
+def _only_counts(text: str) -> bool:
+    """Whether a line holds device counts and nothing else; an empty one does too."""
+    return not _PERCENT.sub(" ", _ITEM.sub(" ", _RUNNING_LINE.sub(" ", text))).strip()
+
+
+_LARGEST = 512 * 1024 * 1024
+_ALL = "ALL"
+_RUNNING = "ACTUALLY RUNNING ON "
+_BOMS = (
+    (codecs.BOM_UTF8, "utf-8-sig"),
+    (codecs.BOM_UTF16_LE, "utf-16"),
+    (codecs.BOM_UTF16_BE, "utf-16"),
+)
+
+
+def read_report(path: str | Path) -> PlacementReport:
+    """Read `vitisai_ep_report.json`, or a text log that holds the provider's console lines.
+
+    Raises:
+        ReportError: the file cannot be read, or is neither.
+    """
+    file = Path(path)
+    text = _decode(_bytes(file))
+    if not text.strip():
+        raise ReportError("The report is empty.", where=file, hint="Run the session with the report enabled.")
+    looks_json = text.lstrip().startswith("{")
+    if file.suffix.lower() == ".json" or looks_json:
+        try:
+            tree = json.loads(text)
+        except (ValueError, RecursionError) as error:
+            found = parse_log(text)
+            if found is not None:
+                return found
+            raise ReportError(
+                "The report is not valid JSON.",
+                where=file,
+                observed=error if isinstance(error, ValueError) else "nested too deeply",
+                hint="Was the session still writing, or the file cut short? Run it again.",
+            ) from error
+        return parse_json(tree, file)
+    found = parse_log(text)
+    if found is None:
+        raise ReportError(
+            "The log has no placement line of the VitisAI provider.",
+            where=file,
+            expected="a line such as '[Vitis AI EP] No. of Operators : CPU 2 NPU 398'",
+            hint="The provider prints it when it compiles: delete the cache folder, run again, and keep "
+            "both stdout and stderr. No line at all can mean that the provider was not loaded.",
+        )
+    return found
+
+
+def parse_json(tree: Any, where: object = "the report") -> PlacementReport:
+    """The view of a parsed `vitisai_ep_report.json`; keys that it does not know are ignored.
+
+    Raises:
+        ReportError: it has no device statistics, or these are not counts.
+    """
+    stats = tree.get("deviceStat") if isinstance(tree, dict) else None
+    if not isinstance(stats, list) or not stats:
+        raise ReportError(
+            "The report has no device statistics.",
+            where=where,
+            observed=f"keys {sorted(map(str, tree))[:8]}" if isinstance(tree, dict) else type(tree).__name__,
+            expected="a list 'deviceStat'",
+            hint="Is this vitisai_ep_report.json?",
+        )
+    operators: dict[str, int] = {}
+    op_types: dict[str, tuple[str, ...]] = {}
+    for entry in stats:
+        name = _device(entry, ("name",), where)
+        operators[name] = operators.get(name, 0) + _count(entry, ("nodeNum",), where)
+        types = entry.get("supportedOpType")
+        if isinstance(types, list) and name != _ALL:
+            op_types[name] = tuple(dict.fromkeys(_op_type(str(each)) for each in types))
+    total = operators.pop(_ALL, None)
+    if not operators and total:
+        raise ReportError("The report names no device but 'all'.", where=where, hint="Run the session again.")
+    subgraphs, running = _subgraphs(tree.get("subgraphStat"), where)
+    placed = sum(operators.values())
+    notes = () if total in (None, placed) else (f"the report counts {total} operators, {placed} are placed",)
+    return PlacementReport("vitisai_ep_report.json", operators, op_types, subgraphs, running, notes)
+
+
+def _subgraphs(stats: Any, where: object) -> tuple[dict[str, int], int | None]:
+    counts: dict[str, int] = {}
+    running: int | None = None
+    for entry in stats if isinstance(stats, list) else ():
+        name = _device(entry, ("device", "name"), where)
+        count = _count(entry, ("count", "subgraphNum"), where)
+        if name.startswith(_RUNNING):
+            running = (running or 0) + count
+        elif name != _ALL:
+            counts[name] = counts.get(name, 0) + count
+    return counts, running
+
+
+def _device(entry: Any, keys: tuple[str, ...], where: object) -> str:
+    name = next((entry[key] for key in keys if entry.get(key)), None) if isinstance(entry, dict) else None
+    if not isinstance(name, str):
+        raise ReportError(
+            "An entry of the report names no device.",
+            where=where,
+            observed=str(entry)[:80],
+            expected="a name",
+        )
+    return name.strip().upper()
+
+
+def _count(entry: dict[str, Any], keys: tuple[str, ...], where: object) -> int:
+    # The file is protobuf's JSON: zeros are left out, and long integers are strings.
+    value = next((entry[key] for key in keys if key in entry), 0)
+    if isinstance(value, str) and re.fullmatch("[0-9]{1,18}", value):
+        value = int(value)
+    if isinstance(value, bool) or not isinstance(value, int) or value < 0:
+        raise ReportError(
+            "A count in the report is not a number.",
+            where=where,
+            observed=f"{keys[0]}: {str(value)[:40]}",
+            expected="a whole number",
+        )
+    return value
+
+
+def _op_type(text: str) -> str:
+    """'::Conv' is Conv; 'com.microsoft::QuantizeLinear' keeps its domain."""
+    return text.strip().strip(":")
+
+
+def _bytes(path: Path) -> bytes:
+    try:
+        size = path.stat().st_size
+        if size > _LARGEST:
+            raise ReportError(
+                "The file is too large to be a report.",
+                where=path,
+                observed=f"{size} bytes",
+                expected="a log",
+            )
+        return path.read_bytes()
+    except OSError as error:
+        raise ReportError("The report cannot be read.", where=path, observed=error.strerror) from error
+
+
+def _decode(data: bytes) -> str:
+    """Text as a console redirect left it: UTF-8, PowerShell's UTF-16, or an old code page."""
+    for bom, encoding in _BOMS:
+        if data.startswith(bom):
+            return data.decode(encoding, errors="replace")
+    head = data[:4096]
+    if head.count(0) > len(head) // 4:
+        even = head[0::2].count(0)
+        return data.decode("utf-16-be" if even > head.count(0) - even else "utf-16-le", errors="replace")
+    try:
+        return data.decode("utf-8")
+    except UnicodeDecodeError:
+        return data.decode("latin-1")

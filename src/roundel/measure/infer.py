@@ -1,0 +1,204 @@
+"""A model, float or quantized, that takes samples of any number of rows."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path, PurePosixPath
+from typing import Any
+
+import numpy as np
+import onnx_ir as ir
+import onnxruntime as ort
+from numpy.typing import NDArray
+
+from roundel.calibrate.runner import run_session
+from roundel.data.arrays import fixed_batch
+from roundel.data.folders import ARRAY_SUFFIXES, IMAGE_SUFFIXES, folder_name
+from roundel.errors import OutputError, RecipeError, did_you_mean
+from roundel.evidence import open_data
+from roundel.measure.folders import to_picture
+from roundel.model import load_model
+from roundel.model.files import replacing
+from roundel.model.graph import input_specs
+from roundel.model.load import ModelSource
+from roundel.model.session import open_session
+from roundel.qdq.functions import AMD_DOMAIN, attach
+from roundel.recipe.settings import Data
+from roundel.report.record import Listener, Silent
+from roundel.types import Sample
+
+
+class Predictor:
+    """A session that computes Q/DQ nodes exactly as written, whatever the CPU.
+
+    Args:
+        source: an ONNX file, serialised bytes, a ModelProto, or an onnx-ir model.
+        threads: that it computes with; None for every core.
+    """
+
+    def __init__(self, source: ModelSource, *, threads: int | None = None) -> None:
+        loaded = load_model(source, allow_quantized=True, opaque=AMD_DOMAIN)
+        self.model: ir.Model = loaded.model
+        self.path = loaded.path
+        self.name = loaded.path.name if loaded.path else "in memory"
+        self.file_bytes = loaded.file_bytes
+        self.inputs = input_specs(loaded.model)
+        self._batch = fixed_batch(self.inputs)
+        # A file runs as it is, not as loading has normalised it; only AMD's operators may lack their bodies.
+        custom = any(node.domain == AMD_DOMAIN for node in loaded.model.graph.all_nodes())
+        runs: ir.Model | Path = loaded.path if loaded.path and not custom else attach(loaded.model)
+        self._session: ort.InferenceSession = open_session(runs, threads=threads, simulate=True)
+        self.outputs = tuple(out.name for out in self._session.get_outputs())
+
+    def run(self, sample: Sample, index: int) -> dict[str, NDArray[Any]]:
+        """All outputs for one sample.
+
+        Where the model has fixed its batch, rows are cut to it; the last part is filled up by repeating its
+        last row, and the results for the repetitions are dropped.
+
+        Args:
+            sample: the inputs, with the same number of rows each.
+            index: its position, for messages.
+
+        Raises:
+            DataError: the sample does not fit the model.
+            ModelError: ONNX Runtime cannot run the model.
+        """
+        names = list(self.outputs)
+        rows = {len(array) for array in sample.values() if array.ndim}
+        if self._batch is None or rows == {self._batch} or len(rows) != 1:
+            return run_session(self._session, names, sample, index)
+        count, parts = rows.pop(), []
+        for start in range(0, count, self._batch):
+            part = {name: _filled(a[start : start + self._batch], self._batch) for name, a in sample.items()}
+            results = run_session(self._session, names, part, index)
+            kept = min(self._batch, count - start)
+            parts.append({name: a[:kept] if _has_rows(a, self._batch) else a for name, a in results.items()})
+        return {name: np.concatenate([np.atleast_1d(part[name]) for part in parts]) for name in names}
+
+
+def _filled(rows: NDArray[Any], count: int) -> NDArray[Any]:
+    missing = count - len(rows)
+    return rows if not missing else np.concatenate([rows, np.repeat(rows[-1:], missing, axis=0)])
+
+
+def _has_rows(array: NDArray[Any], batch: int) -> bool:
+    return array.ndim > 0 and len(array) == batch
+
+
+@dataclass(frozen=True, slots=True)
+class Inference:
+    """What was saved.
+
+    Attributes:
+        model: file name.
+        folder: where the files are.
+        outputs: the saved outputs; several have one sub-folder each.
+        files: relative to the folder, in the order of the data.
+        seconds: wall time of reading, running and saving.
+    """
+
+    model: str
+    folder: Path
+    outputs: tuple[str, ...]
+    files: tuple[str, ...]
+    seconds: float
+
+
+def infer(
+    model: ModelSource,
+    data: object,
+    out: str | Path,
+    *,
+    options: Data | None = None,
+    outputs: Sequence[str] = (),
+    images: bool = False,
+    listener: Listener | None = None,
+) -> Inference:
+    """Run a model, float or quantized, and save each output, named after its input.
+
+    `cat.jpg` becomes `cat.npy` (`cat.png` with `images`); samples without a file are numbered from 0. A model
+    with several outputs gets a sub-folder for each.
+
+    Args:
+        model: an ONNX file, a ModelProto, or an onnx-ir model.
+        data: whatever `roundel.quantize` takes.
+        out: the folder to write to; it is created when it does not exist.
+        options: how files become samples, and how many; see the `data` section of recipes.
+        outputs: only these outputs.
+        images: save pictures instead of arrays.
+        listener: told about progress.
+
+    Raises:
+        RoundelError: the model, the data or an output does not fit.
+    """
+    told, started, folder = listener or Silent(), time.perf_counter(), Path(out)
+    predictor = Predictor(model)
+    chosen = _chosen(predictor, outputs)
+    samples = open_data(predictor.model, options or Data(), data)
+    _create(folder)
+    files: dict[str, str] = {}
+    told.step("infer", samples.count)
+    try:
+        for index, (origin, sample) in enumerate(samples.named()):
+            results = predictor.run(sample, index)
+            for name in chosen:
+                file = _file(origin, name if len(chosen) > 1 else None, images=images)
+                if file in files:
+                    raise OutputError(
+                        "Two inputs would be saved under one name.",
+                        where=folder / file,
+                        observed=f"'{files[file]}' and '{origin}'",
+                        expected="inputs whose names differ in more than their ending",
+                        hint="Give the files names of their own, or run the folders apart.",
+                    )
+                _save(folder / file, results[name], name, images=images)
+                files[file] = origin
+            told.advance(index + 1)
+    finally:
+        told.close()
+    return Inference(predictor.name, folder, chosen, tuple(files), time.perf_counter() - started)
+
+
+def _chosen(predictor: Predictor, wanted: Sequence[str]) -> tuple[str, ...]:
+    for name in wanted:
+        if name not in predictor.outputs:
+            raise RecipeError(
+                f"The model has no output '{name}'.",
+                where=predictor.name,
+                observed=", ".join(predictor.outputs),
+                hint=did_you_mean(name, predictor.outputs),
+            )
+    return tuple(dict.fromkeys(wanted)) or predictor.outputs
+
+
+def _create(folder: Path) -> None:
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+    except OSError as error:
+        raise OutputError(
+            "The output folder cannot be created.", where=folder, observed=error.strerror or error
+        ) from error
+
+
+def _file(origin: str, output: str | None, *, images: bool) -> str:
+    """The relative path for one result: 'a/cat.jpg' gives 'a/cat.npy', row 3 of an array file '3.npy'."""
+    path = PurePosixPath(Path(origin).as_posix())
+    if origin.endswith("]"):
+        path = PurePosixPath(origin[origin.rindex("[") + 1 : -1])
+    if path.suffix.lower() in IMAGE_SUFFIXES | ARRAY_SUFFIXES:
+        path = path.with_suffix("")
+    whole = path.with_name(path.name + (".png" if images else ".npy"))
+    return str(whole if output is None else PurePosixPath(folder_name(output)) / whole)
+
+
+def _save(path: Path, array: NDArray[Any], output: str, *, images: bool) -> None:
+    _create(path.parent)
+    with replacing(path) as temporary:
+        if images:
+            to_picture(array, f"output '{output}'").save(temporary, format="png")
+            return
+        with temporary.open("wb") as stream:
+            np.save(stream, array)

@@ -1,0 +1,198 @@
+"""Calibration lint: what is odd about data, seen from the model it is for."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import onnx_ir as ir
+from numpy.typing import NDArray
+
+from roundel.calibrate.collect import collect
+from roundel.calibrate.observers import Observer, StatKind
+from roundel.data.lint import Finding, Profile, SampleWatch, range_findings
+from roundel.data.lint_difference import difference_findings, preprocessing_finding
+from roundel.data.lint_values import (
+    FirstNorm,
+    Form,
+    alternative_findings,
+    form_of,
+    norm_finding,
+    scaling_findings,
+)
+from roundel.evidence import open_data
+from roundel.measure.looks import class_scores
+from roundel.model.graph import input_specs, is_constant, is_float32, iter_values, values_by_name
+from roundel.model.load import ModelSource
+from roundel.model.session import open_session
+from roundel.preparation import load_prepared
+from roundel.recipe.settings import Data, Recipe
+from roundel.report.record import Listener, Silent
+from roundel.types import Sample
+
+_LOOKED_AT = 16  # samples that run through the first layer once more
+_KEPT = 64  # samples that may be read in other ways
+
+
+@dataclass(frozen=True, slots=True)
+class DataReport:
+    """What the lint says.
+
+    Attributes:
+        findings: what is odd, warnings first.
+        samples: how many were looked at.
+        profiles: the values of each float input.
+        data: what the samples were.
+    """
+
+    findings: tuple[Finding, ...]
+    samples: int
+    profiles: Mapping[str, Profile]
+    data: Mapping[str, Any]
+
+    @property
+    def clean(self) -> bool:
+        """Whether there is no warning."""
+        return all(finding.level != "warning" for finding in self.findings)
+
+    def to_dict(self) -> dict[str, Any]:
+        """Plain values."""
+        return {
+            "samples": self.samples,
+            "findings": [
+                {"rule": f.rule, "level": f.level, "message": f.message, "hint": f.hint}
+                for f in self.findings
+            ],
+            "inputs": {name: profile.to_dict() for name, profile in self.profiles.items()},
+            "data": dict(self.data),
+        }
+
+
+def lint_data(
+    model: ModelSource,
+    data: object,
+    *,
+    options: Data | None = None,
+    against: object = None,
+    against_options: Data | None = None,
+    listener: Listener | None = None,
+) -> DataReport:
+    """Look for what would spoil a calibration: one pass of the float model, and a few samples more.
+
+    Args:
+        model: the float model.
+        data: whatever `roundel.quantize` takes.
+        options: how files become samples, and how many; see the `data` section of recipes.
+        against: other data (for evaluation, say) that should have been made alike.
+        against_options: how its files become samples; as `options` when not given.
+        listener: told about progress.
+
+    Raises:
+        RoundelError: the model or the data does not load or fit.
+    """
+    told = listener or Silent()
+    try:
+        told.step("load")
+        ready = load_prepared(model, Recipe())
+        samples = open_data(ready.model, options or Data(), data)
+        watch = SampleWatch()
+        told.step("look", samples.count)
+        wanted = {
+            str(value.name): StatKind.MINMAX
+            for value in iter_values(ready.model.graph)
+            if is_float32(value) and not is_constant(value)
+        }
+        seen = collect(ready.model, wanted, watch.watch(samples), keep=_KEPT, progress=told.advance)
+        findings = [*watch.findings(), *range_findings(extremes_of(seen.stats))]
+        findings += model_findings(ready.model, ready.norms, seen.inputs, watch.profiles)
+        findings += _readings(ready.model, seen.inputs, seen.outputs, watch.profiles)
+        if against is not None:
+            told.step("look at the other data")
+            other = open_data(ready.model, against_options or options or Data(), against)
+            second = SampleWatch()
+            for sample in other:
+                second.look(sample)
+            findings += difference_findings(watch.profiles, second.profiles, "other data")
+            ours, theirs = (said.description.get("preprocessing") for said in (samples, other))
+            differing = preprocessing_finding(ours, theirs, "other data")
+            findings += [] if differing is None else [differing]
+    finally:
+        told.close()
+    ranked = sorted(findings, key=lambda finding: finding.level != "warning")
+    return DataReport(tuple(ranked), seen.samples_seen, watch.profiles, samples.description)
+
+
+def quantize_findings(
+    model: ir.Model,
+    norms: Sequence[FirstNorm],
+    samples: tuple[Sequence[Sample], Sequence[Sample]],
+    facts: Mapping[str, Any],
+) -> list[Finding]:
+    """The part of the lint that a quantization run can afford.
+
+    The model is asked for other readings of the pixels only where nobody has said how to read them, or where
+    they look unscaled.
+
+    Args:
+        model: prepared, as the data was run through it.
+        norms: of the model before it was prepared.
+        samples: a few samples, and the model's outputs for them.
+        facts: what the record says about the data.
+    """
+    if facts.get("random"):
+        return []
+    profiles = {name: Profile.from_dict(tree) for name, tree in facts.get("inputs", {}).items()}
+    inputs, outputs = samples
+    findings = model_findings(model, norms, inputs, profiles)
+    unscaled = any(form_of(profile) is Form.RAW for profile in profiles.values())
+    if facts.get("preprocessing_chosen_by") or unscaled:
+        findings += _readings(model, inputs, outputs, profiles)
+    return findings
+
+
+def model_findings(
+    model: ir.Model, norms: Sequence[FirstNorm], inputs: Sequence[Sample], profiles: Mapping[str, Profile]
+) -> list[Finding]:
+    """What the model's own first nodes say about the data."""
+    findings = scaling_findings(model.graph, profiles)
+    values = values_by_name(model.graph)
+    for norm in norms:
+        if norm.tensor not in values or not inputs:
+            continue
+        clone = model.clone()
+        clone.graph.outputs.clear()
+        clone.graph.outputs.append(values_by_name(clone.graph)[norm.tensor])
+        session = open_session(clone)
+        arrays = [session.run([norm.tensor], sample)[0] for sample in inputs[:_LOOKED_AT]]
+        found = norm_finding(norm, arrays)
+        findings += [] if found is None else [found]
+    return findings
+
+
+def extremes_of(stats: Mapping[str, Observer]) -> dict[str, tuple[list[float], list[float]]]:
+    """The smallest and the largest value of each sample, for each tensor."""
+    return {name: (observer.lows, observer.highs) for name, observer in stats.items()}
+
+
+def _readings(
+    model: ir.Model, inputs: Sequence[Sample], outputs: Sequence[Sample], profiles: Mapping[str, Profile]
+) -> list[Finding]:
+    """Other readings of the pixels, for a model with one input and class scores as its first output."""
+    specs, name = input_specs(model), str(model.graph.outputs[0].name)
+    if len(specs) != 1 or specs[0].name not in profiles:
+        return []
+    key = specs[0].name
+    given = [class_scores(out[name]) for out in outputs[:_KEPT] if name in out]
+    known = [scores for scores in given if scores is not None]
+    if not known or len(known) != len(inputs[:_KEPT]):
+        return []
+    session = open_session(model)
+
+    def answer(array: NDArray[Any]) -> NDArray[Any]:
+        scores = class_scores(session.run([name], {key: array})[0])
+        assert scores is not None
+        return scores
+
+    arrays = [sample[key] for sample in inputs[:_KEPT]]
+    return alternative_findings(key, arrays, known, profiles[key], answer)

@@ -1,0 +1,333 @@
+"""Rank a model's layers by what quantizing them costs at its outputs, in time linear in their number."""
+
+from __future__ import annotations
+
+import hashlib
+import time
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import onnx_ir as ir
+
+from roundel.calibrate.positions import refine
+from roundel.calibrate.resolve import resolve
+from roundel.calibrate.statistics import QuantState
+from roundel.errors import RecipeError
+from roundel.evidence import gather
+from roundel.improve.memory import run_key
+from roundel.improve.probe import Toggles
+from roundel.measure.advice import find_head, remedies, together, widening
+from roundel.measure.layers import Head, Kind, Layer, LayerCost, Sensitivity, decibels, layers_of
+from roundel.model.files import Portable
+from roundel.model.load import ModelSource
+from roundel.plan import build_plan
+from roundel.preparation import load_prepared
+from roundel.recipe.load import RecipeSource, load_recipe
+from roundel.recipe.settings import Recipe
+from roundel.report.record import Listener, Silent
+from roundel.types import Arrays, Sample
+from roundel.work.checkpoints import open_store
+from roundel.work.executors import Executor
+from roundel.work.work import Work, mapped
+
+
+@dataclass(frozen=True, slots=True)
+class Question:
+    """What these quantizers alone do to the outputs.
+
+    Attributes:
+        number: its place.
+        on: tensors whose quantizers are on.
+        count: how many samples to look at.
+    """
+
+    number: int
+    on: tuple[str, ...]
+    count: int
+
+    @property
+    def digest(self) -> str:
+        """Of the question."""
+        return hashlib.blake2b(repr((self.on, self.count)).encode(), digest_size=16).hexdigest()
+
+
+class Board:
+    """A calibrated model that answers questions.
+
+    Args:
+        model: the prepared float model.
+        state: says how each tensor is stored.
+        tensors: those that can be switched.
+        recipe: the domain of Q/DQ nodes.
+        samples, outputs: inputs, and the float model's own outputs for them.
+        work: where, and what is remembered.
+    """
+
+    def __init__(
+        self,
+        model: ir.Model,
+        state: QuantState,
+        tensors: Sequence[str],
+        recipe: Recipe,
+        samples: Sequence[Sample],
+        outputs: Sequence[Sample],
+        work: Work,
+    ) -> None:
+        self._parts = state, tuple(tensors), recipe, list(samples), list(outputs)
+        self._model, self._work = model, work
+        self._toggles: Toggles | None = None
+
+    def answers(self, step: str, questions: Iterable[Question]) -> Iterator[float]:
+        """The error of each question, in their order: power over that of the outputs.
+
+        Args:
+            step: the name under which the answers are remembered.
+            questions: any number of them.
+        """
+        if self._work.alone:
+            self._toggles = self._toggles or Toggles(self._model, *self._parts)
+            for question in questions:
+                yield self._toggles.error(question.on, question.count)
+            return
+        state, _, recipe, samples, _ = self._parts
+        memory = None
+        if self._work.store is not None:
+            memory = self._work.memory(step, run_key(self._model, state, samples, recipe))
+        task = _Task(Portable.of(self._model), *self._parts)
+        for _, arrays in mapped(self._work, task, questions, memory):
+            yield float(arrays["error"])
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class _Task:
+    model: Portable
+    state: QuantState
+    tensors: tuple[str, ...]
+    recipe: Recipe
+    samples: list[Sample]
+    outputs: list[Sample]
+
+    def open(self, cores: int) -> _Opened:
+        parts = self.state, self.tensors, self.recipe, self.samples, self.outputs
+        return _Opened(Toggles(self.model.model(), *parts, threads=cores))
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class _Opened:
+    toggles: Toggles
+    parallel: int = 1
+
+    def __call__(self, part: Question) -> Arrays:
+        return {"error": np.array(self.toggles.error(part.on, part.count))}
+
+
+_LOOKED = 8  # samples that each layer is measured with
+_CHECKED = 32  # samples that the worst are checked with, together
+_WORTH = 0.01  # share of the costs of all layers below which nothing is proposed
+
+
+def sensitivity(
+    model: ModelSource,
+    *,
+    recipe: RecipeSource = "a8w8",
+    data: object = None,
+    changes: Mapping[str, Any] | None = None,
+    samples: int = _LOOKED,
+    worst: int = 5,
+    executor: Executor | None = None,
+    checkpoint: str | Path | None = None,
+    resume: bool = False,
+    listener: Listener | None = None,
+) -> Sensitivity:
+    """Quantize each layer alone, all else in float, and see what it does to the outputs.
+
+    Args:
+        model: an ONNX file, a ModelProto, or an onnx-ir model. It is never changed.
+        recipe: a preset name in any case, a recipe file, a mapping, or a Recipe, with static integers.
+        data: calibration data, as `roundel.quantize` takes it.
+        changes: recipe values that differ from the recipe's own, nested as in the file.
+        samples: how many each layer is measured with.
+        worst: how many layers, at most, get proposals, whose effect together is measured as well.
+        executor: where it runs, from `roundel.executor(…)`; this process when not given.
+        checkpoint: a folder that holds what is done: shards of the samples, and layers.
+        resume: go on from the checkpoint where there is one; the result is that of a run without a break.
+        listener: told about progress.
+
+    Raises:
+        RoundelError: something in the model, the data or the recipe is wrong.
+    """
+    if samples < 1 or worst < 1:
+        raise RecipeError(
+            "Sensitivity needs samples and layers to look at.",
+            observed=f"samples={samples}, worst={worst}",
+            expected="1 or more of each",
+        )
+    told, start = listener or Silent(), time.perf_counter()
+    settings = load_recipe(recipe, changes)
+    work = Work(executor, open_store(checkpoint, resume=resume))
+    try:
+        return _measured(model, settings, data, (samples, worst), told, start, work)
+    finally:
+        told.close()
+
+
+def _measured(
+    source: ModelSource,
+    settings: Recipe,
+    data: object,
+    counts: tuple[int, int],
+    told: Listener,
+    start: float,
+    work: Work,
+) -> Sensitivity:
+    plain = calibrated_only(settings, max(counts[0], _CHECKED))
+    told.step("load and prepare")
+    ready = load_prepared(source, plain)
+    plan = build_plan(ready.model, plain)
+    evidence = gather(ready.model, plan, plain, data, None, told, work)
+    state = refine(ready.model, resolve(ready.model, plan, evidence.stats, plain), plain.npu)
+    layers = layers_of(ready.model, state)
+    if not layers:
+        raise RecipeError(
+            "Nothing is stored in integers, so that no layer can be measured.",
+            where=f"recipe {settings.name}",
+            expected="a static recipe of int8 or int16, such as a8w8, and operators that it quantizes",
+        )
+    every = [name for name in state.params if name in plan.tensors]
+    board = Board(ready.model, state, every, plain, evidence.inputs, evidence.outputs, work)
+    costs, by_tensor = _costs(board, layers, counts[0], told)
+    ranked = _ranked(
+        costs,
+        by_tensor,
+        counts[1],
+        lambda layer: widening(layer, costs[layer], state, settings) is not None,
+    )
+    advised = [layer for layer in ranked[: counts[1]] if costs[layer].left >= _WORTH]
+    for layer in advised:
+        found = remedies(layer, costs[layer], ready.model, state, settings)
+        costs[layer] = replace(costs[layer], remedies=found)
+    whole = _check(board, every, advised, costs, told)
+    head = find_head(ready.model, plan, evidence.inputs[: counts[0]])
+    return Sensitivity(
+        model=ready.loaded.path.name if ready.loaded.path else "in memory",
+        recipe=settings.name,
+        samples=min(counts[0], len(evidence.inputs)),
+        sqnr_db=decibels(whole),
+        layers=tuple(costs[layer] for layer in ranked),
+        together=together([costs[layer] for layer in advised], settings),
+        head=None if head is None else _weighed(head, costs.values()),
+        seconds=time.perf_counter() - start,
+        notes=(*ready.notes, *evidence.notes, *_doubts(settings, state)),
+    )
+
+
+def calibrated_only(recipe: Recipe, samples: int) -> Recipe:
+    """The recipe without what improves its result, keeping enough samples.
+
+    Raises:
+        RecipeError: the recipe calibrates nothing.
+    """
+    if recipe.mode != "static":
+        raise RecipeError(
+            "Sensitivity is of static recipes.",
+            where=f"recipe {recipe.name}",
+            observed=f"mode {recipe.mode}",
+            expected="a static recipe of integers, such as a8w8 or xint8",
+        )
+    steps = {"finetune": {"algorithm": "none"}, "smooth": {"enabled": False}, "rotate": {"enabled": False}}
+    return recipe.merged({"effort": "none", "improve": steps, "verify": {"samples": samples}})
+
+
+def _costs(
+    board: Board, layers: Sequence[Layer], count: int, told: Listener
+) -> tuple[dict[Layer, LayerCost], dict[str, float]]:
+    """What each layer costs, and what each of their activations does."""
+    told.step("measure each layer", len(layers))
+    asked = [on for layer in layers for on in (*((name,) for name in layer.activations), layer.weights) if on]
+    answers = board.answers("layers", (Question(n, tuple(on), count) for n, on in enumerate(asked)))
+    found, by_tensor = [], dict[str, float]()
+    for done, layer in enumerate(layers):
+        for name in layer.activations:
+            by_tensor[name] = next(answers)
+        moving = sum(by_tensor[name] for name in layer.activations)
+        stored = next(answers) if layer.weights else 0.0
+        found.append(LayerCost(layer.name, layer.op, layer.nodes, moving, stored, 0.0))
+        told.advance(done + 1)
+    total = sum(cost.cost for cost in found) or 1.0
+    shares = [replace(cost, share=cost.cost / total, left=cost.cost / total) for cost in found]
+    return dict(zip(layers, shares, strict=True)), by_tensor
+
+
+def _ranked(
+    costs: dict[Layer, LayerCost],
+    by_tensor: Mapping[str, float],
+    worst: int,
+    widened: Callable[[Layer], bool],
+) -> list[Layer]:
+    """The costly first, by what is left of their costs once the worst have got the 16 bits that help them.
+
+    What a layer reads gets 16 bits with it, so that the layer before it is cured as well and comes later.
+    """
+    total = sum(cost.cost for cost in costs.values()) or 1.0
+    waiting, cured, first = dict.fromkeys(costs), set[str](), list[Layer]()
+
+    def left(layer: Layer) -> float:
+        gone = sum(by_tensor[name] for name in layer.activations if name in cured)
+        return max(0.0, costs[layer].cost - gone) / total
+
+    while waiting and len(first) < worst:
+        layer = max(waiting, key=left)
+        costs[layer] = replace(costs[layer], left=left(layer))
+        cured |= set(layer.touched) if widened(layer) else set()
+        first.append(layer)
+        del waiting[layer]
+    for layer in waiting:
+        costs[layer] = replace(costs[layer], left=left(layer))
+    return [*first, *sorted(waiting, key=lambda layer: -costs[layer].left)]
+
+
+def _check(
+    board: Board,
+    every: Sequence[str],
+    advised: Sequence[Layer],
+    costs: dict[Layer, LayerCost],
+    told: Listener,
+) -> float:
+    """Measure what the proposals for the worst layers win back together; gives the whole model's error."""
+    told.step("check the worst", len(advised) + 1)
+    left_on, asked = set(every), [Question(0, tuple(every), _CHECKED)]
+    for number, layer in enumerate(advised, 1):
+        left_on -= _relieved(layer, costs[layer].remedies[0].kind)
+        asked.append(Question(number, tuple(sorted(left_on)), _CHECKED))
+    answers = board.answers("together", asked)
+    whole = next(answers)
+    for done, layer in enumerate(advised):
+        left = next(answers)
+        won = 1 - left / whole if whole > 0 else 0.0
+        costs[layer] = replace(costs[layer], won_back=won)
+        told.advance(done + 2)
+    return whole
+
+
+def _relieved(layer: Layer, kind: Kind) -> set[str]:
+    """Tensors whose error a remedy takes away: all of it with 16 bits (48 dB less), at most for weights."""
+    if kind is Kind.A16W8:
+        return set(layer.touched)
+    return {*layer.weights, *(layer.activations if kind is Kind.EXCLUDE else ())}
+
+
+def _weighed(head: Head, costs: Iterable[LayerCost]) -> Head:
+    inside = set(head.nodes)
+    return replace(head, share=sum(cost.share for cost in costs if inside.issuperset(cost.nodes)))
+
+
+def _doubts(recipe: Recipe, state: QuantState) -> tuple[str, ...]:
+    notes = []
+    if recipe.effort != "none":
+        notes.append(f"measured after calibration alone; effort {recipe.effort} makes most layers cost less")
+    if len(state.params) < len(state.plan.tensors):
+        notes.append("tensors that are not stored in integers were left in float")
+    return tuple(notes)

@@ -1,0 +1,223 @@
+"""The figures of one tensor: sums over samples, from which every difference follows."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass, field
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from roundel.measure import types
+from roundel.measure.types import ChannelError, Difference, Storage
+from roundel.numerics.histogram import Histogram, as_real
+from roundel.numerics.metrics import Closeness
+from roundel.types import Doubles
+
+HISTOGRAM_BINS = 64
+HISTOGRAM_VALUES = 1 << 15
+"""The most values of one sample that a histogram counts: all the bars need, for a third of the time."""
+
+WORST_CHANNELS = 3
+
+
+@dataclass(slots=True, eq=False)
+class Gap:
+    """Sums over pairs of arrays: of all values, and the error power of each channel."""
+
+    sums: Closeness = field(default_factory=Closeness)
+    noise: Doubles = field(default_factory=lambda: np.zeros(0))
+
+    def merge(self, more: Gap) -> None:
+        """Add another sample."""
+        self.sums = self.sums.merge(more.sums)
+        self.noise = more.noise if not self.noise.size else self.noise + more.noise
+
+    @property
+    def difference(self) -> Difference | None:
+        """As the report has it; None where nothing was compared."""
+        s = self.sums
+        return Difference(s.sqnr_db, s.cosine, s.noise / s.count, s.worst) if s.count else None
+
+
+@dataclass(slots=True, eq=False)
+class TensorSums:
+    """What a stream of samples says of one point."""
+
+    shape: tuple[int, ...] = ()
+    total: Gap = field(default_factory=Gap)
+    introduced: Gap = field(default_factory=Gap)
+    inherited: Gap = field(default_factory=Gap)
+    rounding: Gap = field(default_factory=Gap)
+    signal: Doubles = field(default_factory=lambda: np.zeros(0))
+    low: float = math.inf
+    high: float = -math.inf
+    saturated: int = 0
+    count: int = 0
+    same_top: int = 0
+    rows: int = 0
+    histogram: Histogram = field(default_factory=Histogram)
+    broken: bool = False
+
+    def merge(self, more: TensorSums) -> None:
+        """Add another sample."""
+        self.shape = self.shape or more.shape
+        for name in ("total", "introduced", "inherited", "rounding"):
+            getattr(self, name).merge(getattr(more, name))
+        self.signal = more.signal if not self.signal.size else self.signal + more.signal
+        self.low, self.high = min(self.low, more.low), max(self.high, more.high)
+        self.saturated += more.saturated
+        self.count += more.count
+        self.same_top += more.same_top
+        self.rows += more.rows
+        self.histogram.merge(more.histogram)
+        self.broken = self.broken or more.broken
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class PointArrays:
+    """One sample's tensors of one point, all of one shape.
+
+    Attributes:
+        float: from the float model.
+        shown: from the quantized model.
+        shadow: from its layer alone, on float inputs.
+        stored: the float tensor, stored and restored.
+    """
+
+    float: NDArray[Any]
+    shown: NDArray[Any]
+    shadow: NDArray[Any] | None
+    stored: NDArray[Any] | None
+
+
+def measure(arrays: PointArrays, axis: int | None, storage: Storage | None, *, classes: bool) -> TensorSums:
+    """The sums of one sample.
+
+    Args:
+        arrays: the tensors.
+        axis: of the channels, None for one channel.
+        storage: how the tensor is stored, to count what it cuts off.
+        classes: count the rows whose largest entry stays where it is.
+    """
+    shape = arrays.float.shape
+    a, q, i, r = (_channelled(x, axis) for x in (arrays.float, arrays.shown, arrays.shadow, arrays.stored))
+    assert a is not None
+    assert q is not None
+    sums = TensorSums(shape=shape, count=a.size)
+    if not a.size:
+        return sums
+    sums.signal = _power(a)
+    if not np.isfinite(sums.signal).all():  # masks of attention: minus infinity has no error to measure
+        finite = np.isfinite(a)
+        sums.count = int(np.count_nonzero(finite))
+        a, q, i, r = (None if x is None else np.where(finite, x, 0) for x in (a, q, i, r))
+        assert a is not None
+        assert q is not None
+        sums.signal = _power(a)
+    sums.low, sums.high = float(a.min()), float(a.max())
+    signal = float(sums.signal.sum())
+    scratch = np.empty_like(a)
+    sums.total = _gap(a, q, signal, scratch)
+    if not math.isfinite(sums.total.sums.noise) and not np.isfinite(q).all():
+        return TensorSums(shape=shape, count=sums.count, broken=True)
+    if r is not None:
+        sums.rounding = _gap(a, r, signal, scratch)
+    if i is q:
+        sums.introduced, sums.inherited = sums.total, _gap(q, q, float(_power(q).sum()), scratch)
+    elif i is not None:
+        sums.introduced = _gap(a, i, signal, scratch)
+        sums.inherited = _gap(i, q, float(_power(i).sum()), scratch)
+    sums.histogram.add(_spread(a), max(abs(sums.low), abs(sums.high)))
+    if storage is not None:
+        sums.saturated = _saturated(arrays.float, storage, sums)
+    if classes and len(shape) == 2 and shape[1] > 1:
+        same = arrays.float.argmax(1) == arrays.shown.argmax(1)
+        sums.same_top, sums.rows = int(same.sum()), len(same)
+    return sums
+
+
+def channel_errors(noise: Doubles, signal: Doubles) -> tuple[ChannelError, ...]:
+    """The channels with most of an error."""
+    total = float(noise.sum())
+    if noise.size < 2 or not total > 0:
+        return ()
+    worst = np.argsort(-noise, kind="stable")[:WORST_CHANNELS]
+    return tuple(
+        ChannelError(int(c), Closeness(float(signal[c]), float(noise[c])).sqnr_db, float(noise[c]) / total)
+        for c in worst
+        if noise[c] > 0
+    )
+
+
+def coarse_histogram(sums: TensorSums) -> types.Histogram:
+    """The counts in a few bins of equal width."""
+    low, high = (sums.low, sums.high) if sums.low <= sums.high else (0.0, 0.0)
+    if low == high:
+        return types.Histogram(low, high, (sums.count,))
+    bins = sums.histogram.bins(low, high)
+    counts, edges = np.histogram(bins.centres, HISTOGRAM_BINS, (low, high), weights=bins.counts)
+    if bins.zeros:
+        place = int(np.clip(np.searchsorted(edges, 0.0, side="right") - 1, 0, HISTOGRAM_BINS - 1))
+        counts[place] += bins.zeros
+    return types.Histogram(low, high, tuple(int(c) for c in counts))
+
+
+def closeness(reference: NDArray[Any], value: NDArray[Any], axis: int | None) -> tuple[Gap, Doubles]:
+    """The sums of one pair of arrays, and the power of each channel of the first."""
+    a, b = _channelled(reference, axis), _channelled(value, axis)
+    assert a is not None
+    assert b is not None
+    signal = _power(a)
+    return _gap(a, b, float(signal.sum()), np.empty_like(a)), signal
+
+
+def _channelled(array: NDArray[Any] | None, axis: int | None) -> NDArray[Any] | None:
+    """(before, channels, behind), without a copy."""
+    if array is None:
+        return None
+    if axis is None:
+        return array.reshape(1, 1, -1)
+    before, behind = math.prod(array.shape[:axis]), math.prod(array.shape[axis + 1 :])
+    return array.reshape(before, array.shape[axis], behind)
+
+
+def _spread(a: NDArray[Any]) -> NDArray[np.float32] | NDArray[np.float64]:
+    """Values for a histogram, evenly apart. An odd step meets every column of a map of even width."""
+    step = -(-a.size // HISTOGRAM_VALUES) | 1
+    return as_real(a.reshape(-1)[::step])
+
+
+def _gap(a: NDArray[Any], b: NDArray[Any], signal: float, d: NDArray[Any]) -> Gap:
+    """Sums of b against a. Cosine and norm follow from a.a, a.d and d.d, where rounding cancels.
+
+    The difference is left in d.
+    """
+    np.subtract(b, a, out=d, dtype=a.dtype)
+    noise = _power(d)
+    along = float(np.vdot(a, d))
+    if not math.isfinite(along):
+        along = float(np.vdot(a.astype(np.float64), d.astype(np.float64)))
+    worst = max(float(d.max()), -float(d.min()))
+    whole = float(noise.sum())
+    other = max(0.0, signal + 2 * along + whole)  # of silence, rounding may leave less than nothing
+    sums = Closeness(signal, whole, signal + along, other, worst, a.size)
+    return Gap(sums, noise)
+
+
+def _power(a: NDArray[Any]) -> Doubles:
+    """Sum of squares of each channel."""
+    sums = np.einsum("acb,acb->c", a, a).astype(np.float64)
+    if np.isfinite(sums).all():
+        return np.asarray(sums)
+    wide = a.astype(np.float64)
+    return np.asarray(np.einsum("acb,acb->c", wide, wide))
+
+
+def _saturated(array: NDArray[Any], storage: Storage, sums: TensorSums) -> int:
+    """Values that lie more than half a step outside the range."""
+    low, high = storage.low - storage.scale / 2, storage.high + storage.scale / 2
+    if sums.low >= low and sums.high <= high:
+        return 0
+    return int(np.count_nonzero(array < low) + np.count_nonzero(array > high))

@@ -1,0 +1,417 @@
+"""What a comparison of a float model with its quantized form says: plain frozen values, made for reports.
+
+Where equalization has rescaled channels, the float values are rescaled alike before they are compared, so
+that ranges, histograms and errors are those that the quantizer deals with. Sums run over all samples: figures
+do not depend on how the data was cut into batches.
+"""
+
+from __future__ import annotations
+
+import csv
+import dataclasses
+import io
+import math
+import re
+import types
+import typing
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any, Literal, TypeVar
+
+import numpy as np
+
+from roundel.qdq.read import StoredTensor
+
+T = TypeVar("T")
+
+
+def to_plain(value: object) -> object:
+    """Dictionaries, lists, numbers and text; a number that is not finite becomes text."""
+    if dataclasses.is_dataclass(value) and not isinstance(value, type):
+        return {f.name: to_plain(getattr(value, f.name)) for f in dataclasses.fields(value)}
+    if isinstance(value, Mapping):
+        return {str(key): to_plain(item) for key, item in value.items()}
+    if isinstance(value, Sequence) and not isinstance(value, str | bytes):
+        return [to_plain(item) for item in value]
+    if isinstance(value, float) and not math.isfinite(value):
+        return str(value)
+    return value
+
+
+def from_plain(kind: type[T], tree: Mapping[str, Any]) -> T:
+    """The dataclass that `to_plain` made the mapping from."""
+    built = _build(kind, tree)
+    assert isinstance(built, kind)
+    return built
+
+
+def _build(kind: Any, value: Any) -> Any:
+    if dataclasses.is_dataclass(kind) and isinstance(kind, type):
+        hints = typing.get_type_hints(kind)
+        return kind(**{f.name: _build(hints[f.name], value[f.name]) for f in dataclasses.fields(kind)})
+    origin, parts = typing.get_origin(kind), typing.get_args(kind)
+    if origin in (typing.Union, types.UnionType):
+        return None if value is None else _build(next(p for p in parts if p is not type(None)), value)
+    if origin is tuple:
+        if parts[-1] is Ellipsis:
+            return tuple(_build(parts[0], item) for item in value)
+        return tuple(_build(part, item) for part, item in zip(parts, value, strict=True))
+    if origin is not None and isinstance(value, Mapping):
+        return {key: _build(parts[1], item) for key, item in value.items()}
+    return float(value) if kind is float else value
+
+
+COMPARISON_VERSION = 1
+
+Place = Literal["input", "inside", "output"]
+
+
+@dataclass(frozen=True, slots=True)
+class Difference:
+    """How far values are from their float reference.
+
+    Attributes:
+        sqnr_db: signal over noise in dB; infinite when equal.
+        cosine: of the angle between the two.
+        mse: mean squared error.
+        worst: largest absolute error.
+    """
+
+    sqnr_db: float
+    cosine: float
+    mse: float
+    worst: float
+
+
+@dataclass(frozen=True, slots=True)
+class Storage:
+    """How a tensor is stored.
+
+    Attributes:
+        dtype: element type of the codes: int8, uint16, bfloat16 …
+        low: smallest value that has a code (of the widest channel, where there are several scales).
+        high: largest such value.
+        scale: the step; of the widest channel, where there are several.
+        scales: how many scales: 1 per tensor, more per channel.
+        axis: of the channels with scales of their own, None per tensor.
+    """
+
+    dtype: str
+    low: float
+    high: float
+    scale: float
+    scales: int = 1
+    axis: int | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Histogram:
+    """Counts of float values in bins of equal width: of large tensors, of values evenly apart.
+
+    Attributes:
+        low: left edge of the first bin.
+        high: right edge of the last bin.
+        counts: values in each bin.
+    """
+
+    low: float
+    high: float
+    counts: tuple[int, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class ChannelError:
+    """One of the channels that lose most.
+
+    Attributes:
+        channel: its index.
+        sqnr_db: of this channel alone.
+        share: its part of the tensor's whole error power, 0 to 1.
+    """
+
+    channel: int
+    sqnr_db: float
+    share: float
+
+
+@dataclass(frozen=True, slots=True)
+class TensorComparison:
+    """One tensor that flows through both models, over all samples.
+
+    The *layer* of a tensor is what computes it from the tensors in `sources`. Three differences tell where
+    an error comes from: `total` is what the next layer reads; `introduced` is what remains of it when the
+    layer's quantized computation reads float inputs; `inherited` is what quantized inputs add to that. They
+    are differences of the same arrays: total error = introduced error + inherited error, value by value.
+
+    Attributes:
+        name: in the float model.
+        quantized_name: in the quantized model, before its quantizer.
+        place: graph input, graph output, or inside.
+        node: name of the main node of its layer in the float model ("" for an input).
+        op: that node's operator ("Input" for an input).
+        nodes: all nodes of its layer, by their names in the quantized model, without Q/DQ.
+        sources: names of the compared tensors that the layer reads.
+        weights: names of the compared weights of the layer.
+        shape: of the first sample.
+        storage: how it is stored, None where it stays float.
+        total: error of the tensor as the next layer reads it.
+        introduced: error that the layer makes on float inputs; None where it cannot be told apart.
+        inherited: what the errors of its inputs become; None likewise.
+        rounding: error of storing the float values alone (rounding and saturation); None where it stays
+            float. What `introduced` has beyond it comes from the layer's weights and arithmetic.
+        saturated: share of float values that the range cuts off, 0 to 1.
+        range_use: share of the stored range that the float values span, 0 to 1.
+        float_low: smallest float value.
+        float_high: largest float value.
+        channel_axis: of `worst_channels`, None where the tensor has no channels.
+        worst_channels: the channels with most of the introduced error (of the total, where that is unknown).
+        histogram: of the float values; its range is [float_low, float_high].
+        rescaled: whether equalization has given its channels factors, which the float values then have, too.
+    """
+
+    name: str
+    quantized_name: str
+    place: Place
+    node: str
+    op: str
+    nodes: tuple[str, ...]
+    sources: tuple[str, ...]
+    weights: tuple[str, ...]
+    shape: tuple[int, ...]
+    storage: Storage | None
+    total: Difference
+    introduced: Difference | None
+    inherited: Difference | None
+    rounding: Difference | None
+    saturated: float | None
+    range_use: float | None
+    float_low: float
+    float_high: float
+    channel_axis: int | None
+    worst_channels: tuple[ChannelError, ...]
+    histogram: Histogram
+    rescaled: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class WeightComparison:
+    """One weight or bias.
+
+    Attributes:
+        name: in the quantized model, without a `_quantized` suffix.
+        float_name: in the float model (after batch norms were folded).
+        node: name of the node that reads it, in the float model.
+        op: that node's operator.
+        role: which operand it is.
+        shape: of the weight.
+        storage: how it is stored, None where it stays float.
+        error: stored against float values; where equalization rescaled the layer, against the rescaled ones.
+        saturated: share of values that the range cuts off, 0 to 1.
+        channel_axis: of the ranges below.
+        float_ranges: (low, high) of each output channel in the float model.
+        stored_ranges: (low, high) of each output channel as stored, after equalization and fine-tuning.
+        worst_channels: the output channels with most of the error.
+        rescaled: whether equalization has rescaled rows or columns.
+    """
+
+    name: str
+    float_name: str
+    node: str
+    op: str
+    role: Literal["weight", "bias", "constant"]
+    shape: tuple[int, ...]
+    storage: Storage | None
+    error: Difference
+    saturated: float | None
+    channel_axis: int | None
+    float_ranges: tuple[tuple[float, float], ...]
+    stored_ranges: tuple[tuple[float, float], ...]
+    worst_channels: tuple[ChannelError, ...]
+    rescaled: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class OutputComparison:
+    """One graph output.
+
+    Attributes:
+        name: in the float model.
+        difference: over all samples.
+        same_top: share of rows whose largest entry sits at the same place; None where rows are not classes.
+    """
+
+    name: str
+    difference: Difference
+    same_top: float | None
+
+
+@dataclass(frozen=True, slots=True)
+class Comparison:
+    """A float model and its quantized form, tensor by tensor.
+
+    Attributes:
+        float_model: file name.
+        quantized_model: file name.
+        float_bytes: file size, None for a model in memory.
+        quantized_bytes: likewise.
+        samples: how many runs of both models.
+        data: what the samples were.
+        outputs: the graph outputs.
+        tensors: in the order of execution.
+        weights: in the order of execution.
+        unmatched: computed float tensors of the quantized model without a partner, with the reason.
+        seconds: `load` and `total` are wall time; `float` (the float model), `quantized` (the quantized model
+            and each of its layers once more) and `figures` are added up over samples that ran side by side.
+        notes: whatever a careful reader wants to know.
+    """
+
+    float_model: str
+    quantized_model: str
+    float_bytes: int | None
+    quantized_bytes: int | None
+    samples: int
+    data: Mapping[str, Any]
+    outputs: tuple[OutputComparison, ...]
+    tensors: tuple[TensorComparison, ...]
+    weights: tuple[WeightComparison, ...]
+    unmatched: Mapping[str, str]
+    seconds: Mapping[str, float]
+    notes: tuple[str, ...] = ()
+    version: int = field(default=COMPARISON_VERSION)
+
+    def tensor(self, name: str) -> TensorComparison:
+        """The tensor of that name in the float model.
+
+        Raises:
+            KeyError: it was not compared.
+        """
+        for item in self.tensors:
+            if item.name == name:
+                return item
+        raise KeyError(name)
+
+    def by_introduced(self) -> tuple[TensorComparison, ...]:
+        """The tensors whose layers introduce an error, the worst (lowest SQNR) first."""
+        known = [t for t in self.tensors if t.introduced is not None]
+        return tuple(sorted(known, key=lambda t: t.introduced.sqnr_db if t.introduced else 0.0))
+
+    def to_dict(self) -> dict[str, Any]:
+        """Plain values; infinite numbers become strings, since JSON has none."""
+        tree = to_plain(self)
+        assert isinstance(tree, dict)
+        return tree
+
+    @staticmethod
+    def from_dict(tree: Mapping[str, Any]) -> Comparison:
+        """The comparison that `to_dict` was called on."""
+        return from_plain(Comparison, tree)
+
+
+def describe(stored: StoredTensor | None) -> Storage | None:
+    """The range and step of a stored tensor; of its widest channel, where each channel has a scale."""
+    if stored is None:
+        return None
+    codes = code_range(stored.dtype)
+    if codes is None:
+        return Storage(stored.dtype, -np.inf, np.inf, 0.0)
+    scale, zero = stored.scale.reshape(-1), stored.zero_point.astype(np.float64).reshape(-1)
+    widest = int(scale.argmax())
+    shift = float(zero[widest if zero.size > 1 else 0])
+    step = float(scale[widest])
+    low, high = ((code - shift) * step for code in codes)
+    return Storage(stored.dtype, low, high, step, int(scale.size), stored.axis)
+
+
+def code_range(dtype: str) -> tuple[int, int] | None:
+    """Smallest and largest code of an integer type by its name, None for any other type."""
+    found = re.fullmatch(r"(u?)int(\d+)", dtype)
+    if found is None:
+        return None
+    bits = int(found[2])
+    return (0, 2**bits - 1) if found[1] else (-(2 ** (bits - 1)), 2 ** (bits - 1) - 1)
+
+
+HEADINGS = (
+    "kind",
+    "name",
+    "node",
+    "op",
+    "stored_as",
+    "sqnr_db",
+    "cosine",
+    "mse",
+    "worst_error",
+    "introduced_sqnr_db",
+    "inherited_sqnr_db",
+    "rounding_sqnr_db",
+    "saturated",
+    "range_use",
+    "float_low",
+    "float_high",
+    "stored_low",
+    "stored_high",
+    "worst_channels",
+)
+
+
+def to_csv(comparison: Comparison) -> str:
+    """One line for each tensor and weight, after a heading."""
+    text = io.StringIO()
+    writer = csv.writer(text, lineterminator="\n")
+    writer.writerow(HEADINGS)
+    writer.writerows(_tensor(tensor) for tensor in comparison.tensors)
+    writer.writerows(_weight(weight) for weight in comparison.weights)
+    return text.getvalue()
+
+
+def _tensor(t: TensorComparison) -> list[object]:
+    return [
+        t.place,
+        t.name,
+        t.node,
+        t.op,
+        *_total(t.storage, t.total),
+        *(_db(d) for d in (t.introduced, t.inherited, t.rounding)),
+        _or_empty(t.saturated),
+        _or_empty(t.range_use),
+        t.float_low,
+        t.float_high,
+        *_range(t.storage),
+        " ".join(str(c.channel) for c in t.worst_channels),
+    ]
+
+
+def _weight(w: WeightComparison) -> list[object]:
+    lows, highs = zip(*w.float_ranges, strict=True)
+    return [
+        w.role,
+        w.name,
+        w.node,
+        w.op,
+        *_total(w.storage, w.error),
+        "",
+        "",
+        "",
+        _or_empty(w.saturated),
+        "",
+        min(lows),
+        max(highs),
+        *_range(w.storage),
+        " ".join(str(c.channel) for c in w.worst_channels),
+    ]
+
+
+def _total(storage: Storage | None, d: Difference) -> list[object]:
+    return [storage.dtype if storage else "float", d.sqnr_db, d.cosine, d.mse, d.worst]
+
+
+def _db(difference: Difference | None) -> object:
+    return "" if difference is None else difference.sqnr_db
+
+
+def _or_empty(value: float | None) -> object:
+    return "" if value is None else value
+
+
+def _range(storage: Storage | None) -> list[object]:
+    return ["", ""] if storage is None else [storage.low, storage.high]

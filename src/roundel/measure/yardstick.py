@@ -1,0 +1,415 @@
+"""What is learned from and what is judged by: two sets of data, or one that is split."""
+
+from __future__ import annotations
+
+import math
+import time
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import closing
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from roundel.data import Samples
+from roundel.data.kept import JUDGED_EVERY, held_out, learning_part, repeatable
+from roundel.errors import DataError, RecipeError, did_you_mean
+from roundel.evidence import open_data
+from roundel.measure.evaluate import Metric, load_metric, scores
+from roundel.measure.infer import Predictor
+from roundel.measure.labels import Labels
+from roundel.measure.looks import class_scores
+from roundel.model.load import ModelSource
+from roundel.numerics.metrics import Closeness
+from roundel.preparation import load_prepared
+from roundel.recipe.settings import Recipe
+from roundel.report.record import Listener, Silent
+from roundel.types import Sample
+
+Outputs = dict[str, NDArray[Any]]
+
+_TOP = 5
+_LABELLED = ("top1", "top5")
+BUILTIN = {
+    "top1": "share of rows whose largest score is the label's",
+    "top5": "share of rows whose label is among the five largest scores",
+    "agreement": "share of rows whose largest score is the float model's",
+    "fidelity": "1 - error power / signal power against the float model: 99 % is 20 dB",
+    "cosine": "cosine similarity with the float model's outputs",
+    "sqnr": "signal to noise against the float model's outputs, in dB",
+}
+
+
+@dataclass(frozen=True, slots=True)
+class Measure:
+    """What is measured.
+
+    Attributes:
+        name: a builtin's, or that of the user's function.
+        words: what it means.
+        lower: whether less is better.
+        share: whether it is a part of one, which is shown as a percentage.
+        function: the user's own.
+    """
+
+    name: str
+    words: str
+    lower: bool = False
+    share: bool = True
+    function: Metric | None = None
+
+    def text(self, value: float) -> str:
+        """A value of it for people."""
+        return f"{value:.2%}" if self.share else f"{value:.4g}"
+
+    def better(self, value: float, other: float) -> bool:
+        """Whether a value is better than another."""
+        return value < other if self.lower else value > other
+
+
+@dataclass(frozen=True, slots=True)
+class Judgement:
+    """One model.
+
+    Attributes:
+        value: of the metric.
+        sqnr_db: all float outputs, which count alike, against the float model's; None for that itself.
+        seconds: to run all of the data.
+    """
+
+    value: float
+    sqnr_db: float | None
+    seconds: float
+
+
+@dataclass(slots=True, eq=False)
+class _Tally:
+    """Running counts of one model."""
+
+    rows: int = 0
+    right: int = 0
+    near: int = 0
+    same: int = 0
+    close: dict[str, Closeness] = field(default_factory=dict)
+    kept: list[Any] = field(default_factory=list)
+
+    @property
+    def noise(self) -> float:
+        """Mean over the outputs of error power over signal power."""
+        shares = [c.noise / c.signal if c.signal > 0 else float(c.noise > 0) for c in self.close.values()]
+        return sum(shares) / len(shares) if shares else 0.0
+
+    @property
+    def sqnr_db(self) -> float:
+        """The same in dB; infinite where all is equal."""
+        return -10 * math.log10(self.noise) if self.noise > 0 else math.inf
+
+    @property
+    def cosine(self) -> float:
+        """Mean over the outputs."""
+        return sum(c.cosine for c in self.close.values()) / len(self.close) if self.close else 1.0
+
+    def add(self, outputs: Outputs, wanted: Outputs, labels: Sequence[int] | None, *, keep: bool) -> None:
+        """Count one sample's rows.
+
+        Args:
+            outputs: the model's, in the order of the float model's.
+            wanted: the float model's.
+            labels: of the rows of the first output.
+            keep: for a metric that wants all outputs at once.
+        """
+        given = dict(zip(wanted, outputs.values(), strict=True))
+        for name, array in given.items():
+            if array.dtype.kind == "f" and array.shape == wanted[name].shape:
+                close = Closeness.of(wanted[name], array)
+                self.close[name] = self.close.get(name, Closeness()).merge(close)
+        main, first = next(iter(given.values())), next(iter(wanted.values()))
+        if keep:
+            self.kept.append(main if len(given) == 1 else given)
+        table = class_scores(main)
+        if table is None or main.shape != first.shape:
+            return
+        top = table.argmax(1)
+        self.rows += len(table)
+        self.same += int((top == first.reshape(table.shape).argmax(1)).sum())
+        if labels is not None:
+            truth = np.asarray(labels)
+            best = np.argpartition(-table, min(_TOP, table.shape[1]) - 1, axis=1)[:, :_TOP]
+            self.right += int((top == truth).sum())
+            self.near += int((best == truth[:, None]).any(1).sum())
+
+
+class Yardstick:
+    """Judges models by one metric on the same data; the float model's outputs wait on disk.
+
+    Args:
+        model: the float model.
+        samples: the data; it can be read more than once.
+        folder: an empty folder for the float model's outputs.
+        labels: as `roundel.evaluate_models` takes them; their order is that of all samples.
+        metric: a builtin's name, 'module:function', 'file.py:function', a function, or None: top1 with
+            labels, else agreement for class scores and fidelity for anything else.
+        lower: whether less of the user's metric is better.
+        every: judge only the items that are held out, one of so many; None: all.
+        listener: told about progress.
+
+    Raises:
+        RoundelError: the metric, the labels or the data do not fit the model.
+    """
+
+    def __init__(
+        self,
+        model: ModelSource,
+        samples: Samples,
+        folder: Path,
+        *,
+        labels: object = None,
+        metric: str | Metric | None = None,
+        lower: bool = False,
+        every: int | None = None,
+        listener: Listener | None = None,
+    ) -> None:
+        self._samples, self._folder, self._every = samples, folder, every
+        self._labels: list[list[int] | None] = []
+        self._known = labels is not None
+        told, predictor, start = listener or Silent(), Predictor(model), time.perf_counter()
+        self.outputs = predictor.outputs
+        given = measure_of(metric, lower=lower)
+        first, tally = self._run_float(predictor, Labels(labels, _folder_of(samples)), given, told)
+        self.samples, self.rows = len(self._labels), tally.rows or len(self._labels)
+        self.measure = given or _fitting(first, labelled=self._known)
+        self._check(first)
+        self.reference = Judgement(self._value(tally), None, time.perf_counter() - start)
+
+    def judge(self, model: ModelSource, listener: Listener | None = None) -> Judgement:
+        """Run a model over the same data.
+
+        Raises:
+            RoundelError: the model cannot be run, or the user's metric fails.
+        """
+        told, start, tally = listener or Silent(), time.perf_counter(), _Tally()
+        predictor, keep = Predictor(model), self.measure.function is not None
+        told.step("judge", self.samples)
+        kept = (item for item in self._items() if item[1])
+        for done, (index, _, _, sample) in enumerate(kept):
+            tally.add(predictor.run(sample, index), self._remembered(done), self._labels[done], keep=keep)
+            told.advance(done + 1)
+        return Judgement(self._value(tally), tally.sqnr_db, time.perf_counter() - start)
+
+    def _run_float(
+        self, predictor: Predictor, truth: Labels, given: Measure | None, told: Listener
+    ) -> tuple[Outputs, _Tally]:
+        """Remember the float model's outputs and the labels; gives the first outputs and the counts."""
+        tally, first = _Tally(), None
+        keep = given is not None and given.function is not None
+        told.step("run the float model")
+        for index, kept, origin, sample in self._items():
+            if not kept:
+                truth.of(origin, _rows_in(sample))  # labels that are in order of the data must keep step
+                continue
+            outputs = predictor.run(sample, index)
+            first = first if first is not None else outputs
+            main = next(iter(outputs.values()))
+            self._labels.append(truth.of(origin, len(main) if main.ndim > 1 else 1))
+            self._remember(len(self._labels) - 1, outputs)
+            tally.add(outputs, outputs, self._labels[-1], keep=keep)
+            told.advance(len(self._labels))
+        if first is None:
+            raise DataError("There is nothing to judge by.", expected="at least one held-out sample")
+        return first, tally
+
+    @property
+    def resolution(self) -> float | None:
+        """The smallest step that a metric which counts rows can make; None for others."""
+        counts = self.measure.name in (*_LABELLED, "agreement") and self.measure.function is None
+        return 1 / self.rows if counts else None
+
+    def _items(self) -> Iterator[tuple[int, bool, str, Sample]]:
+        with closing(self._samples.named()) as named:
+            for index, (origin, sample) in enumerate(named):
+                yield index, self._every is None or held_out(index, self._every), origin, sample
+
+    def _remember(self, index: int, outputs: Outputs) -> None:
+        arrays: dict[str, Any] = {str(place): array for place, array in enumerate(outputs.values())}
+        np.savez(self._folder / f"{index}.npz", **arrays)
+
+    def _remembered(self, index: int) -> Outputs:
+        with np.load(self._folder / f"{index}.npz", allow_pickle=False) as file:
+            return {name: file[str(place)] for place, name in enumerate(self.outputs)}
+
+    def _value(self, tally: _Tally) -> float:
+        measure = self.measure
+        if measure.function is not None:
+            found = scores(measure.name, measure.function, tally.kept, self._labels if self._known else None)
+            return _single_value(measure.name, found)
+        rows = max(tally.rows, 1)
+        values: dict[str, Callable[[], float]] = {
+            "top1": lambda: tally.right / rows,
+            "top5": lambda: tally.near / rows,
+            "agreement": lambda: tally.same / rows,
+            "cosine": lambda: tally.cosine,
+            "fidelity": lambda: max(0.0, 1 - tally.noise),
+            "sqnr": lambda: tally.sqnr_db,
+        }
+        return values[measure.name]()
+
+    def _check(self, first: Outputs) -> None:
+        """The metric must be one that this model and these labels have."""
+        name = self.measure.name
+        if self.measure.function is not None:
+            return
+        if name in _LABELLED and not self._known:
+            raise RecipeError(
+                f"The metric {name} needs labels.", where=f"--metric {name}", expected="--labels …"
+            )
+        main = next(iter(first.values()))
+        if name in (*_LABELLED, "agreement") and class_scores(main) is None:
+            raise DataError(
+                f"The first output is not class scores, which the metric {name} needs.",
+                where=f"output '{self.outputs[0]}'",
+                observed=f"shape {list(main.shape)}",
+                expected="[rows, classes]",
+                hint="Use --metric fidelity, or one of your own: --metric file.py:function.",
+            )
+
+
+def measure_of(metric: str | Metric | None, *, lower: bool = False) -> Measure | None:
+    """The measure that a user names; None where the model decides.
+
+    Raises:
+        RecipeError: there is none of that name.
+    """
+    if metric is None:
+        return None
+    if isinstance(metric, str) and ":" not in metric:
+        name = metric.strip().casefold().replace("-", "")
+        if name not in BUILTIN:
+            raise RecipeError(
+                f"There is no metric '{metric}'.",
+                where="--metric",
+                expected=", ".join(BUILTIN) + ", module:function or file.py:function",
+                hint=did_you_mean(name, BUILTIN),
+            )
+        if lower:
+            raise RecipeError("More is better for every builtin metric.", where=f"--metric {name}, lower")
+        return Measure(name, BUILTIN[name], share=name != "sqnr")
+    if isinstance(metric, str):
+        own, function = load_metric(metric)
+    else:
+        own, function = getattr(metric, "__name__", "metric"), metric
+    return Measure(own, "the user's own", lower=lower, share=False, function=function)
+
+
+def _fitting(first: Outputs, *, labelled: bool) -> Measure:
+    """The measure that suits a model's outputs best."""
+    floats = [a for a in first.values() if a.dtype.kind == "f"]
+    classes = len(floats) == 1 and len(first) == 1 and class_scores(floats[0]) is not None
+    name = "top1" if labelled else "agreement" if classes else "fidelity"
+    return Measure(name, BUILTIN[name])
+
+
+def _single_value(name: str, found: dict[str, float]) -> float:
+    if len(found) != 1:
+        raise RecipeError(
+            "A budget needs one number, and the metric gives several.",
+            where=name,
+            observed=", ".join(found),
+            expected="a function that returns one number",
+        )
+    return next(iter(found.values()))
+
+
+def _rows_in(sample: Sample) -> int:
+    array = next(iter(sample.values()))
+    return len(array) if array.ndim > 1 else 1
+
+
+def _folder_of(samples: Samples) -> Path | None:
+    path = samples.description.get("path")
+    return Path(str(path)) if path is not None else None
+
+
+_FEWEST = 2
+
+
+@dataclass(frozen=True, slots=True)
+class Question:
+    """What to judge, and by what.
+
+    Attributes:
+        data: calibration data, as `roundel.quantize` takes it.
+        eval_data: data to judge by; without it, one item of four of `data` is held out for that.
+        labels: of what judges (of all of `data` without `eval_data`).
+        metric: as `Yardstick` takes it.
+        lower: whether less of it is better.
+    """
+
+    data: object
+    eval_data: object = None
+    labels: object = None
+    metric: str | Metric | None = None
+    lower: bool = False
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Judging:
+    """What is learned from, what is judged by, and the latter in words."""
+
+    learn: Samples
+    yardstick: Yardstick
+    words: str
+
+
+def prepare_judging(
+    model: ModelSource, recipe: Recipe, question: Question, folder: Path, told: Listener
+) -> Judging:
+    """Open the data and run the float model over what judges.
+
+    Args:
+        model: the float model.
+        recipe: how files become samples, and shapes that are fixed.
+        question: data, labels and metric.
+        folder: an empty folder that lives as long as the result.
+        told: hears about progress.
+
+    Raises:
+        RoundelError: data, labels or metric do not fit the model.
+    """
+    float_model = load_prepared(model, recipe).model
+    samples = repeatable(open_data(float_model, recipe.data, question.data))
+    every = None
+    if question.eval_data is None:
+        every = _held_out_every(samples)
+        learn, judge = learning_part(samples, every), samples
+    else:
+        # The limit on calibration samples is none on those that judge.
+        options = recipe.data.model_copy(update={"samples": None})
+        learn, judge = samples, repeatable(open_data(float_model, options, question.eval_data))
+    yardstick = Yardstick(
+        model,
+        judge,
+        folder,
+        labels=question.labels,
+        metric=question.metric,
+        lower=question.lower,
+        every=every,
+        listener=told,
+    )
+    where = "the evaluation data" if every is None else f"the calibration data, one of {every} held out"
+    return Judging(learn, yardstick, f"{yardstick.samples} samples of {where}")
+
+
+def _held_out_every(samples: Samples) -> int:
+    count = samples.count
+    if count is None or count < 2 * JUDGED_EVERY:
+        count = sum(1 for _ in samples.named())
+    if count < _FEWEST:
+        raise DataError(
+            "One sample cannot be learned from and judged by.",
+            observed=f"{count} sample",
+            expected="at least two, better a hundred",
+            hint="Give data to judge by: --eval-data.",
+        )
+    return min(JUDGED_EVERY, count)

@@ -1,0 +1,231 @@
+"""Gelu as one node."""
+
+from __future__ import annotations
+
+import math
+from typing import ClassVar
+
+import numpy as np
+import onnx_ir as ir
+
+from roundel.passes.base import (
+    Editor,
+    Pass,
+    get_int,
+    input_at,
+    is_op,
+    is_private,
+    only_reader,
+    operands,
+    producer,
+    real_constant,
+    same_rank,
+    scalar,
+    with_number,
+)
+
+_SINCE = 20
+
+# How far a constant may lie from its ideal; exporters round to the type of the tensor.
+_CLOSE = {ir.DataType.FLOAT: 1e-6, ir.DataType.DOUBLE: 1e-12, ir.DataType.FLOAT16: 1e-3}
+
+
+class FuseGelu(Pass):
+    """Fuses `0.5 * x * (1 + erf(x / sqrt(2)))`, in any order of its factors, into Gelu.
+
+    Needs opset 20, where the operator exists. Tolerance: rounding of the product, about 1e-6.
+    """
+
+    name: ClassVar[str] = "fuse gelu"
+    reads_shapes: ClassVar[bool] = True
+
+    def __call__(self, model: ir.Model) -> int:
+        editor = Editor(model)
+        if editor.opset < _SINCE:
+            return 0
+        # A fusion removes nodes further on, hence the snapshot.
+        nodes = [node for node in model.graph if is_op(node, "Erf")]
+        return sum(_fuse(editor, node) for node in nodes)
+
+
+def _fuse(editor: Editor, erf: ir.Node) -> bool:
+    inner = _scaled_input(erf.inputs[0])
+    add = only_reader(erf.outputs[0])
+    one = with_number(add, "Add")
+    if inner is None or add is None or one is None or one[1] != 1.0:
+        return False
+    source, nodes = inner[0], {inner[1], erf, add}
+    product = _product(source, add)
+    if product is None:
+        return False
+    last, nodes = product[0], nodes | product[1]
+    if not same_rank(source, last.outputs[0]) or not is_private(nodes, last):
+        return False
+    editor.replace(last, "Gelu", [source], {})
+    editor.drop_all(nodes - {last})
+    return True
+
+
+def _scaled_input(value: ir.Value | None) -> tuple[ir.Value, ir.Node] | None:
+    """Match `x / sqrt(2)` or `x * sqrt(1/2)`: x and the node."""
+    node = producer(value, "Div", "Mul")
+    if node is None:
+        return None
+    if node.op_type == "Mul":
+        pair = with_number(node, "Mul")
+        found = None if pair is None else (pair[0], 1 / pair[1] if pair[1] else math.inf)
+    else:
+        source, divisor = input_at(node, 0), scalar(input_at(node, 1))
+        found = None if source is None or divisor is None else (source, divisor)
+    if found is None:
+        return None
+    close = _CLOSE.get(found[0].dtype or ir.DataType.UNDEFINED, 0.0)
+    return (found[0], node) if math.isclose(found[1], math.sqrt(2), rel_tol=close) else None
+
+
+def _product(source: ir.Value, add: ir.Node) -> tuple[ir.Node, set[ir.Node]] | None:
+    """The rest of the product, whose factors are x, 0.5 and the output of `add`."""
+    first = only_reader(add.outputs[0])
+    if first is None or not is_op(first, "Mul"):
+        return None
+    other = next((b for a, b in operands(first) if a is add.outputs[0]), None)
+    half = with_number(producer(other, "Mul"), "Mul")
+    if half is not None and half[0] is source and half[1] == 0.5:
+        maker = producer(other, "Mul")
+        assert maker is not None, "just matched"
+        return first, {first, maker}
+    second = only_reader(first.outputs[0])
+    if second is None or not is_op(second, "Mul"):
+        return None
+    rest = next((b for a, b in operands(second) if a is first.outputs[0]), None)
+    if (other is source and scalar(rest) == 0.5) or (rest is source and scalar(other) == 0.5):
+        return second, {first, second}
+    return None
+
+
+class DecomposeHardSwish(Pass):
+    """Replaces HardSwish(x) by x * HardSigmoid(x, 1/6, 1/2), its definition. Exact."""
+
+    name: ClassVar[str] = "decompose hard swish"
+
+    def __call__(self, model: ir.Model) -> int:
+        editor = Editor(model)
+        return sum(_decompose(editor, node) for node in list(model.graph) if is_op(node, "HardSwish"))
+
+
+def _decompose(editor: Editor, node: ir.Node) -> bool:
+    source = input_at(node, 0)
+    if source is None:
+        return False
+    base = node.name or node.outputs[0].name or "HardSwish"
+    gate = editor.insert(node, "HardSigmoid", [source], {"alpha": 1 / 6, "beta": 0.5}, f"{base}_gate")
+    gate.shape, gate.type = node.outputs[0].shape, node.outputs[0].type
+    editor.replace(node, "Mul", [source, gate], {})
+    return True
+
+
+_TOP = 127  # the largest code of a symmetric 8-bit type
+_LAYERS = ("Conv", "ConvTranspose", "Gemm")
+_CARRIERS = (
+    "Pad",
+    "MaxPool",
+    "AveragePool",
+    "GlobalAveragePool",
+    "Reshape",
+    "Flatten",
+    "Transpose",
+    "Squeeze",
+)
+
+
+class ScaleClipBounds(Pass):
+    """Rescales a layer and its readers so that the Clip between them ends at 127 * 2**-k.
+
+    min(max(x, 0), m) * f = min(max(f x, 0), f m): the layer before is multiplied by f, the layers behind
+    are divided by it, and nothing else sees the difference. The quantizer's saturation can then do the
+    work of the Clip, and the codes above the bound are not wasted. Tolerance: rounding of the weights in
+    float32, about 1e-6.
+    """
+
+    name: ClassVar[str] = "scale clip bounds"
+
+    def __call__(self, model: ir.Model) -> int:
+        editor = Editor(model)
+        return sum(_rescale(editor, node) for node in list(model.graph) if is_op(node, "Clip"))
+
+
+def rescalable(node: ir.Node) -> list[ir.Node] | None:
+    """The layers behind a Clip to [0, m] that can be rescaled together with the layer before it."""
+    maker = node.inputs[0].producer() if node.inputs[0] is not None else None
+    if maker is None or not is_op(maker, *_LAYERS) or only_reader(maker.outputs[0]) is not node:
+        return None
+    if scalar(input_at(node, 1)) != 0 or not (scalar(input_at(node, 2)) or 0) > 0:
+        return None
+    if not _constant_layer(maker) or _depthwise(maker):
+        return None
+    return _layers_behind(node.outputs[0])
+
+
+def _depthwise(node: ir.Node) -> bool:
+    """The NPU knows the pair of depthwise Conv and ReLU6 as it is, and no other bound for it."""
+    weight = input_at(node, 1)
+    group = get_int(node, "group", 1)
+    return group > 1 and weight is not None and weight.shape is not None and weight.shape[1] == 1
+
+
+def _rescale(editor: Editor, node: ir.Node) -> bool:
+    behind = rescalable(node)
+    if not behind:
+        return False
+    bound = scalar(node.inputs[2])
+    maker = node.inputs[0].producer() if node.inputs[0] is not None else None
+    assert bound is not None
+    assert maker is not None
+    target = _TOP * 2.0 ** math.ceil(math.log2(bound / _TOP))
+    factor = target / bound
+    if factor == 1.0:
+        return False
+    for index in (1, 2):
+        _multiply(editor, maker, index, factor)
+    for layer in behind:
+        _multiply(editor, layer, 1, 1 / factor)
+    editor.set_constant(node, 2, np.asarray(target, np.float32), "bound")
+    return True
+
+
+def _multiply(editor: Editor, layer: ir.Node, index: int, factor: float) -> None:
+    array = real_constant(input_at(layer, index))
+    if array is not None:
+        scaled = (array.astype(np.float64) * factor).astype(array.dtype)
+        editor.set_constant(layer, index, scaled, "weight" if index == 1 else "bias")
+
+
+def _constant_layer(node: ir.Node) -> bool:
+    bias = input_at(node, 2)
+    return real_constant(input_at(node, 1)) is not None and (bias is None or real_constant(bias) is not None)
+
+
+def _layers_behind(value: ir.Value) -> list[ir.Node] | None:
+    """Every layer that reads it, through operators that scale along; None where another reads it, too."""
+    found: list[ir.Node] = []
+    stack = [value]
+    while stack:
+        current = stack.pop()
+        if current.is_graph_output():
+            return None
+        for use in current.uses():
+            node = use.node
+            if use.idx != 0 or node.graph is not value.graph:
+                return None
+            if is_op(node, *_LAYERS) and real_constant(input_at(node, 1)) is not None:
+                found.append(node)
+            elif is_op(node, *_CARRIERS) and _zero_pad(node):
+                stack.extend(node.outputs)
+            else:
+                return None
+    return found
+
+
+def _zero_pad(node: ir.Node) -> bool:
+    filler = input_at(node, 2) if node.op_type == "Pad" else None
+    return filler is None or scalar(filler) == 0

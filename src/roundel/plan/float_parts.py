@@ -1,0 +1,205 @@
+"""Detection heads: what turns the last layers' results into boxes and scores, and quantizes badly.
+
+Boxes in pixels and scores in 0..1 in one tensor leave the scores no code but zero; a distribution over
+distances (DFL) is summed with weights 0, 1, 2 …; grids and strides multiply small errors by the size of the
+image. All of it is a handful of cheap nodes behind the last layer with weights.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import onnx_ir as ir
+from numpy.typing import NDArray
+
+from roundel.model.graph import (
+    around,
+    attribute_int,
+    attribute_ints,
+    constant_array,
+    downstream,
+    is_constant,
+    upstream,
+)
+from roundel.plan.types import NodePlan
+from roundel.recipe.settings import Recipe
+
+_HEAVY = frozenset({"Conv", "ConvTranspose", "Gemm", "MatMul", "LSTM", "GRU"})
+_SHAPERS = frozenset({"Transpose", "Reshape", "Squeeze", "Unsqueeze", "Flatten", "Identity"})
+MOVERS = _SHAPERS | {"Slice", "Split", "Gather", "Cast"}  # operators that change no value
+_PROBABILITIES = frozenset({"Sigmoid", "HardSigmoid", "Softmax"})
+_FEWEST_BINS, _MOST_BINS = 4, 128
+
+
+def find_detection_head(graph: ir.Graph) -> set[ir.Node]:
+    """The nodes behind the last layers that hang together with a sign of boxes and scores; often none."""
+    tail = set(tail_of(graph))
+    return around(graph, _signs(tail), tail) if len(tail) < len(graph) else set()
+
+
+def tail_of(graph: ir.Graph) -> list[ir.Node]:
+    """Nodes behind the last layer with weights, in graph order; a DFL's own Conv is no such layer."""
+    before = upstream(graph, (n for n in graph if n.op_type in _HEAVY and not sums_distribution(n)))
+    return [node for node in graph if node not in before]
+
+
+def sums_distribution(node: ir.Node) -> bool:
+    """Whether this is a Conv, MatMul or Mul with weights 0, 1, 2 … behind a Softmax."""
+    if node.op_type not in ("Conv", "MatMul", "Mul", "Gemm"):
+        return False
+    behind = any(_behind_softmax(value) for value in node.inputs if value is not None)
+    return behind and any(_counts(value) for value in node.inputs)  # in this order: few weights are read
+
+
+def joins_scores(node: ir.Node) -> bool:
+    """Whether a Concat joins probabilities with something else that was computed."""
+    if node.op_type != "Concat":
+        return False
+    computed = [value for value in node.inputs if value is not None and not is_constant(value)]
+    sure = [_is_probability(value) for value in computed]
+    return any(sure) and not all(sure)
+
+
+@dataclass(frozen=True, slots=True)
+class Joint:
+    """Where a head has joined scores with other values: an axis, and the places on it."""
+
+    axis: int
+    places: tuple[int, ...]
+
+    def parts(self, array: NDArray[Any]) -> list[NDArray[Any]]:
+        """The array cut there; whole where it has another shape than was expected."""
+        if array.ndim <= self.axis or array.shape[self.axis] <= self.places[-1]:
+            return [array]
+        return np.split(array, self.places, axis=self.axis)
+
+
+def paired_parts(
+    name: str, whole: NDArray[Any], other: NDArray[Any], joints: Mapping[str, Joint]
+) -> Iterator[tuple[str, NDArray[Any], NDArray[Any]]]:
+    """The parts of two arrays of one shape, each with a name such as 'boxes[:, 0:4]'; often just the two."""
+    joint = joints.get(name)
+    pieces = [whole] if joint is None else joint.parts(whole)
+    if joint is None or len(pieces) == 1:
+        yield name, whole, other
+        return
+    start = 0
+    for one, two in zip(pieces, joint.parts(other), strict=True):
+        end = start + one.shape[joint.axis]
+        yield f"{name}[{', '.join([':'] * joint.axis + [f'{start}:{end}'])}]", one, two
+        start = end
+
+
+def joined_outputs(graph: ir.Graph) -> dict[str, Joint]:
+    """The graph's outputs in which scores are joined with other values."""
+    found = {str(value.name): _joint(value) for value in graph.outputs}
+    return {name: joint for name, joint in found.items() if joint is not None}
+
+
+def _joint(value: ir.Value) -> Joint | None:
+    node, turns = value.producer(), list[tuple[int, ...]]()
+    while node is not None and node.op_type in ("Transpose", "Identity"):
+        if node.op_type == "Transpose":
+            turns.append(attribute_ints(node, "perm") or ())
+        source = node.inputs[0]
+        node = None if source is None else source.producer()
+    if node is None or not joins_scores(node) or node.outputs[0].shape is None:
+        return None
+    axis = attribute_int(node, "axis", 0) % len(node.outputs[0].shape)
+    shapes = [None if part is None else part.shape for part in node.inputs]
+    sizes = [size for shape in shapes if shape is not None and isinstance(size := shape[axis], int)]
+    if len(sizes) < len(node.inputs):
+        return None
+    for order in reversed(turns):
+        if axis not in order:
+            return None
+        axis = order.index(axis)
+    return Joint(axis, tuple(np.cumsum(sizes[:-1]).tolist()))
+
+
+def _signs(tail: set[ir.Node]) -> Iterator[ir.Node]:
+    for node in tail:
+        if node.op_type == "NonMaxSuppression" or sums_distribution(node) or joins_scores(node):
+            yield node
+
+
+def _is_probability(value: ir.Value | None, factors: bool = True) -> bool:
+    node = None if value is None else value.producer()
+    while node is not None and node.op_type in MOVERS:
+        source = node.inputs[0]
+        node = None if source is None else source.producer()
+    if node is None:
+        return False
+    if node.op_type == "Mul" and factors:  # an object's score times its class's
+        return all(_is_probability(factor, factors=False) for factor in node.inputs)
+    return node.op_type in _PROBABILITIES
+
+
+def _counts(value: ir.Value | None) -> bool:
+    array = constant_array(value) if is_constant(value) else None
+    if array is None or not _FEWEST_BINS <= array.size <= _MOST_BINS:
+        return False
+    return bool(np.array_equal(array.ravel(), np.arange(array.size)))
+
+
+def _behind_softmax(value: ir.Value) -> bool:
+    maker = value.producer()
+    while maker is not None and maker.op_type in _SHAPERS and maker.inputs[0] is not None:
+        maker = maker.inputs[0].producer()
+    return maker is not None and maker.op_type == "Softmax"
+
+
+_TRANSFORMS = frozenset({"Conv", "MatMul", "Gemm", "STFT", "DFT"})
+_LAYERS = frozenset({"Conv", "ConvTranspose", "MatMul", "Gemm", "LSTM", "GRU", "RNN"})
+# A network has begun where one of these is.
+_LEARNED = frozenset(
+    name
+    for line in (
+        "Relu LeakyRelu PRelu ThresholdedRelu Elu Celu Selu Gelu Erf Sigmoid HardSigmoid HardSwish Mish",
+        "Tanh Softplus Softsign Softmax LogSoftmax BatchNormalization InstanceNormalization",
+        "LayerNormalization SimplifiedLayerNormalization GroupNormalization RMSNormalization",
+        "LSTM GRU RNN Attention MultiHeadAttention MaxPool",
+    )
+    for name in line.split()
+)
+
+
+def find_front_end(graph: ir.Graph) -> set[ir.Node]:
+    """The nodes up to each Log that only a fixed transform leads to and a network follows."""
+    learned = downstream(graph, (node for node in graph if node.op_type in _LEARNED))
+    behind = downstream(graph, (node for node in graph if node.op_type == "Log"))
+    followed = upstream(graph, (node for node in behind if node.op_type in _LAYERS))
+    inside = upstream(graph, (n for n in followed - learned if n.op_type == "Log"))
+    return inside if any(node.op_type in _TRANSFORMS for node in inside) else set()
+
+
+FRONT_END = "computes a spectrogram: the Log behind it magnifies errors of small values"
+HEAD = "decodes detections: one scale for boxes and scores leaves the scores zero"
+
+_TOLD = {
+    FRONT_END: "{} nodes that compute a spectrogram stay in float: the Log behind them magnifies errors of "
+    "small values (-s improve.front_end=false quantizes them)",
+    HEAD: "{} nodes of the detection head stay in float: one scale for boxes and scores leaves the scores "
+    "zero (-s improve.detection_head=false quantizes them)",
+}
+
+
+def spared_nodes(graph: ir.Graph, recipe: Recipe) -> dict[str, str]:
+    """For each node that stays in float for its place in the model, the reason."""
+    if not recipe.spares:
+        return {}
+    found: dict[str, str] = {}
+    if recipe.improve.front_end:
+        found |= {str(node.name): FRONT_END for node in find_front_end(graph)}
+    if recipe.improve.detection_head:
+        found |= {str(node.name): HEAD for node in find_detection_head(graph)}
+    return found
+
+
+def spared_notes(nodes: Mapping[str, NodePlan]) -> tuple[str, ...]:
+    """What the user is told of them."""
+    counts = {reason: sum(node.reason == reason for node in nodes.values()) for reason in _TOLD}
+    return tuple(_TOLD[reason].format(count) for reason, count in counts.items() if count)

@@ -1,0 +1,492 @@
+"""Search spaces of the documents' kind: lists of values, ranges, and groups that count under a condition."""
+
+from __future__ import annotations
+
+import copy
+import itertools
+import json
+import tempfile
+from collections.abc import Callable, Iterator, Mapping
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from roundel.data import Samples
+from roundel.data.kept import repeatable
+from roundel.errors import did_you_mean
+from roundel.evidence import open_data
+from roundel.measure.folders import similarity
+from roundel.measure.infer import Predictor
+from roundel.model.files import write_text
+from roundel.pipeline import quantize
+from roundel.quark import enums, specs
+from roundel.quark.algorithms import AdaQuantConfig, AdaRoundConfig, AlgoConfig, CLEConfig
+from roundel.quark.errors import QuarkConfigError, expected_names
+from roundel.quark.qconfig import QConfig
+from roundel.quark.specs import QLayerConfig, QTensorConfig
+from roundel.quark.translate import translate
+from roundel.recipe.settings import Data
+from roundel.report.console import terminal
+from roundel.report.record import Listener, Silent
+from roundel.trials.space import Choice, Span
+from roundel.trials.study import Sampler, Study, Trial
+
+Space = Mapping[str, Any]
+Params = dict[str, Any]
+
+_CONDITION = "only_if"
+_SPECS = ("XInt8Spec", "Int8Spec", "UInt8Spec", "Int16Spec", "UInt16Spec", "BFloat16Spec", "BFP16Spec")
+_WORDS = {
+    "calibration_method": enums.CalibMethod,
+    "scale_type": enums.ScaleType,
+    "quant_granularity": enums.QuantGranularity,
+}
+_TUNERS: Mapping[str, type[AlgoConfig]] = {"adaround": AdaRoundConfig, "adaquant": AdaQuantConfig}
+_TUNING = ("algorithms", "adaround_params", "adaquant_params")
+
+
+def get_auto_search_config(config_name: str) -> dict[str, Any]:
+    """A search that ships: XINT8_SEARCH, A8W8_SEARCH, A16W8_SEARCH or ADVANCED_SEARCH, free to be changed.
+
+    Raises:
+        QuarkConfigError: there is none of that name.
+    """
+    if config_name not in _SHIPPED:
+        raise QuarkConfigError(
+            f"There is no search '{config_name}'.", **expected_names(config_name, _SHIPPED)
+        )
+    return {
+        "search_space": copy.deepcopy(_SHIPPED[config_name]),
+        "n_trials": 20,
+        "n_jobs": 1,
+        "output_dir": "./output",
+        "temp_dir": "./temp_dir",
+        "search_algo": "TPE",
+        "search_evaluator": None,
+        "search_metric": None,
+        "direction": "minimize",
+        "base_framework": "onnx",
+        "study_storage_db": "auto_search.db",
+        "load_study_if_exists": True,
+        "study_name": "AutoSearch",
+        "model_input": None,
+        "calib_data_reader": None,
+        "eval_data_reader": None,
+        "two_stage_search": True,
+        "plot_results": False,
+    }
+
+
+def generate_all_configs(search_space: Space) -> list[Params]:
+    """Every combination of a space without ranges, groups only where their condition holds.
+
+    Raises:
+        QuarkConfigError: the space has a range, or a group without a condition.
+    """
+    plain = {key: value for key, value in search_space.items() if not isinstance(value, Mapping)}
+    for key, value in flattened(search_space).items():
+        if isinstance(value, Span):
+            raise QuarkConfigError("A grid has no ranges.", where=key, expected="a list of values")
+    found = []
+    for values in itertools.product(*(_listed(key, value) for key, value in plain.items())):
+        found += _with_groups(dict(zip(plain, values, strict=True)), search_space)
+    return found
+
+
+def flattened(search_space: Space) -> dict[str, Choice | Span]:
+    """The space as a study takes it: 'group.key' for what stands in groups.
+
+    Raises:
+        QuarkConfigError: something is neither a list, a range nor a group with a condition.
+    """
+    flat: dict[str, Choice | Span] = {}
+    for key, value in search_space.items():
+        if not isinstance(value, Mapping):
+            flat[key] = _choice(key, _listed(key, value))
+            continue
+        _condition(key, value)
+        for inner, values in value.items():
+            if inner != _CONDITION:
+                name = f"{key}.{inner}"
+                flat[name] = _range(name, values) if isinstance(values, Mapping) else _choice(name, values)
+    return flat
+
+
+def assembled(search_space: Space, parameters: Mapping[str, Any]) -> Params:
+    """What a study has chosen, in the form of the space; groups whose condition fails are left out."""
+    found: Params = {}
+    for key, value in search_space.items():
+        if not isinstance(value, Mapping):
+            found[key] = parameters[key]
+        elif _holds(_condition(key, value), found):
+            found[key] = {inner: parameters[f"{key}.{inner}"] for inner in value if inner != _CONDITION}
+    return found
+
+
+def without_tuning(search_space: Space) -> Params:
+    """The part that is about calibration."""
+    return {key: value for key, value in search_space.items() if key not in _TUNING}
+
+
+def tuning_of(search_space: Space, best: Params) -> Params:
+    """The part that is about fine-tuning, around a calibration that is settled."""
+    settled: Params = {}
+    for key, value in best.items():
+        if isinstance(value, Mapping):
+            group = {inner: [one] for inner, one in value.items()}
+            settled[key] = {**group, _CONDITION: search_space[key][_CONDITION]}
+        else:
+            settled[key] = [value]
+    return {**settled, **{key: search_space[key] for key in _TUNING if key in search_space}}
+
+
+def qconfig_of(params: Params) -> QConfig:
+    """The config that a combination stands for.
+
+    Raises:
+        QuarkConfigError: a name is not known.
+    """
+    given = dict(params)
+    activation = _spec(given.pop("activation", None), given.pop("activation_params", {}), "activation")
+    weight = _spec(given.pop("weight", None), given.pop("weight_params", {}), "weight")
+    algorithms: list[AlgoConfig] = []
+    tuner = given.pop("algorithms", None)
+    options = {name: given.pop(f"{name}_params", {}) for name in _TUNERS}
+    if tuner is not None:
+        if tuner not in _TUNERS:
+            raise QuarkConfigError(f"There is no algorithm '{tuner}'.", **expected_names(str(tuner), _TUNERS))
+        algorithms.append(_TUNERS[tuner](**_split(options[tuner])))
+    equalize, steps = given.pop("cle_algo", None), given.pop("cle_params", {})
+    if equalize is not None:
+        algorithms.append(CLEConfig(**steps))
+    return QConfig(
+        QLayerConfig(input_tensors=activation, weight=weight),
+        specific_layer_config=given.pop("specific_layer_config", None),
+        layer_type_config=given.pop("layer_type_config", None),
+        exclude=given.pop("exclude", None),
+        use_external_data_format=bool(given.pop("use_external_data_format", False)),
+        algo_config=algorithms,
+        **given,
+    )
+
+
+def _spec(name: Any, params: Mapping[str, Any], where: str) -> QTensorConfig:
+    if name not in _SPECS:
+        raise QuarkConfigError(
+            f"There is no spec '{name}'.",
+            where=where,
+            expected=", ".join(_SPECS),
+            hint=did_you_mean(str(name), _SPECS),
+        )
+    words = dict(params)
+    for key, kind in _WORDS.items():
+        if isinstance(words.get(key), str):
+            words[key] = _member(kind, words[key], f"{where}_params.{key}")
+    made = getattr(specs, str(name))(**words)
+    assert isinstance(made, QTensorConfig)
+    return made
+
+
+def _member(kind: Any, name: str, where: str) -> Any:
+    names = {member.name.casefold(): member for member in kind}
+    if name.casefold() not in names:
+        raise QuarkConfigError(
+            f"There is no '{name}'.", where=where, **expected_names(name, [m.name for m in kind])
+        )
+    return names[name.casefold()]
+
+
+def _split(params: Mapping[str, Any]) -> dict[str, Any]:
+    """Iterations and rate may be given as one pair, so that they change together."""
+    words = dict(params)
+    if "NumIterLR" in words:
+        words["num_iterations"], words["learning_rate"] = words.pop("NumIterLR")
+    return words
+
+
+def _with_groups(base: Params, search_space: Space) -> list[Params]:
+    found = [base]
+    for key, value in search_space.items():
+        if isinstance(value, Mapping):
+            found = [more for config in found for more in _with_group(config, key, value)]
+    return found
+
+
+def _with_group(config: Params, key: str, group: Mapping[str, Any]) -> Iterator[Params]:
+    if not _holds(_condition(key, group), config):
+        yield config
+        return
+    inner = {name: values for name, values in group.items() if name != _CONDITION}
+    for values in itertools.product(*inner.values()):
+        yield {**config, key: dict(zip(inner, values, strict=True))}
+
+
+def _holds(condition: Any, config: Params) -> bool:
+    if isinstance(condition, str):
+        return config.get(condition) is not None
+    return all(config.get(key) == value for key, value in condition.items())
+
+
+def _condition(key: str, group: Mapping[str, Any]) -> Any:
+    condition = group.get(_CONDITION)
+    if not isinstance(condition, str | Mapping):
+        raise QuarkConfigError(
+            "A group of a search space says when it counts.",
+            where=key,
+            expected=f"'{_CONDITION}': 'activation', or '{_CONDITION}': {{'algorithms': 'adaround'}}",
+        )
+    return condition
+
+
+def _listed(key: str, value: Any) -> list[Any]:
+    if not isinstance(value, list | tuple) or not value:
+        raise QuarkConfigError(
+            "A field of a search space is a list of values.", where=key, observed=repr(value)[:120]
+        )
+    return list(value)
+
+
+def _choice(key: str, values: Any) -> Choice:
+    try:
+        return Choice.of(_listed(key, values))
+    except TypeError as error:
+        raise QuarkConfigError(
+            "The values of a search space are plain: texts, numbers, lists.", where=key, observed=error
+        ) from error
+
+
+def _range(key: str, words: Mapping[str, Any]) -> Choice | Span:
+    if words.get("type") not in ("int", "float") or not {"low", "high"} <= set(words):
+        raise QuarkConfigError(
+            "A range has a type and two ends.",
+            where=key,
+            observed=json.dumps(dict(words), default=str)[:120],
+            expected="{'type': 'int' or 'float', 'low': …, 'high': …, and maybe 'step' or 'log'}",
+        )
+    low, high = words["low"], words["high"]
+    if words["type"] == "int":
+        if "step" in words:
+            return Choice.of(range(int(low), int(high) + 1, int(words["step"])))
+        return Span(int(low), int(high), bool(words.get("log", False)))
+    return Span(float(low), float(high), bool(words.get("log", False)))
+
+
+def _shipped(activation: str, weight: str, methods: list[str], most: int, **more: Any) -> Params:
+    steps = {"type": "int", "low": 3000, "high": most, "step": 3000}
+    both = [True] if activation == "XInt8Spec" else [True, False]
+    return {
+        "activation": [activation],
+        "activation_params": {"symmetric": both, "calibration_method": methods, _CONDITION: "activation"},
+        "weight": [weight],
+        "weight_params": {"symmetric": [True], "quant_granularity": ["Tensor"], _CONDITION: "weight"},
+        "cle_algo": ["cle", None],
+        "cle_params": {"cle_steps": [-1, 1], _CONDITION: {"cle_algo": "cle"}},
+        "algorithms": ["adaround", "adaquant"],
+        "adaquant_params": {
+            "num_iterations": dict(steps),
+            "learning_rate": {"type": "float", "low": 1e-6, "high": 1e-4, "log": True},
+            "data_size": [1000],
+            "batch_size": [2],
+            "early_stop": [True],
+            _CONDITION: {"algorithms": "adaquant"},
+        },
+        "adaround_params": {
+            "num_iterations": dict(steps),
+            "learning_rate": {"type": "float", "low": 1e-2, "high": 1e-1, "log": True},
+            _CONDITION: {"algorithms": "adaround"},
+        },
+        **more,
+    }
+
+
+_FLOAT_SCALE = {"AlignSlice": [False], "FoldRelu": [True], "AlignConcat": [True]}
+_SHIPPED: Mapping[str, Params] = {
+    "XINT8_SEARCH": _shipped("XInt8Spec", "XInt8Spec", ["MinMSE"], 20000),
+    "A8W8_SEARCH": _shipped(
+        "Int8Spec", "Int8Spec", ["MinMax", "Percentile", "LayerwisePercentile"], 20000, **_FLOAT_SCALE
+    ),
+    "A16W8_SEARCH": _shipped(
+        "Int16Spec", "Int8Spec", ["MinMax", "Percentile"], 20000, **_FLOAT_SCALE, AlignEltwiseQuantType=[True]
+    ),
+    "ADVANCED_SEARCH": _shipped(
+        "Int8Spec", "Int8Spec", ["MinMax", "Percentile", "LayerwisePercentile"], 30000
+    ),
+}
+
+
+_USUAL = get_auto_search_config("ADVANCED_SEARCH")
+_KEYS = tuple(_USUAL)
+_IDLE = {
+    "n_jobs": "one model is made at a time, on all cores",
+    "temp_dir": "nothing is left outside output_dir",
+    "study_name": "a study's file holds one study",
+}
+_SAMPLERS: Mapping[str, Sampler] = {"TPE": "tpe", "Random": "random"}
+_GRID = "Grid"
+# By name: the distance or likeness of two outputs, and whether less is better.
+_METRICS: Mapping[str, tuple[Callable[[Any, Any], float | None], bool]] = {
+    "L2": (lambda a, b: similarity(a, b).l2, True),
+    "L1": (lambda a, b: float(np.abs(np.asarray(b, np.float64) - a).sum()), True),
+    "cos": (lambda a, b: similarity(a, b).cosine, False),
+    "psnr": (lambda a, b: similarity(a, b).psnr_db, False),
+    "ssim": (lambda a, b: similarity(a, b).ssim, False),
+}
+
+
+class AutoSearchPro:
+    """Tries configs from a search space; every model and the best parameters go to `output_dir`.
+
+    Args:
+        config: as `get_auto_search_config` gives it, with at least `model_input` and `calib_data_reader`.
+            A metric decides itself whether less is better; `direction` is that of an evaluator, whose figure
+            for a model is subtracted from the one for the float model.
+
+    Raises:
+        QuarkConfigError: a key or a value is not known, or something is missing.
+    """
+
+    def __init__(self, config: Mapping[str, Any]) -> None:
+        for key in config:
+            if key not in _KEYS:
+                raise QuarkConfigError(f"A search has no option '{key}'.", **expected_names(str(key), _KEYS))
+        alone = {"two_stage_search": False, "study_storage_db": None, "load_study_if_exists": False}
+        self.config: dict[str, Any] = {**_USUAL, **alone, **config}
+        self._space: Params = dict(self.config["search_space"])
+        flattened(self._space)
+        self._metric = _known("search_metric", self.config["search_metric"] or "L2", _METRICS)
+        self._sampler = _known("search_algo", self.config["search_algo"], {**_SAMPLERS, _GRID: "tpe"})
+        if self.config["direction"] not in ("minimize", "maximize"):
+            raise QuarkConfigError("A search minimizes or maximizes.", observed=self.config["direction"])
+        for key in ("model_input", "calib_data_reader"):
+            if self.config[key] is None:
+                raise QuarkConfigError(f"A search needs '{key}'.", where="AutoSearchPro(config)")
+        if self.config["base_framework"] != "onnx":
+            raise QuarkConfigError("Searches are of ONNX models.", observed=self.config["base_framework"])
+        if self.config["plot_results"]:
+            raise QuarkConfigError(
+                "A search draws no plots.",
+                where="plot_results",
+                hint="Look at the study's file with optuna-dashboard.",
+            )
+        self._output = Path(self.config["output_dir"])
+
+    def run(self) -> dict[str, Any]:
+        """Search; gives the best combination, in the form of the space.
+
+        Raises:
+            DependencyError: Optuna is not installed.
+            RoundelError: the model, the data or every combination is unfit.
+        """
+        self._output.mkdir(parents=True, exist_ok=True)
+        for key, why in _IDLE.items():
+            if self.config[key] != _USUAL[key]:
+                terminal().print(f"note: {key}: {why}", highlight=False, markup=False)
+        with tempfile.TemporaryDirectory(prefix="roundel-search-") as folder:
+            work = _Work(self.config, self._metric, Path(folder), self._output)
+            space, algorithm = self._space, self.config["search_algo"]
+            if self.config["two_stage_search"]:
+                calibration = without_tuning(space)
+                best = self._stage(work, calibration, _GRID, "calibration_", None)
+                if "algorithms" not in space:
+                    return self._finished(best)
+                space = tuning_of(space, best)
+            return self._finished(self._stage(work, space, algorithm, "", self.config["n_trials"]))
+
+    def _stage(self, work: _Work, space: Params, algorithm: str, prefix: str, trials: int | None) -> Params:
+        """The best combination of one study."""
+        names: Mapping[str, Choice | Span]
+        chosen: Callable[[Mapping[str, Any]], Params]
+        if algorithm == _GRID:
+            configs = generate_all_configs(space)[:trials]
+            names, trials = {"config": Choice.of(configs)}, len(configs)
+            chosen = _config_of
+        else:
+            names, chosen = flattened(space), partial(assembled, space)
+        database = self.config["study_storage_db"]
+        file = None if database is None else self._output / f"{prefix}{database}"
+        if file is not None and not self.config["load_study_if_exists"]:
+            file.unlink(missing_ok=True)
+        study = Study(file, names, [work.direction], sampler=self._sampler)
+        study.claim(file, {"model": str(self.config["model_input"]), "metric": self.config["search_metric"]})
+        assert trials is not None
+
+        def heard(trial: Trial) -> None:
+            values = ", ".join(f"{value:.6g}" for value in trial.values) or f"refused, {trial.reason}"
+            terminal().print(f"trial {prefix}{trial.number}: {values}", markup=False, highlight=False)
+
+        count = len(study.trials)
+
+        def evaluate(given: Mapping[str, Any], told: Listener) -> tuple[float, ...]:
+            nonlocal count
+            count += 1
+            return work.evaluate(chosen(given), f"quantized_model_{prefix}{count - 1}.onnx")
+
+        study.run(trials, evaluate, Silent(), heard)
+        if not study.best:
+            reasons = dict.fromkeys(trial.reason for trial in study.trials)
+            raise QuarkConfigError("Every combination was refused.", observed="; ".join(reasons)[:300])
+        return chosen(study.best[0].parameters)
+
+    def _finished(self, best: Params) -> dict[str, Any]:
+        write_text(self._output / "best_params.json", json.dumps(best, indent=2) + "\n")
+        return best
+
+
+class _Work:
+    """Makes and judges models."""
+
+    def __init__(self, config: Mapping[str, Any], metric: Any, folder: Path, output: Path) -> None:
+        self._model, self._evaluator, self._output = config["model_input"], config["search_evaluator"], output
+        self._measure, less = metric
+        float_model = Predictor(self._model)
+        self._data = repeatable(open_data(float_model.model, Data(), config["calib_data_reader"]))
+        given = config["eval_data_reader"]
+        self._judge: Samples = self._data
+        if given is not None and given is not config["calib_data_reader"]:
+            self._judge = repeatable(open_data(float_model.model, Data(), given))
+        self._folder, self._known = folder, dict[str, tuple[float, ...]]()
+        if self._evaluator is not None:
+            self.direction = config["direction"]
+            self._reference = float(self._evaluator(self._model))
+            return
+        self.direction = "minimize" if less else "maximize"
+        for index, (_, sample) in enumerate(self._judge.named()):
+            arrays: dict[str, Any] = {
+                str(i): a for i, a in enumerate(float_model.run(sample, index).values())
+            }
+            np.savez(folder / f"{index}.npz", **arrays)
+
+    def evaluate(self, params: Params, name: str) -> tuple[float, ...]:
+        """The figure of one combination; one that was computed before is not computed again."""
+        key = json.dumps(params, sort_keys=True)
+        if key not in self._known:
+            path = self._output / name
+            told = translate(qconfig_of(params), self._model)
+            quantize(self._model, path, recipe=told.recipe, data=self._data)
+            self._known[key] = (self._figure(path),)
+        return self._known[key]
+
+    def _figure(self, path: Path) -> float:
+        if self._evaluator is not None:
+            return self._reference - float(self._evaluator(str(path)))
+        predictor, total, count = Predictor(path), 0.0, 0
+        for index, (_, sample) in enumerate(self._judge.named()):
+            with np.load(self._folder / f"{index}.npz", allow_pickle=False) as wanted:
+                for place, array in enumerate(predictor.run(sample, index).values()):
+                    value = self._measure(wanted[str(place)], array)
+                    if value is None:
+                        raise QuarkConfigError("The outputs are not pictures.", where="search_metric ssim")
+                    total, count = total + value, count + 1
+        return total / count
+
+
+def _config_of(given: Mapping[str, Any]) -> Params:
+    return dict(given["config"])
+
+
+def _known(key: str, name: Any, table: Mapping[str, Any]) -> Any:
+    if name not in table:
+        raise QuarkConfigError(f"There is no {key} '{name}'.", **expected_names(str(name), table))
+    return table[name]

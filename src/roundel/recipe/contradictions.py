@@ -1,0 +1,194 @@
+"""Settings that contradict the element types: an option without effect is refused, not ignored."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import TYPE_CHECKING
+
+from roundel.types import BlockScheme, BlockType, FloatScheme, QType, Scheme, needs_range
+
+if TYPE_CHECKING:
+    from roundel.recipe.settings import Recipe
+
+_INTEGERS = frozenset(t.value for t in QType)
+_BLOCKS = frozenset(t.value for t in BlockType)
+_MICRO_EXPONENTS = frozenset({"mx4", "mx6", "mx9"})
+_RANGE_METHODS = frozenset({"minmax", "percentile", "entropy", "distribution"})
+_ACTIVATION_WORDS = ("symmetric", "scale")
+_WEIGHT_WORDS = ("symmetric", "scale", "per_channel", "reduce_range", "method")
+
+
+def contradictions(recipe: Recipe) -> Iterator[str]:
+    """One sentence for each setting that the recipe's types leave without effect or without sense."""
+    yield from _integer_words(recipe)
+    yield from _float_words(recipe)
+    yield from _mixed(recipe)
+    yield from _block_words(recipe)
+    yield from _biases(recipe)
+    yield from _calibration(recipe)
+    yield from _steps(recipe)
+    yield from _weight_only(recipe)
+
+
+def _override_types(recipe: Recipe) -> set[str]:
+    """Types that some tensors have beside the recipe's own."""
+    given = (recipe.mixed.type, recipe.mixed.weights, *(override.type for override in recipe.overrides))
+    return {str(word) for word in given if word is not None}
+
+
+def _mixed(recipe: Recipe) -> Iterator[str]:
+    mixed = recipe.mixed
+    if mixed.type is None and mixed != type(mixed)():
+        names = [
+            name for name in type(mixed).model_fields if getattr(mixed, name) != getattr(type(mixed)(), name)
+        ]
+        yield f"mixed.{names[0]} means mixed.type, which is not given"
+    for name in ("goal", "metric", "output"):
+        if mixed.threshold is None and getattr(mixed, name) != type(mixed).model_fields[name].default:
+            yield f"mixed.{name} means mixed.threshold, which is not given"
+    if mixed.type is not None and recipe.mode != "static":
+        yield f"mixed.type means mode static, and the mode is {recipe.mode}"
+    short = next((t for t in (mixed.type, mixed.weights) if t is not None and t not in _INTEGERS), None)
+    if short is not None and recipe.bias.type in ("int32", "int16"):
+        yield f"bias.type {recipe.bias.type} needs integers, and mixed.type is {short}: use weights"
+
+
+def _integer_words(recipe: Recipe) -> Iterator[str]:
+    """What only integers have: zero points, channels, shared scales, saturation."""
+    overridden = bool(_override_types(recipe) & _INTEGERS)
+    moving, stored = recipe.activations, recipe.weights
+    if recipe.mode == "dynamic" and not (
+        isinstance(moving.scheme, Scheme) and isinstance(stored.scheme, Scheme)
+    ):
+        yield f"mode dynamic needs integers, not {moving.type} and {stored.type}"
+    if not isinstance(moving.scheme, Scheme) and not overridden:
+        for name in _changed(moving, _ACTIVATION_WORDS):
+            yield f"activations.{name} means integers, and activations.type is {moving.type}"
+    if not isinstance(stored.scheme, Scheme) and not overridden:
+        for name in _changed(stored, _WEIGHT_WORDS):
+            yield f"weights.{name} means integers, and weights.type is {stored.type}"
+    if isinstance(moving.scheme, Scheme) or overridden:
+        return
+    if not isinstance(stored.scheme, Scheme) and recipe.placement.domain != "auto":
+        yield "placement.domain is of integer Q/DQ nodes, and this recipe has none"
+    if recipe.placement.fold_relu or recipe.npu.clip_to_relu:
+        yield f"placement.fold_relu and npu.clip_to_relu need saturation, which {moving.type} does not have"
+    if not needs_range(moving.scheme):
+        for name in ("align_concat", "align_pool", "align_slice", "align_pad"):
+            if getattr(recipe.placement, name):
+                yield f"placement.{name} aligns scales, and {moving.type} has none here"
+
+
+def _changed(section: object, names: tuple[str, ...]) -> Iterator[str]:
+    defaults = type(section)()
+    yield from (name for name in names if getattr(section, name) != getattr(defaults, name))
+
+
+def _float_words(recipe: Recipe) -> Iterator[str]:
+    """What only bfloat16 and float16 have."""
+    for where, section in (("activations", recipe.activations), ("weights", recipe.weights)):
+        if section.scaled and not isinstance(section.scheme, FloatScheme):
+            yield f"{where}.scaled means bfloat16 and float16, and {where}.type is {section.type}"
+    more = recipe.activations.scaled or recipe.weights.scaled or recipe.floats.clip
+    if recipe.floats.form == "plain" and more:
+        yield "floats.form plain leaves no place for a scale or a clip; use pair or cast"
+    types = {recipe.activations.type, recipe.weights.type, *_override_types(recipe)}
+    floats = types & {"bfloat16", "float16"}
+    blocks = types & {t.value for t in BlockType}
+    if recipe.output.strip_functions and not (blocks or (floats and recipe.floats.form == "pair")):
+        yield "output.strip_functions means AMD's operators, and this recipe writes none"
+    if floats:
+        return
+    if recipe.floats != type(recipe.floats)():
+        yield "the section 'floats' means bfloat16 and float16, which this recipe does not use"
+    if recipe.output.half_weights:
+        yield "output.half_weights needs bfloat16 or float16 weights"
+
+
+def _block_words(recipe: Recipe) -> Iterator[str]:
+    """What only some of the block formats have."""
+    options = recipe.blocks
+    types = {recipe.activations.type, recipe.weights.type, *_override_types(recipe)} & _BLOCKS
+    if not types:
+        if options != type(options)():
+            yield "the section 'blocks' means block formats, which this recipe does not use"
+        return
+    owners = {
+        "rounding": {"mxint8", "bfp16", *_MICRO_EXPONENTS},
+        "bit_width": {"bfp16", *_MICRO_EXPONENTS},
+        "bfloat16_first": {"bfp16", *_MICRO_EXPONENTS},
+        "sub_block_size": _MICRO_EXPONENTS,
+        "sub_block_shift_bits": _MICRO_EXPONENTS,
+        "compiler": {"bfp16"},
+    }
+    for name in _changed(options, tuple(owners)):
+        if not types & owners[name]:
+            yield f"blocks.{name} means {', '.join(sorted(owners[name]))}, which this recipe does not use"
+    if types & _MICRO_EXPONENTS and (options.block_size or 16) % options.sub_block_size:
+        yield "blocks.sub_block_size must divide the block size"
+
+
+def _biases(recipe: Recipe) -> Iterator[str]:
+    integers = isinstance(recipe.activations.scheme, Scheme) and isinstance(recipe.weights.scheme, Scheme)
+    if recipe.bias.type in ("int32", "int16") and not integers:
+        yield f"bias.type {recipe.bias.type} needs integer activations and weights; use weights or float"
+    if recipe.bias.type == "int8" and not isinstance(recipe.weights.scheme, Scheme):
+        yield f"bias.type int8 needs integer weights, and weights.type is {recipe.weights.type}"
+
+
+def _calibration(recipe: Recipe) -> Iterator[str]:
+    scheme, calibration = recipe.activations.scheme, recipe.calibration
+    if isinstance(scheme, Scheme) or _override_types(recipe) & _INTEGERS:
+        return
+    if not needs_range(scheme) and calibration != type(calibration)():
+        yield f"calibration has nothing to do: {recipe.activations.type} needs no range"
+    if needs_range(scheme) and calibration.method not in _RANGE_METHODS:
+        yield f"calibration.method {calibration.method} searches integer codes; use minmax or percentile"
+
+
+def _steps(recipe: Recipe) -> Iterator[str]:
+    """The improving steps that work on integer codes."""
+    moving, stored = recipe.activations, recipe.weights
+    whole = isinstance(moving.scheme, Scheme), isinstance(stored.scheme, Scheme)
+    if all(whole) and not recipe.improve.biases and not _override_types(recipe) - _INTEGERS - {"float"}:
+        yield "improve.biases means short floats and blocks; integers have it in improve.rounding"
+    for name in ("front_end", "detection_head"):
+        if not whole[0] and not getattr(recipe.improve, name):
+            yield f"improve.{name} is about integers, and activations are {moving.type}"
+    if recipe.effort == "none" or all(whole):
+        return
+    if recipe.improve.rounding:
+        types = f"{moving.type} activations and {stored.type} weights"
+        yield f"improve.rounding works on integers, not on {types}: set it to false"
+    if recipe.improve.ranges and not whole[0]:
+        yield f"improve.ranges works on integers, not on {moving.type} activations: set it to false"
+    if whole[1]:
+        return
+    if recipe.improve.equalize.enabled:
+        yield f"improve.equalize.enabled is of no use to {stored.type} weights: set it to false"
+    if recipe.improve.finetune.algorithm == "adaround":
+        yield f"AdaRound rounds integer codes, and weights.type is {stored.type}; use adaquant"
+    if recipe.finetuning == "none" and not recipe.improve.biases:
+        yield f"effort {recipe.effort} has nothing to do for {stored.type} weights; use none or high"
+    if recipe.improve.finetune.output_qdq and isinstance(moving.scheme, BlockScheme):
+        yield "improve.finetune.output_qdq needs one scale, and blocks have many"
+
+
+def _weight_only(recipe: Recipe) -> Iterator[str]:
+    options = recipe.weight_only
+    if recipe.mode != "weight_only":
+        if options != type(options)():
+            yield f"the section 'weight_only' means mode weight_only, and the mode is {recipe.mode}"
+        return
+    if recipe.effort != "none":
+        yield "effort belongs to mode static; weight_only.algorithm says what is done to the weights"
+    if recipe.overrides:
+        yield "overrides change Q/DQ pairs, which mode weight_only does not write; use selection.exclude"
+    for name in _changed(options, ("act_order", "percdamp")) if options.algorithm != "gptq" else ():
+        yield f"weight_only.{name} belongs to gptq, and weight_only.algorithm is {options.algorithm}"
+    if options.format == "qdq" and options.accuracy_level:
+        yield "weight_only.accuracy_level is a setting of MatMulNBits, and weight_only.format is qdq"
+    if options.format == "qdq" and recipe.output.opset == 17:
+        yield "weight_only.format qdq needs blocks in DequantizeLinear, and output.opset is 17: use 21"
+    if options.format == "qdq" and options.bits == 2:
+        yield "weight_only.format qdq has 4 and 8 bits; 2 bits need matmul_nbits"

@@ -1,0 +1,214 @@
+"""Recipes from preset names, files and dictionaries, with errors that name the key and suggest another."""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Iterator, Mapping
+from functools import cache
+from importlib import resources
+from pathlib import Path
+from typing import Any, get_args
+
+import yaml
+from pydantic import BaseModel, ValidationError
+
+from roundel.errors import RecipeError, did_you_mean
+from roundel.recipe.settings import Recipe, merge
+
+RecipeSource = str | Path | Mapping[str, Any] | Recipe
+_MAX_BYTES = 1_000_000
+
+
+class _PlainLoader(yaml.SafeLoader):
+    """Safe YAML without aliases: a short file must not unfold into gigabytes."""
+
+    def compose_node(self, parent: Any, index: Any) -> Any:
+        if self.check_event(yaml.AliasEvent):
+            raise yaml.YAMLError("aliases are not allowed in a recipe")
+        return super().compose_node(parent, index)
+
+
+def load_recipe(source: RecipeSource, changes: Mapping[str, Any] | None = None) -> Recipe:
+    """The recipe that a preset name, a file or a dictionary stands for, with changes on top.
+
+    Args:
+        source: a preset name in any case, a YAML or JSON file, a mapping, or a recipe.
+        changes: values that win over the source's, nested or with dots: `{"weights.type": "int8"}`.
+    """
+    told = unfolded(changes or {})
+    if isinstance(source, Recipe):
+        return validate(merge(source.model_dump(), told), "the changes") if told else source
+    if isinstance(source, Mapping):
+        tree, where = dict(source), "the recipe mapping"
+    else:
+        tree, where = _read_named(source)
+    return validate(merge(_extended(tree, where), told), where)
+
+
+def unfolded(changes: Mapping[str, Any]) -> dict[str, Any]:
+    """Changes with dots in their names as nested sections; later ones win."""
+    tree: dict[str, Any] = {}
+    for key, value in changes.items():
+        *path, last = str(key).split(".")
+        part: Any = {last: value}
+        for name in reversed(path):
+            part = {name: part}
+        tree = merge(tree, part)
+    return tree
+
+
+def preset_names() -> tuple[str, ...]:
+    """The presets that ship, sorted."""
+    folder = resources.files("roundel") / "presets"
+    return tuple(sorted(p.name.removesuffix(".yaml") for p in folder.iterdir() if p.name.endswith(".yaml")))
+
+
+@cache
+def load_preset(name: str) -> Recipe:
+    """One of the presets that ship."""
+    return validate(_extended(_preset_tree(name), f"preset {name}"), f"preset {name}")
+
+
+def validate(tree: Mapping[str, Any], where: str) -> Recipe:
+    """Check a nested mapping against the recipe's fields."""
+    try:
+        return Recipe.model_validate(tree)
+    except ValidationError as error:
+        raise _explain(error, where) from error
+
+
+def dump_yaml(recipe: Recipe) -> str:
+    """The recipe as YAML that `load_recipe` reads back to an equal value; defaults are left out."""
+    changed = recipe.model_dump(mode="json", exclude_defaults=True)
+    tree = {"version": recipe.version, "name": recipe.name, **changed}
+    return yaml.safe_dump(tree, sort_keys=False)
+
+
+def _read_named(source: str | Path) -> tuple[dict[str, Any], str]:
+    text = str(source)
+    key = text.casefold().replace("-", "_")
+    if isinstance(source, str) and key in preset_names():
+        return _preset_tree(key), f"preset {key}"
+    path = Path(text)
+    if _exists(path) and path.is_file():
+        return {"name": path.stem, **_parse(_content(path), path)}, str(path)
+    if _exists(path):
+        raise RecipeError("The recipe path is a folder.", where=path, expected="a YAML or JSON file")
+    if isinstance(source, Path) or path.suffix.casefold() in (".yaml", ".yml", ".json"):
+        hint = f"'{key}' is a preset: use --preset {key}." if key in preset_names() else "Check the path."
+        raise RecipeError("The recipe file does not exist.", where=path, hint=hint)
+    raise RecipeError(
+        f"There is no preset '{text[:80]}'.",
+        expected=", ".join(preset_names()),
+        hint=did_you_mean(key, preset_names()) or "List them with `roundel presets`.",
+    )
+
+
+def _preset_tree(name: str) -> dict[str, Any]:
+    if name not in preset_names():
+        raise RecipeError(
+            f"There is no preset '{name}'.",
+            expected=", ".join(preset_names()),
+            hint=did_you_mean(name, preset_names()),
+        )
+    file = resources.files("roundel") / "presets" / f"{name}.yaml"
+    return {"name": name, **_parse(file.read_bytes(), f"preset {name}")}
+
+
+def _exists(path: Path) -> bool:
+    try:
+        return path.exists()
+    except OSError:  # a text too long for a file name
+        return False
+
+
+def _content(path: Path) -> bytes:
+    try:
+        with path.open("rb") as file:
+            data = file.read(_MAX_BYTES + 1)
+    except OSError as error:
+        raise RecipeError("The recipe file cannot be read.", where=path, observed=error.strerror) from error
+    if len(data) > _MAX_BYTES:
+        raise RecipeError(
+            "The recipe file is too large.",
+            where=path,
+            observed=f"{path.stat().st_size} bytes",
+            expected=f"at most {_MAX_BYTES} bytes",
+            hint="A recipe is a short YAML or JSON file; is this another file?",
+        )
+    return data
+
+
+def _parse(data: bytes, where: object) -> dict[str, Any]:
+    try:
+        tree = json.loads(data) if data.lstrip()[:1] == b"{" else yaml.load(data, _PlainLoader)
+    except (yaml.YAMLError, ValueError, RecursionError) as error:
+        reason = " ".join(str(error).split())[:300]
+        raise RecipeError(
+            "The recipe file cannot be parsed.",
+            where=where,
+            observed=reason,
+            expected="plain YAML or JSON, as `roundel presets a8w8` prints it",
+        ) from error
+    if not isinstance(tree, dict):
+        seen = type(tree).__name__
+        raise RecipeError(
+            "The recipe file is not a mapping.", where=where, observed=seen, expected="key: value"
+        )
+    return tree
+
+
+def _extended(tree: dict[str, Any], where: str) -> dict[str, Any]:
+    """Resolve `extends: PRESET`."""
+    if "extends" not in tree:
+        return tree
+    base = str(tree["extends"]).casefold().replace("-", "_")
+    if base not in preset_names():
+        raise RecipeError(
+            f"The recipe extends '{tree['extends']}', which is not a preset.",
+            where=where,
+            expected=", ".join(preset_names()),
+            hint=did_you_mean(base, preset_names()),
+        )
+    rest = {key: value for key, value in tree.items() if key != "extends"}
+    return merge(_extended(_preset_tree(base), where), rest)
+
+
+def _explain(error: ValidationError, where: str) -> RecipeError:
+    # An unknown key first: a misspelt one is why another is missing.
+    first = min(error.errors(), key=lambda found: found["type"] != "extra_forbidden")
+    location = [str(part) for part in first["loc"]]
+    dotted = ".".join(location)
+    more = f" (and {error.error_count() - 1} more)" if error.error_count() > 1 else ""
+    if first["type"] == "extra_forbidden":
+        fields = list(_fields_at(location[:-1]))
+        return RecipeError(
+            f"Unknown recipe key '{dotted}'{more}.",
+            where=where,
+            expected=", ".join(fields),
+            hint=did_you_mean(location[-1], fields) or "Remove it, or see docs/recipes.md.",
+        )
+    choices = re.findall("'([^']+)'", str(first.get("ctx", {}).get("expected", "")))
+    return RecipeError(
+        f"The recipe's value for '{dotted or 'recipe'}' is wrong{more}.",
+        where=where,
+        observed=repr(first.get("input"))[:120],
+        expected=first["msg"],
+        hint=did_you_mean(str(first.get("input")), choices),
+    )
+
+
+def _fields_at(location: list[str]) -> Iterator[str]:
+    model: type[BaseModel] = Recipe
+    for part in location:
+        if part.isdigit():
+            continue
+        annotation = model.model_fields[part].annotation
+        options = [annotation, *get_args(annotation)]
+        nested = [a for a in options if isinstance(a, type) and issubclass(a, BaseModel)]
+        if nested:
+            model = nested[0]
+    yield from model.model_fields
+    if model is Recipe:
+        yield "extends"

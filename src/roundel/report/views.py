@@ -1,0 +1,319 @@
+"""A comparison on the terminal, within 80 columns."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from rich.console import Console
+from rich.markup import escape
+from rich.table import Table
+from rich.text import Text
+
+from roundel.report.console import size
+
+Tree = Mapping[str, Any]
+
+_WORST = 20
+_NAME_WIDTH = 22
+_OP_WIDTH = 8
+
+
+def show_comparison(console: Console, tree: Tree, *, everything: bool, weights: bool) -> None:
+    """Print what `Comparison.to_dict` holds.
+
+    Args:
+        console: where to.
+        tree: the comparison.
+        everything: all tensors in order of execution, instead of those whose layers introduce most.
+        weights: list the weights, too.
+    """
+    _summary(console, tree)
+    tensors = tree["tensors"]
+    shown = tensors if everything else _worst(tensors)
+    title = "all tensors" if everything else f"the {len(shown)} layers that introduce most, of {len(tensors)}"
+    console.print(_tensors(shown, title))
+    if weights:
+        ranked = sorted(tree["weights"], key=lambda w: _number(w["error"]["sqnr_db"]))
+        console.print(_weights(ranked if everything else ranked[:_WORST]))
+    if tree["unmatched"]:
+        count = len(tree["unmatched"])
+        console.print(f"[dim]{count} tensors of the quantized model have no partner (see --json)[/]")
+    for note in tree["notes"]:
+        console.print(f"[yellow]note:[/] {escape(note)}", highlight=False)
+
+
+def _summary(console: Console, tree: Tree) -> None:
+    table = Table(show_header=False, box=None, padding=(0, 1))
+    for label, name, count in (
+        ("float", tree["float_model"], tree["float_bytes"]),
+        ("quantized", tree["quantized_model"], tree["quantized_bytes"]),
+    ):
+        table.add_row(label, f"{escape(name)} ({size(count)})")
+    table.add_row("samples", f"{tree['samples']}, {tree['seconds']['total']:.1f} s")
+    for out in tree["outputs"]:
+        difference = out["difference"]
+        words = [f"{_db(difference)} dB", f"cosine {difference['cosine']:.5f}"]
+        if out["same_top"] is not None:
+            words.append(f"same top-1 {out['same_top']:.1%}")
+        table.add_row("output", f"{escape(out['name'])}: {', '.join(words)}")
+    console.print(table, highlight=False)
+
+
+def _worst(tensors: Sequence[Tree]) -> list[Tree]:
+    known = [t for t in tensors if t["introduced"] is not None]
+    return sorted(known, key=lambda t: _number(t["introduced"]["sqnr_db"]))[:_WORST]
+
+
+def _tensors(tensors: Sequence[Tree], title: str) -> Table:
+    table = Table(title=f"{title} (SQNR in dB)", title_justify="left", box=None, padding=(0, 1, 0, 0))
+    table.add_column("tensor", no_wrap=True)
+    table.add_column("op", no_wrap=True)
+    for heading in ("intro-\nduced", "inher-\nited", "\ntotal", "\ncosine", "cut\noff", "range\nused"):
+        table.add_column(heading, justify="right", no_wrap=True)
+    table.add_column("worst\nchannels", no_wrap=True)
+    for t in tensors:
+        channels = " ".join(str(c["channel"]) for c in t["worst_channels"][:2])
+        table.add_row(
+            _label(t["name"]),
+            escape(_begun(t["op"])),
+            _db(t["introduced"]),
+            _db(t["inherited"]),
+            _db(t["total"]),
+            f"{t['total']['cosine']:.4f}",
+            _percent(t["saturated"]),
+            _percent(t["range_use"]),
+            channels,
+        )
+    return table
+
+
+def _weights(weights: Sequence[Tree]) -> Table:
+    table = Table(title="weights (SQNR in dB)", title_justify="left", box=None, padding=(0, 1, 0, 0))
+    for heading in ("weight", "op", "role", "stored as", "SQNR", "cut off", "worst channels"):
+        table.add_column(heading, justify="right" if heading in ("SQNR", "cut off") else "left", no_wrap=True)
+    for w in weights:
+        storage = w["storage"]
+        kind = "float" if storage is None else storage["dtype"]
+        if storage is not None and storage["scales"] > 1:
+            kind += f" x{storage['scales']}"
+        channels = " ".join(str(c["channel"]) for c in w["worst_channels"])
+        cells = (_begun(w["op"]), w["role"], kind, _db(w["error"]), _percent(w["saturated"]))
+        table.add_row(_label(w["name"]), *cells, channels)
+    return table
+
+
+def shortened(name: str, width: int) -> str:
+    """The end of a long name, where names differ."""
+    return name if len(name) <= width else "…" + name[1 - width :]
+
+
+def _begun(op: str) -> str:
+    """The beginning of a long operator name."""
+    return op if len(op) <= _OP_WIDTH else op[: _OP_WIDTH - 1] + "…"
+
+
+def _label(name: str) -> str:
+    """A tensor's name without what exporters append to every one."""
+    return escape(shortened(name.removesuffix("_output_0"), _NAME_WIDTH))
+
+
+def _number(value: Any) -> float:
+    return float(value)
+
+
+def _db(difference: Tree | None) -> str:
+    if difference is None:
+        return "-"
+    value = _number(difference["sqnr_db"])
+    return "exact" if value == float("inf") else f"{value:.1f}"
+
+
+def _percent(share: float | None) -> str:
+    if share is None:
+        return "-"
+    return f"{share:.1%}" if 0 < share < 0.1 else f"{share:.0%}"
+
+
+_WORST_LAYERS = 10
+_LAYER_WIDTH = 24
+_KIND_WIDTH = 9
+
+
+def show_sensitivity(console: Console, tree: Tree, *, everything: bool) -> None:
+    """Print what `Sensitivity.to_dict` holds; all layers, or the worst."""
+    layers = tree["layers"]
+    whole = "exact" if tree["sqnr_db"] is None else f"{tree['sqnr_db']:.1f} dB"
+    console.print(
+        f"{escape(tree['model'])}, {escape(tree['recipe'])}: {whole} after calibration; {len(layers)} layers,"
+        f" each measured with {tree['samples']} samples, {tree['seconds']:.1f} s",
+        highlight=False,
+    )
+    console.print(_table(layers if everything else layers[:_WORST_LAYERS]))
+    _proposals(console, [layer for layer in layers if layer["remedies"]])
+    if tree["together"] is not None:
+        console.print("\n[bold]all first proposals at once[/]")
+        _verbatim(console, tree["together"])
+    if tree["head"] is not None:
+        _head(console, tree["head"])
+    for note in tree["notes"]:
+        console.print(f"[yellow]note:[/] {escape(note)}", highlight=False)
+
+
+def _table(layers: Sequence[Tree]) -> Table:
+    table = Table(box=None, padding=(0, 1, 0, 0))
+    for heading in ("\nlayer", "\nop"):
+        table.add_column(heading, no_wrap=True)
+    for heading in ("alone\ndB", "share\nof all", "left\nof it", "from\nweights", "won\nback"):
+        table.add_column(heading, justify="right", no_wrap=True)
+    table.add_column("what\nhelps", no_wrap=True)
+    for layer in layers:
+        cost = layer["cost"]
+        table.add_row(
+            escape(shortened(layer["name"], _LAYER_WIDTH)),
+            escape(layer["op"][:_KIND_WIDTH]),
+            "exact" if layer["sqnr_db"] is None else f"{layer['sqnr_db']:.1f}",
+            f"{layer['share']:.1%}",
+            f"{layer['left']:.1%}",
+            f"{layer['weights'] / cost:.0%}" if cost else "-",
+            "-" if layer["won_back"] is None else f"{layer['won_back']:.0%}",
+            layer["remedies"][0]["kind"] if layer["remedies"] else "-",
+        )
+    return table
+
+
+def _proposals(console: Console, layers: Sequence[Tree]) -> None:
+    for number, layer in enumerate(layers, 1):
+        console.print(f"\n[bold]{number}. {escape(layer['name'])}[/]", highlight=False, soft_wrap=True)
+        for remedy in layer["remedies"]:
+            console.print(f"{remedy['kind']}: {escape(remedy['why'])}", highlight=False)
+            _verbatim(console, remedy["option"])
+
+
+def _head(console: Console, head: Tree) -> None:
+    count, share = len(head["nodes"]), head["share"]
+    console.print(f"\n[bold]detection head[/]: {count} nodes, {share:.0%} of all costs", highlight=False)
+    for sign in head["signs"]:
+        console.print(f"- {escape(sign)}", highlight=False)
+    _verbatim(console, head["option"])
+
+
+def _verbatim(console: Console, text: str) -> None:
+    """Words to copy: a line of the terminal's own breaking stays one line in the clipboard."""
+    console.print("  " + text, markup=False, highlight=False, soft_wrap=True)
+
+
+_COLOURS = {"error": "bold red", "warning": "yellow", "note": "cyan"}
+_BLOCKS = {"N": "█", "C": "░"}
+_PLAIN_BLOCKS = {"N": "#", "C": "."}
+_LINES = 3  # of the strip
+_FIRST_NODES = 3
+_MARGIN = 9
+
+
+def show_check(console: Console, report: Tree) -> None:
+    """Print what `CheckReport.to_dict` holds."""
+    _check_summary(console, report)
+    _strips(console, report)
+    for note in report["notes"]:
+        console.print(f"[dim]note: {escape(note)}[/]", highlight=False)
+    if report["findings"]:
+        console.print(_findings(report["findings"]))
+    else:
+        console.print("[green]no findings[/]")
+    if "nodes" in report["after"]:
+        console.print(_nodes(report["before"]["nodes"], report["after"]["nodes"]))
+
+
+def _check_summary(console: Console, report: Tree) -> None:
+    before, after = report["before"], report["after"]
+    table = Table(show_header=False, box=None, padding=(0, 1))
+    kind = "quantized" if report["quantized"] else "float"
+    table.add_row("model", escape(f"{report['model']} ({kind}), {report['format']} on {report['device']}"))
+    table.add_row("NPU islands", _change(str(before["islands"]), str(after["islands"])))
+    table.add_row("MACs on the NPU", _change(_share(before), _share(after)))
+    total = before["npu_nodes"] + before["cpu_nodes"]
+    table.add_row(
+        "nodes on the CPU", f"{_change(str(before['cpu_nodes']), str(after['cpu_nodes']))} of {total}"
+    )
+    console.print(table, highlight=False)
+
+
+def _change(before: str, after: str) -> str:
+    return before if before == after else f"{before} -> {after}"
+
+
+def _share(split: Tree) -> str:
+    share = split["npu_share_of_macs"]
+    return "no layers" if share is None else f"{share:.1%}"
+
+
+def _strips(console: Console, report: Tree) -> None:
+    blocks = _BLOCKS if (console.encoding or "").lower().startswith("utf") else _PLAIN_BLOCKS
+    legend = Text.assemble(
+        "graph, in execution order: ", (blocks["N"], "green"), " NPU  ", (blocks["C"], "red"), " CPU"
+    )
+    console.print(legend)
+    before, after = report["before"]["places"], report["after"]["places"]
+    rows = [("now", before)] if before == after else [("now", before), ("after", after)]
+    for label, places in rows:
+        width = max(console.width - _MARGIN, 10)
+        cells = _condense(places, width * _LINES)
+        for start in range(0, len(cells), width):
+            line = Text(f" {label if not start else '':<6}")
+            for cell in cells[start : start + width]:
+                line.append(blocks[cell], style="green" if cell == "N" else "red")
+            console.print(line)
+    if after != before:
+        console.print(f"after: with what `roundel quantize --device {report['device']}` does by itself")
+
+
+def _condense(places: str, most: int) -> str:
+    """At most so many cells; a cell that holds any CPU node is a CPU cell."""
+    if len(places) <= most:
+        return places
+    step = -(-len(places) // most)
+    return "".join("C" if "C" in places[i : i + step] else "N" for i in range(0, len(places), step))
+
+
+def _findings(findings: Sequence[Tree]) -> Table:
+    groups: dict[tuple[str, str, str, bool], list[Tree]] = {}
+    for finding in findings:
+        key = (finding["rule"], finding["severity"], finding["fix"], finding["automatic"])
+        groups.setdefault(key, []).append(finding)
+    table = Table(box=None, padding=(0, 1))
+    table.add_column("rule", no_wrap=True)
+    table.add_column("level", no_wrap=True)
+    table.add_column("n", justify="right", no_wrap=True)
+    table.add_column("what, why, fix", overflow="fold", ratio=1)
+    for (rule, level, fix, automatic), members in groups.items():
+        first = members[0]
+        lines = [f"[bold]{escape(first['title'])}[/]: {escape(first['message'])}"]
+        lines += [f"[dim]at[/] {escape(names)}" for names in _subjects(members)]
+        lines.append(f"[dim]why[/] {escape(first['why'])}")
+        done = " [green](quantize --device does this by itself)[/]" if automatic else ""
+        lines.append(f"[dim]fix[/] {escape(fix)}{done}")
+        table.add_row(rule, f"[{_COLOURS[level]}]{level}[/]", str(len(members)), "\n".join(lines))
+    return table
+
+
+def _subjects(members: Sequence[Tree]) -> list[str]:
+    names = [str(member["subject"]) for member in members if member["subject"]]
+    if not names:
+        return []
+    more = len(names) - _FIRST_NODES
+    return [", ".join(names[:_FIRST_NODES]) + (f" and {more} more" if more > 0 else "")]
+
+
+def _nodes(before: Sequence[Tree], after: Sequence[Tree]) -> Table:
+    table = Table(box=None, padding=(0, 1))
+    for heading in ("node", "operator", "now", "after", "why"):
+        table.add_column(heading, overflow="fold")
+    for old, new in zip(before, after, strict=True):
+        why = old["reason"] and f"{old['rule']}: {old['reason']}"
+        table.add_row(escape(old["name"]), old["op"], _place(old), _place(new), escape(why))
+    return table
+
+
+def _place(node: Tree) -> str:
+    return f"[green]NPU {node['island']}[/]" if node["place"] == "npu" else "[red]CPU[/]"

@@ -1,0 +1,218 @@
+"""What a check finds: findings, the predicted split, and the report that holds both."""
+
+from __future__ import annotations
+
+import enum
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from roundel.rules.facts import Facts
+
+
+class Severity(enum.Enum):
+    """How much a finding matters."""
+
+    ERROR = "error"  # the NPU will not run the model, or will run it wrongly
+    WARNING = "warning"  # it will run, but slower or less accurately than it could
+    NOTE = "note"  # worth knowing
+
+
+class Place(enum.Enum):
+    """Where a node runs."""
+
+    NPU = "npu"
+    CPU = "cpu"
+
+
+@dataclass(frozen=True, slots=True)
+class Hit:
+    """One place where a rule applies.
+
+    Attributes:
+        severity: how much it matters.
+        message: what was observed, with the number.
+        subject: the node or tensor concerned.
+        fix: a remedy of its own, where it differs from the rule's.
+        automatic: whether `roundel quantize --device` does it by itself.
+        why: a reason of its own, where it differs from the rule's.
+    """
+
+    severity: Severity
+    message: str
+    subject: str | None = None
+    fix: str | None = None
+    automatic: bool = False
+    why: str | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Rule:
+    """One rule: its number, why it exists, what helps, and the walk that finds it.
+
+    Attributes:
+        id: P01 to P22 for any model, Q01 and up for models that are quantized already.
+        title: two or three words.
+        why: what happens on the NPU when nothing is done.
+        fix: what to do.
+        find: yields the places where it applies.
+    """
+
+    id: str
+    title: str
+    why: str
+    fix: str
+    find: Callable[[Facts], Iterator[Hit]]
+
+
+@dataclass(frozen=True, slots=True)
+class Finding:
+    """A hit together with its rule: all that a reader needs."""
+
+    rule: str
+    title: str
+    severity: Severity
+    subject: str | None
+    message: str
+    why: str
+    fix: str
+    automatic: bool
+
+    @staticmethod
+    def of(rule: Rule, hit: Hit) -> Finding:
+        """The hit in the words of its rule."""
+        return Finding(
+            rule=rule.id,
+            title=rule.title,
+            severity=hit.severity,
+            subject=hit.subject,
+            message=hit.message,
+            why=rule.why if hit.why is None else hit.why,
+            fix=rule.fix if hit.fix is None else hit.fix,
+            automatic=hit.automatic,
+        )
+
+    def to_dict(self) -> dict[str, Any]:
+        """Plain values for JSON."""
+        tree: dict[str, Any] = {name: getattr(self, name) for name in self.__dataclass_fields__}
+        return {**tree, "severity": self.severity.value}
+
+
+@dataclass(frozen=True, slots=True)
+class NodePlace:
+    """Where one node is expected to run.
+
+    Attributes:
+        name: of the node.
+        op: operator type.
+        place: NPU or CPU.
+        rule: the rule that sends it to the CPU, or None.
+        reason: the same in words.
+        macs: multiplications, None where a shape is not known.
+        island: number of the NPU group, None on the CPU.
+    """
+
+    name: str
+    op: str
+    place: Place
+    rule: str | None
+    reason: str
+    macs: int | None
+    island: int | None
+
+    def to_dict(self) -> dict[str, Any]:
+        """Plain values for JSON."""
+        tree: dict[str, Any] = {name: getattr(self, name) for name in self.__dataclass_fields__}
+        return {**tree, "place": self.place.value}
+
+
+@dataclass(frozen=True, slots=True)
+class Prediction:
+    """The split of a graph, in execution order."""
+
+    nodes: tuple[NodePlace, ...]
+
+    @property
+    def islands(self) -> int:
+        """NPU subgraphs."""
+        return len({node.island for node in self.nodes if node.island is not None})
+
+    @property
+    def npu_nodes(self) -> int:
+        """Nodes on the NPU."""
+        return sum(1 for node in self.nodes if node.place is Place.NPU)
+
+    @property
+    def cpu_nodes(self) -> int:
+        """Nodes on the CPU."""
+        return len(self.nodes) - self.npu_nodes
+
+    @property
+    def macs(self) -> int:
+        """Multiplications of all nodes whose shapes are known, for one sample."""
+        return sum(node.macs or 0 for node in self.nodes)
+
+    @property
+    def npu_share(self) -> float | None:
+        """Share of the multiplications on the NPU; None when there are none."""
+        on_npu = sum(node.macs or 0 for node in self.nodes if node.place is Place.NPU)
+        return on_npu / self.macs if self.macs else None
+
+    def to_dict(self, *, nodes: bool) -> dict[str, Any]:
+        """Plain values for JSON."""
+        tree: dict[str, Any] = {
+            "islands": self.islands,
+            "npu_nodes": self.npu_nodes,
+            "cpu_nodes": self.cpu_nodes,
+            "macs": self.macs,
+            "npu_share_of_macs": self.npu_share,
+            "places": "".join("N" if node.place is Place.NPU else "C" for node in self.nodes),
+        }
+        if nodes:
+            tree["nodes"] = [node.to_dict() for node in self.nodes]
+        return tree
+
+
+@dataclass(frozen=True, slots=True)
+class CheckReport:
+    """Everything that `roundel check` says.
+
+    Attributes:
+        model: the file's name.
+        quantized: whether the model holds Q/DQ pairs already.
+        format: the number format judged.
+        device: the device judged.
+        before: the split as the model or the plain preset stands.
+        after: the split once `roundel quantize --device` has done what it does by itself.
+        findings: errors first, then by rule.
+        notes: what the report rests on.
+    """
+
+    model: str
+    quantized: bool
+    format: str
+    device: str
+    before: Prediction
+    after: Prediction
+    findings: tuple[Finding, ...]
+    notes: tuple[str, ...]
+
+    @property
+    def passed(self) -> bool:
+        """Whether there is no finding of severity error."""
+        return all(finding.severity is not Severity.ERROR for finding in self.findings)
+
+    def to_dict(self, *, nodes: bool = False) -> dict[str, Any]:
+        """Plain values for JSON; `nodes` adds the place of every node."""
+        return {
+            "model": self.model,
+            "quantized": self.quantized,
+            "format": self.format,
+            "device": self.device,
+            "passed": self.passed,
+            "before": self.before.to_dict(nodes=nodes),
+            "after": self.after.to_dict(nodes=nodes),
+            "findings": [finding.to_dict() for finding in self.findings],
+            "notes": list(self.notes),
+        }

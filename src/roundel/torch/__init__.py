@@ -1,0 +1,7 @@
+"""PyTorch in: modules, .pt2 files and factories become ONNX models that the pipeline takes like any other."""
+
+from __future__ import annotations
+
+from roundel.torch.opening import Exported, is_torch_source, opened
+
+__all__ = ["Exported", "is_torch_source", "opened"]

@@ -1,0 +1,432 @@
+"""What exporting needs, found before any work is done."""
+
+from __future__ import annotations
+
+import importlib.util
+import logging
+import re
+import traceback
+import warnings
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import onnx_ir as ir
+import torch
+from torch.utils import _pytree as pytree
+
+from roundel.errors import DataError, DependencyError, ModelError, RecipeError
+from roundel.model.session import open_session
+from roundel.types import Sample
+
+
+def require_torch() -> None:
+    """Raise where torch is not installed.
+
+    Raises:
+        DependencyError: it is not.
+    """
+    _require("torch")
+
+
+def require_exporter() -> None:
+    """Raise where torch, or what it exports ONNX with, is not installed.
+
+    Raises:
+        DependencyError: a package is missing.
+    """
+    _require("torch", "onnxscript")
+
+
+def _require(*packages: str) -> None:
+    missing = [name for name in packages if importlib.util.find_spec(name) is None]
+    if missing:
+        raise DependencyError(
+            "Models in PyTorch need packages that are not installed.",
+            observed=f"no {' and no '.join(missing)}",
+            hint="pip install 'roundel[torch]'",
+        )
+
+
+_TORCH = Path(torch.__file__).parent
+_OPERATOR = re.compile(r"No ONNX function found for <OpOverload\(op='([\w.]+)'")
+_NODE = re.compile(r"target=torch\.ops\.([\w.]+)")
+_LONGEST = 300
+
+
+def not_traced(error: Exception) -> ModelError:
+    """For what torch.export refuses: the cause and the line of the user's code that led to it."""
+    text = _plain(str(error))
+    return ModelError(
+        "torch.export cannot trace the module.",
+        where=_line(error),
+        observed=f"{type(error).__name__}: {text}",
+        hint=_advice(error),
+    )
+
+
+def not_converted(error: Exception) -> ModelError:
+    """For what the ONNX exporter has no translation of: the operator."""
+    chain = [error]
+    while (cause := chain[-1].__cause__) is not None and isinstance(cause, Exception):
+        chain.append(cause)
+    texts = [str(one) for one in chain]
+    found = [match for pattern in (_OPERATOR, _NODE) for text in texts if (match := pattern.search(text))]
+    return ModelError(
+        "The module cannot be written as ONNX.",
+        where=f"operator {found[0].group(1)}" if found else None,
+        observed=_plain(texts[-1]),
+        hint="Say it with other operators, or keep this part out of the module and run it before or after.",
+    )
+
+
+def _line(error: BaseException) -> str | None:
+    """The innermost line of the traceback that is not torch's own; tracing runs the user's forward."""
+    frames = [
+        frame
+        for frame in traceback.extract_tb(error.__traceback__)
+        if not frame.filename.startswith("<") and not _is_ours(Path(frame.filename))
+    ]
+    if not frames:
+        return None
+    last = frames[-1]
+    return f"{Path(last.filename).name}, line {last.lineno}, in {last.name}: {last.line}"
+
+
+def _is_ours(path: Path) -> bool:
+    return path.is_relative_to(_TORCH) or path.is_relative_to(Path(__file__).parent)
+
+
+def _plain(text: str) -> str:
+    """The first paragraph on one line: what follows is about debugging torch."""
+    first = text.split("For more information, run with", 1)[0].split("\n\n", 1)[0]
+    rest = re.search(r"- (You marked .*?)(?:\. If you're|\n|$)", text)
+    whole = first if rest is None else f"{first} {rest.group(1)}"
+    return " ".join(whole.split())[:_LONGEST]
+
+
+def _advice(error: Exception) -> str:
+    name, text = type(error).__name__, str(error)
+    if "data-dependent" in text or "DataDependent" in name:
+        return "The path through the code depends on values: use torch.where, or torch.cond."
+    if "Constraints violated" in text:
+        return "A dimension is fixed by the code or the example: leave it out of the dynamic shapes."
+    if ".numpy()" in text:
+        return "Compute with torch operators inside forward, not with numpy."
+    if "expected to be" in text or "shape" in text.lower():
+        return "Check that the example's shapes and the dynamic shapes fit the module."
+    return "Try module(*example_inputs) first; then see torch.export's documentation for this message."
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Example:
+    """The arguments of one call."""
+
+    args: tuple[Any, ...] = ()
+    kwargs: Mapping[str, Any] | None = None
+
+    def call(self, module: Any) -> Any:
+        """What the module answers."""
+        return module(*self.args, **(self.kwargs or {}))
+
+    def tensors(self) -> list[Any]:
+        """All tensors, in the order of the call."""
+        return [leaf for leaf in pytree.tree_leaves((self.args, self.kwargs)) if torch.is_tensor(leaf)]
+
+    def fed(self, names: Sequence[str]) -> Sample:
+        """The tensors by the names of a graph's inputs."""
+        named = dict(self.kwargs or {})
+        if named and set(names) == set(named):
+            return {name: array(named[name]) for name in names}
+        given = self.tensors()
+        if len(given) != len(names):
+            raise DataError(
+                "The example does not have the exported model's inputs.",
+                where="example_inputs",
+                observed=f"{len(given)} tensors",
+                expected=", ".join(names),
+            )
+        return {name: array(tensor) for name, tensor in zip(names, given, strict=True)}
+
+    def mapped(self, change: Any) -> Example:
+        """Every tensor changed, all else as it is."""
+
+        def leaf(value: Any) -> Any:
+            return change(value) if torch.is_tensor(value) else value
+
+        kwargs = None if self.kwargs is None else pytree.tree_map(leaf, dict(self.kwargs))
+        return Example(pytree.tree_map(leaf, self.args), kwargs)
+
+
+def examples_of(given: object) -> tuple[Example, ...]:
+    """A tensor, a tuple (positional arguments), a dict (by parameter name), or a list of these.
+
+    Raises:
+        DataError: there is no example, or it is of another kind.
+    """
+    several = given if isinstance(given, list) else [given]
+    found = tuple(_example(one) for one in several)
+    if not found:
+        raise DataError("There are no example inputs.", where="example_inputs", expected="at least one")
+    return found
+
+
+def _example(given: object) -> Example:
+    if torch.is_tensor(given):
+        return Example((given,))
+    if isinstance(given, tuple):
+        return Example(given)
+    if isinstance(given, Mapping):
+        return Example((), dict(given))
+    raise DataError(
+        "A module can be exported only with example inputs: they show its shapes and types.",
+        where="example_inputs",
+        observed="nothing" if given is None else f"an object of type {type(given).__name__}",
+        expected="a tensor, a tuple of arguments, a dict by parameter name, or a list of such examples",
+        hint="For example roundel.quantize(module, example_inputs=torch.zeros(1, 3, 224, 224), …).",
+    )
+
+
+def array(tensor: Any) -> Any:
+    """A tensor of any device as a numpy array of its own type."""
+    return tensor.detach().cpu().numpy()
+
+
+BATCH = "batch"
+
+
+def batch_shapes(example: Example) -> Any:
+    """The first dimension of every tensor, under one name.
+
+    Raises:
+        DataError: the tensors have no common first dimension.
+    """
+    tensors = example.tensors()
+    sizes = {tensor.shape[0] if tensor.ndim else None for tensor in tensors}
+    if len(sizes) != 1 or None in sizes:
+        raise DataError(
+            "The inputs have no common first dimension that could be the batch.",
+            where="example_inputs",
+            observed=", ".join(str(tuple(tensor.shape)) for tensor in tensors),
+            hint="Say which dimensions are open with dynamic_shapes, in torch.export's notation.",
+        )
+
+    def leaf(value: Any) -> Any:
+        return {0: BATCH} if torch.is_tensor(value) else None
+
+    if example.kwargs:
+        return pytree.tree_map(leaf, dict(example.kwargs))
+    return pytree.tree_map(leaf, example.args)
+
+
+def for_export(shapes: Any) -> Any:
+    """As torch.export wants it: a name becomes a dimension, the same one wherever it stands."""
+    dims: dict[str, Any] = {}
+
+    def change(dim: Any) -> Any:
+        return dims.setdefault(dim, torch.export.Dim(dim)) if isinstance(dim, str) else dim
+
+    return _each(shapes, change)
+
+
+def for_naming(shapes: Any) -> Any:
+    """As the ONNX exporter names dimensions: by strings."""
+
+    def change(dim: Any) -> Any:
+        return dim.__name__ if isinstance(dim, torch.export.Dim) else dim
+
+    return _each(shapes, change)
+
+
+def _each(shapes: Any, change: Callable[[Any], Any]) -> Any:
+    if isinstance(shapes, Mapping):
+        axes = bool(shapes) and all(isinstance(key, int) for key in shapes)
+        return {k: change(v) if axes else _each(v, change) for k, v in shapes.items()}
+    if isinstance(shapes, list | tuple):
+        return type(shapes)(_each(part, change) for part in shapes)
+    if shapes is None:
+        return None
+    raise RecipeError(
+        "The dynamic shapes cannot be read.",
+        where="dynamic_shapes",
+        observed=repr(shapes),
+        expected="by parameter name or position, a dict from axis to a name: {'x': {0: 'batch'}}",
+    )
+
+
+OPSET = 18
+"""The lowest that torch's exporter writes by itself; below it lies a version converter that may give up."""
+TOLERANCE = 1e-4
+"""Largest difference between export and module, over the largest output: float32 sums in another order."""
+HALF_TOLERANCE = 1e-2
+"""The same for modules in 16 bits."""
+
+
+def export_module(
+    module: Any, examples: Sequence[Example], *, dynamic_batch: bool, dynamic_shapes: Any
+) -> tuple[ir.Model, tuple[str, ...]]:
+    """Export a module in evaluation mode; it is left as it was.
+
+    Args:
+        module: an nn.Module.
+        examples: the first one is traced, all are compared.
+        dynamic_batch: leave the first dimension of all inputs open.
+        dynamic_shapes: open dimensions in torch.export's notation; names may stand for Dim objects.
+
+    Raises:
+        ModelError: torch cannot export the module, or the export computes something else.
+        DataError: the examples do not fit.
+    """
+    if dynamic_batch and dynamic_shapes is not None:
+        raise RecipeError(
+            "Both dynamic_batch and dynamic_shapes were given.",
+            expected="one of them: dynamic_shapes can name the batch, too",
+        )
+    shapes = batch_shapes(examples[0]) if dynamic_batch else dynamic_shapes
+    traced = examples[0]
+    if dynamic_batch and traced.tensors()[0].shape[0] == 1:
+        # A size of one is a constant to torch.export.
+        traced = traced.mapped(lambda tensor: torch.cat([tensor, tensor]))
+        examples = (*examples, traced)
+    with _evaluating(module), torch.no_grad(), _quiet():
+        try:
+            named = dict(traced.kwargs or {})
+            program = torch.export.export(
+                module, traced.args, named, dynamic_shapes=for_export(shapes), strict=False
+            )
+        # Deliberately broad: the user's forward runs here and may raise anything.
+        except Exception as error:
+            raise not_traced(error) from error
+        model = _converted(program, for_naming(shapes))
+        return model, (_compared(model, module, examples),)
+
+
+def export_program(program: Any, examples: Sequence[Example]) -> tuple[ir.Model, tuple[str, ...]]:
+    """Convert what torch.export has traced already.
+
+    Args:
+        program: a torch.export.ExportedProgram.
+        examples: compared; those that it was traced with where none are given.
+
+    Raises:
+        ModelError: it cannot be written as ONNX, or the result computes something else.
+    """
+    with torch.no_grad(), _quiet():
+        model = _converted(program, None)
+        if not examples and program.example_inputs is None:
+            return model, ("exported from PyTorch; without example inputs nothing was compared",)
+        used = examples or (Example(*program.example_inputs),)
+        # Guards are Python text in the file; the comparison needs none of them.
+        return model, (_compared(model, program.module(check_guards=False), used),)
+
+
+def refuse_shapes(name: str, *, dynamic_batch: bool, dynamic_shapes: Any) -> None:
+    """A traced program has the open dimensions that it was traced with.
+
+    Raises:
+        RecipeError: others were asked for.
+    """
+    if dynamic_batch or dynamic_shapes is not None:
+        raise RecipeError(
+            "A program that is traced already keeps its shapes.",
+            where=name,
+            observed="dynamic_batch" if dynamic_batch else "dynamic_shapes",
+            hint="Give dynamic_shapes to torch.export.export, or give Roundel the module.",
+        )
+
+
+def _converted(program: Any, shapes: Any) -> ir.Model:
+    try:
+        done = torch.onnx.export(
+            program, (), dynamo=True, opset_version=OPSET, dynamic_shapes=shapes, verbose=False
+        )
+    except (torch.onnx.errors.OnnxExporterError, RuntimeError, ValueError) as error:
+        raise not_converted(error) from error
+    model: ir.Model = done.model
+    # The exporter's tensors are the module's own memory: later training would change the result.
+    for value in model.graph.initializers.values():
+        if value.const_value is not None:
+            value.const_value = ir.tensor(np.array(value.const_value.numpy()), name=value.name)
+    return model
+
+
+def _compared(model: ir.Model, module: Any, examples: Sequence[Example]) -> str:
+    """A sentence for the record; an error where the export is not what the module is."""
+    session = open_session(model)
+    names = [one.name for one in session.get_inputs()]
+    worst, bound = 0.0, TOLERANCE
+    for index, example in enumerate(examples):
+        expected = [leaf for leaf in pytree.tree_leaves(example.call(module)) if torch.is_tensor(leaf)]
+        got = session.run(None, example.fed(names))
+        for name, left, right in zip(_outputs(session, expected), expected, got, strict=True):
+            if left.dtype in (torch.float16, torch.bfloat16):
+                bound = HALF_TOLERANCE
+            difference = _difference(array(left), np.asarray(right))
+            if not difference <= bound:
+                raise ModelError(
+                    "The exported model does not compute what the module computes.",
+                    where=f"output '{name}', example {index}",
+                    observed=f"largest difference {difference:.2g} of the largest value",
+                    expected=f"at most {bound:g}",
+                    hint="Randomness inside forward is usual; else export the module's parts one by one.",
+                )
+            worst = max(worst, difference)
+    return (
+        f"exported by torch {torch.__version__} at opset {OPSET}; equals the module on {len(examples)} "
+        f"example(s): largest difference {worst:.1g} of the largest output (allowed: {bound:g})"
+    )
+
+
+def _outputs(session: Any, expected: Sequence[Any]) -> list[str]:
+    names = [one.name for one in session.get_outputs()]
+    if len(names) != len(expected):
+        raise ModelError(
+            "The exported model has other outputs than the module.",
+            observed=", ".join(names),
+            expected=f"{len(expected)} tensors",
+        )
+    return names
+
+
+def _difference(expected: Any, got: Any) -> float:
+    if expected.shape != got.shape:
+        return float("inf")
+    if expected.size == 0:
+        return 0.0
+    left, right = expected.astype(np.float64), got.astype(np.float64)
+    # Masks are infinite in both, which has no difference.
+    same = (left == right) | (np.isnan(left) & np.isnan(right))
+    largest = np.abs(left[np.isfinite(left)]).max(initial=0.0)
+    gap = np.abs(np.where(same, 0.0, left - right)).max()
+    return float(gap / largest) if largest else float(gap)
+
+
+@contextmanager
+def _evaluating(module: Any) -> Iterator[None]:
+    """The module in evaluation mode; afterwards every part is in the mode that it was in."""
+    modes = {part: part.training for part in module.modules()}
+    module.eval()
+    try:
+        yield
+    finally:
+        for part, training in modes.items():
+            part.training = training
+
+
+@contextmanager
+def _quiet() -> Iterator[None]:
+    """Without torch's own warnings: what they are about either fails here, or is proved harmless."""
+    loggers = [logging.getLogger(name) for name in ("torch.onnx", "torch.export", "torch.fx")]
+    levels = [logger.level for logger in loggers]
+    for logger in loggers:
+        logger.setLevel(logging.CRITICAL)
+    try:
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")
+            yield
+    finally:
+        for logger, level in zip(loggers, levels, strict=True):
+            logger.setLevel(level)

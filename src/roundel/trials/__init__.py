@@ -1,0 +1,1 @@
+"""Quantize again and again to choose: `roundel auto` climbs formats, `roundel search` recipe fields."""

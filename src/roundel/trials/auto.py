@@ -1,0 +1,327 @@
+"""Walk the ladder: try one number format after the other until the accuracy budget holds."""
+
+from __future__ import annotations
+
+import tempfile
+import time as clock
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+from roundel.errors import OutputError, RecipeError, VerifyError
+from roundel.measure.evaluate import Metric
+from roundel.measure.yardstick import Judging, Question, prepare_judging
+from roundel.model.files import check_writable, same_file, write_text
+from roundel.model.load import ModelSource
+from roundel.pipeline import QuantizeResult, changed, quantize, record_path
+from roundel.recipe.load import load_recipe
+from roundel.report.record import Listener, Silent
+from roundel.rules.report import check_model
+from roundel.trials.budget import Drop, Forecast, OutOfTime, Watch, parse_drop, parse_time
+from roundel.trials.rungs import AutoResult, Rung, Step, Verdict, chosen_rungs, mixtures, refused
+
+_DEVICE = "stx"  # whose placement is predicted where none was named
+
+
+def auto(
+    model: ModelSource,
+    output: str | Path | None = None,
+    *,
+    data: object,
+    eval_data: object = None,
+    labels: object = None,
+    metric: str | Metric | None = None,
+    lower_is_better: bool = False,
+    max_drop: str | float = "1%",
+    time: str | float | None = None,
+    device: str | None = None,
+    rungs: Sequence[str] | None = None,
+    exclude: Sequence[str] = (),
+    changes: Mapping[str, Any] | None = None,
+    listener: Listener | None = None,
+    on_step: Callable[[Step], None] | None = None,
+) -> AutoResult:
+    """Find the first rung of the ladder whose model meets the accuracy budget.
+
+    Args:
+        model: an ONNX file, a ModelProto, or an onnx-ir model. It is never changed.
+        output: the file to write; its record `NAME.json` and the ladder `NAME.auto.json` appear beside it.
+        data: calibration data, as `roundel.quantize` takes it.
+        eval_data: data to judge by; without it, every fourth item of `data` is held out for that.
+        labels: of what judges (all of `data` without `eval_data`), as `roundel.evaluate_models` takes them.
+        metric: top1, top5, agreement, fidelity, cosine, 'module:function', 'file.py:function' or a function;
+            without one: top1 with labels, else agreement with the float model for class scores, and fidelity
+            for anything else.
+        lower_is_better: for a metric of your own that measures an error.
+        max_drop: '1%' of the float model's metric, '1 point' of a hundred, or '0.01' in its own units.
+        time: '10m', '90s' or seconds: no rung begins, or goes on, beyond it; the first is always finished.
+        device: the NPU it is for; rungs whose format it does not take are left out.
+        rungs: only these, by name, in the ladder's order.
+        exclude: nodes that stay float, as `roundel.quantize` takes them.
+        changes: recipe values for every rung, nested as in the file.
+        listener: told about progress.
+        on_step: called with each rung when it is done.
+
+    Returns:
+        The ladder and the winner; `met` is False where no rung meets the budget, and the best is handed over.
+
+    Raises:
+        RoundelError: something in the model, the data or the options is wrong; nothing was written.
+    """
+    start, told = clock.perf_counter(), listener or Silent()
+    budget, limit, ladder = parse_drop(max_drop), parse_time(time), chosen_rungs(rungs)
+    if isinstance(metric, str) and metric.strip().casefold() == "sqnr":
+        raise RecipeError(
+            "The float model's signal to noise is infinite, so nothing can be said about its drop.",
+            where="--metric sqnr",
+            hint="Use --metric fidelity: 99 % is 20 dB, 99.9 % is 30 dB.",
+        )
+    settings = changed(changes, None, exclude)
+    recipes, out = [load_recipe(rung.preset, settings) for rung in ladder], refused(ladder, device)
+    target = None if output is None else _checked(Path(output), (model, data, eval_data))
+    question = Question(data, eval_data, labels, metric, lower_is_better)
+    with tempfile.TemporaryDirectory(prefix="roundel-auto-") as name:
+        folder, outputs = Path(name), Path(name) / "float"
+        outputs.mkdir()
+        try:
+            judged = prepare_judging(model, recipes[0], question, outputs, told)
+            walk = _Walk(_Task(model, judged, folder, budget, device, settings), told, on_step)
+            walk.up(ladder, out, None if limit is None else start + limit)
+        finally:
+            told.close()
+        if walk.best is None:
+            raise _nothing(walk.steps)
+        found = walk.finished(target, clock.perf_counter() - start)
+        if target is not None:
+            write_text(ladder_path(target), found.to_json())
+        return found
+
+
+def ladder_path(model_path: Path) -> Path:
+    """Where the record of the walk goes."""
+    return model_path.with_suffix(".auto.json")
+
+
+def _checked(target: Path, sources: Sequence[object]) -> Path:
+    """Fail now, not after minutes of work, when a file cannot be written, or would cover what is read."""
+    if record_path(target) == target:
+        raise OutputError(
+            "The output's name is that of its record.", where=target, expected="a name such as out.onnx"
+        )
+    for path in (target, record_path(target), ladder_path(target)):
+        check_writable(path)
+        for source in sources:
+            if isinstance(source, str | Path) and same_file(path, Path(source)):
+                raise OutputError(
+                    "The output would overwrite what it is made from.",
+                    where=path,
+                    hint="Choose another output path.",
+                )
+    return target
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class _Task:
+    """What stays the same for every rung."""
+
+    model: ModelSource
+    judged: Judging
+    folder: Path
+    budget: Drop
+    device: str | None
+    changes: Mapping[str, Any]
+
+
+class _Walk:
+    """The state of one walk."""
+
+    def __init__(self, task: _Task, told: Listener, heard: Callable[[Step], None] | None) -> None:
+        self._task, self._told, self._heard = task, told, heard
+        self.steps: list[Step] = []
+        self.best: tuple[int, QuantizeResult] | None = None
+
+    @property
+    def _met(self) -> bool:
+        return any(step.verdict is Verdict.MEETS for step in self.steps)
+
+    def up(self, ladder: Sequence[Rung], out: Mapping[str, str], deadline: float | None) -> None:
+        """Try the rungs until one meets the budget."""
+        forecast = None if deadline is None else self._forecast()
+        for place, rung in enumerate(ladder):
+            # Where all of A16W8 meets the budget, a part of it may do, and runs faster.
+            if self._met and not (rung.mixed and self.steps[-1].rung == "a16w8"):
+                return
+            why = out.get(rung.name) or self._pointless(rung)
+            if why is None and self.best is not None:
+                behind = [r for r in ladder[place + 1 :] if r.name not in out]
+                why = _too_long(rung, behind, forecast, deadline)
+            if why:
+                self._note(Step(rung.name, rung.title, Verdict.SKIPPED, why, preset=rung.preset))
+                continue
+            start = clock.perf_counter()
+            self._try(rung, deadline)
+            if forecast is not None:
+                forecast.learn(rung, clock.perf_counter() - start)
+
+    def finished(self, target: Path | None, seconds: float) -> AutoResult:
+        """The result, written where it was asked for."""
+        assert self.best is not None
+        index, result = self.best
+        met = self._met
+        self.steps[index] = replace(self.steps[index], verdict=Verdict.CHOSEN if met else Verdict.BEST)
+        size = self.steps[index].file_bytes
+        named = replace(result.record, file={"name": target.name if target else None, "bytes": size})
+        result = replace(result, record=named, path=target)
+        if target is not None:
+            result.save(target)
+        yardstick = self._task.judged.yardstick
+        return AutoResult(
+            met=met,
+            steps=tuple(self.steps),
+            metric=yardstick.measure.name,
+            metric_words=yardstick.measure.words,
+            reference=yardstick.reference.value,
+            max_drop=str(self._task.budget),
+            judged_on=self._task.judged.words,
+            result=result,
+            path=target,
+            seconds=seconds,
+            notes=tuple(self._notes()),
+        )
+
+    def _try(self, rung: Rung, deadline: float | None) -> None:
+        """Make and judge a rung's model, or its models one after the other."""
+        start = clock.perf_counter()
+        # Whatever the time, the first model is finished: there must be something to hand over.
+        told = Watch(self._told, rung.name, None if self.best is None else deadline)
+        try:
+            for name, title, changes in self._variants(rung, told):
+                self._judge(replace(rung, name=name, title=title, changes=changes), told, start)
+                start = clock.perf_counter()
+                if self.steps[-1].verdict is Verdict.MEETS:
+                    return
+        except OutOfTime:
+            why = "time was over before it was done"
+        except VerifyError as error:
+            why = f"its model is not legal: {error.what}"
+        else:
+            return
+        took = clock.perf_counter() - start
+        self._note(Step(rung.name, rung.title, Verdict.STOPPED, why, preset=rung.preset, seconds=took))
+
+    def _variants(self, rung: Rung, told: Listener) -> Iterator[tuple[str, str, Mapping[str, Any]]]:
+        if not rung.mixed:
+            yield rung.name, rung.title, self._task.changes
+            return
+        for mixture in mixtures(
+            self._task.model, rung.preset, self._task.judged.learn, self._task.changes, told
+        ):
+            count = f"{mixture.layers} of {mixture.of} layers in A16W8"
+            yield f"mixed {mixture.layers}/{mixture.of}", count, mixture.changes
+
+    def _judge(self, rung: Rung, told: Listener, start: float) -> None:
+        path = self._task.folder / "rung.onnx"
+        stats = self._task.folder / f"{rung.family}.stats" if rung.family in ("xint8", "float") else None
+        result = quantize(
+            self._task.model,
+            path,
+            recipe=rung.preset,
+            data=self._task.judged.learn,
+            changes=rung.changes,
+            stats=stats,
+            device=self._task.device,
+            listener=told,
+        )
+        found = self._task.judged.yardstick.judge(path, told)
+        share = check_model(path, device=self._task.device or _DEVICE).after.npu_share
+        yardstick = self._task.judged.yardstick
+        lost = self._task.budget.of(yardstick.reference.value, found.value, lower=yardstick.measure.lower)
+        met = self._task.budget.allows(lost)
+        step = Step(
+            rung=rung.name,
+            title=rung.title,
+            verdict=Verdict.MEETS if met else Verdict.FAILS,
+            metric=found.value,
+            drop=lost,
+            sqnr_db=found.sqnr_db,
+            npu_share=share,
+            file_bytes=sum(file.stat().st_size for file in self._task.folder.glob("rung.onnx*")),
+            seconds=clock.perf_counter() - start,
+            preset=rung.preset,
+            changes=rung.changes,
+        )
+        self._remember(step, result)
+        self._note(step)
+
+    def _remember(self, step: Step, result: QuantizeResult) -> None:
+        """Keep the model that is handed over if nothing better comes."""
+        if self.best is not None and step.verdict is not Verdict.MEETS:
+            before = self.steps[self.best[0]]
+            assert before.metric is not None
+            assert step.metric is not None
+            better = self._task.judged.yardstick.measure.better(step.metric, before.metric)
+            if before.verdict is Verdict.MEETS or not better:
+                return
+        self.best = (len(self.steps), replace(result, path=None))
+
+    def _note(self, step: Step) -> None:
+        self.steps.append(step)
+        if self._heard is not None:
+            self._told.close()
+            self._heard(step)
+
+    def _pointless(self, rung: Rung) -> str | None:
+        wide = next((s for s in self.steps if s.rung == "a16w8" and s.metric is not None), None)
+        if rung.mixed and wide is not None and wide.verdict is Verdict.FAILS:
+            return "A16W8 everywhere does not meet the budget either"
+        return None
+
+    def _forecast(self) -> Forecast:
+        yardstick = self._task.judged.yardstick
+        one = yardstick.reference.seconds / max(yardstick.samples, 1)
+        count = self._task.judged.learn.count
+        learned = count if count is not None else sum(1 for _ in self._task.judged.learn)
+        return Forecast(one * learned, yardstick.reference.seconds)
+
+    def _notes(self) -> Iterator[str]:
+        yardstick, budget = self._task.judged.yardstick, self._task.budget
+        step = yardstick.resolution
+        if step is not None and budget.of(1.0, 1.0 - step) > budget.amount > 0:
+            yield (
+                f"{yardstick.rows} rows judge, so {yardstick.measure.name} moves in steps of {step:.2%}:"
+                f" a budget of {budget} cannot be told from none; more evaluation data would tell"
+            )
+        if self._task.judged.learn.description.get("random"):
+            yield "judged on random data: the figures mean nothing for real inputs"
+
+
+def _too_long(
+    rung: Rung, behind: Sequence[Rung], forecast: Forecast | None, deadline: float | None
+) -> str | None:
+    """Why a rung does not fit into what is left of the time.
+
+    Minutes of fine-tuning may not take the time of wider formats behind it, which are quick and gain more.
+    """
+    if forecast is None or deadline is None:
+        return None
+    left = deadline - clock.perf_counter()
+    if left <= 0:
+        return "time is over"
+    needed = forecast.seconds(rung)
+    takes = f"would take about {needed:.0f} s, {left:.0f} s are left"
+    if needed > left:
+        return takes
+    later = [other for other in behind if rung.torch and not other.torch and not other.mixed]
+    if needed + sum(forecast.seconds(other) for other in later) > left:
+        return f"{takes}, which {', '.join(other.name for other in later)} need"
+    return None
+
+
+def _nothing(steps: Sequence[Step]) -> RecipeError:
+    reasons = dict.fromkeys(f"{step.rung}: {step.reason}" for step in steps)
+    return RecipeError(
+        "No rung of the ladder could be tried.",
+        observed="; ".join(reasons),
+        hint="Choose another device, or other rungs.",
+    )

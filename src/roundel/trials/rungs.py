@@ -1,0 +1,270 @@
+"""The rungs, from the format that runs fastest on the NPU to the one that loses least."""
+
+from __future__ import annotations
+
+import enum
+import importlib.util
+import json
+import math
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import asdict, dataclass, field
+from pathlib import Path
+from types import MappingProxyType
+from typing import TYPE_CHECKING, Any
+
+from roundel.errors import RecipeError, did_you_mean
+from roundel.measure.layers import LayerCost
+from roundel.measure.sensitivity import sensitivity
+from roundel.model.load import ModelSource
+from roundel.recipe.settings import merge
+from roundel.report.record import Listener, versions
+from roundel.targets.npu import Format, device_named
+
+if TYPE_CHECKING:
+    from roundel.pipeline import QuantizeResult
+
+
+@dataclass(frozen=True, slots=True)
+class Rung:
+    """One try.
+
+    Attributes:
+        name: as the table and the options say it.
+        title: what it is.
+        preset: the recipe it starts from.
+        format: what the NPU must take.
+        family: rungs of one family prepare the model alike, so that they share statistics.
+        work: about how many float passes over the calibration data it takes.
+        changes: what differs from the preset.
+        torch: whether it learns by gradients.
+        mixed: whether layers of it are widened one after the other.
+    """
+
+    name: str
+    title: str
+    preset: str
+    format: Format
+    family: str
+    work: float
+    changes: Mapping[str, Any] = field(default_factory=lambda: MappingProxyType({}))
+    torch: bool = False
+    mixed: bool = False
+
+
+RUNGS: tuple[Rung, ...] = (
+    Rung("xint8", "XINT8, calibration only", "xint8_plain", Format.XINT8, "xint8_plain", 5),
+    Rung("xint8-fast", "XINT8, effort fast", "xint8", Format.XINT8, "xint8", 25),
+    Rung("xint8-adaround", "XINT8, AdaRound", "xint8_adaround", Format.XINT8, "xint8", 120, torch=True),
+    Rung("xint8-adaquant", "XINT8, AdaQuant", "xint8_adaquant", Format.XINT8, "xint8", 120, torch=True),
+    Rung("a8w8", "A8W8, effort fast", "a8w8", Format.A8W8, "float", 25),
+    Rung("a16w8", "A16W8, effort fast", "a16w8", Format.A16W8, "float", 25),
+    Rung("mixed", "A8W8, worst layers in A16W8", "a8w8", Format.A16W8, "float", 30, mixed=True),
+    Rung("bf16", "BF16", "bf16", Format.BF16, "bf16", 5),
+)
+
+
+def chosen_rungs(names: Sequence[str] | None) -> tuple[Rung, ...]:
+    """The rungs that a user names, in the ladder's order; all when none are named.
+
+    Raises:
+        RecipeError: there is no such rung.
+    """
+    if names is None:
+        return RUNGS
+    known = {rung.name: rung for rung in RUNGS}
+    wanted = [name.strip().casefold().replace("_", "-") for name in names]
+    for name in wanted:
+        if name not in known:
+            raise RecipeError(
+                f"There is no rung '{name}'.",
+                where="--rungs",
+                expected=", ".join(known),
+                hint=did_you_mean(name, known),
+            )
+    if not wanted:
+        raise RecipeError("No rung was named.", where="--rungs", expected=", ".join(known))
+    return tuple(rung for rung in RUNGS if rung.name in wanted)
+
+
+def refused(rungs: Iterable[Rung], device: str | None) -> dict[str, str]:
+    """Why a rung cannot be tried, by name.
+
+    Raises:
+        RecipeError: there is no such device.
+    """
+    machine = None if device is None else device_named(device)
+    has_torch = importlib.util.find_spec("torch") is not None
+    reasons = {}
+    for rung in rungs:
+        if machine is not None and rung.format not in machine.formats:
+            formats = machine.formats - {Format.FLOAT}
+            taken = ", ".join(f.value.upper() for f in Format if f in formats)
+            reasons[rung.name] = f"{machine.name} takes {taken} only"
+        elif rung.torch and not has_torch:
+            reasons[rung.name] = "torch is not installed (pip install 'roundel[torch]')"
+    return reasons
+
+
+_SHARES = (0.5, 0.8, 0.95, 0.99)  # of what all activations cost; a few tries, each more than the last
+_WIDE = "int16"
+
+
+@dataclass(frozen=True, slots=True)
+class Mixture:
+    """Some layers in A16W8, the rest as the recipe has them.
+
+    Attributes:
+        layers: how many.
+        of: how many there are.
+        changes: to the recipe.
+    """
+
+    layers: int
+    of: int
+    changes: dict[str, Any]
+
+
+def mixtures(
+    model: ModelSource, preset: str, data: object, changes: Mapping[str, Any], told: Listener
+) -> Iterator[Mixture]:
+    """Growing sets of the most costly layers; the ranking is measured once, at the first."""
+    ranking = sensitivity(model, recipe=preset, data=data, changes=changes, listener=told)
+    yield from grown(ranking.layers, changes)
+
+
+def grown(layers: Sequence[LayerCost], changes: Mapping[str, Any]) -> Iterator[Mixture]:
+    """The sets, from the costs of the layers' activations."""
+    moving = [layer for layer in layers if layer.activations > 0]
+    ranked = sorted(moving, key=lambda layer: -layer.activations)
+    total, before = sum(layer.activations for layer in ranked), 0
+    for share in _SHARES:
+        count = _reaching(ranked, share * total)
+        if count > before:
+            nodes = [name for layer in ranked[:count] for name in layer.nodes]
+            own = list(changes.get("overrides", ()))
+            override = {"overrides": [*own, {"nodes": nodes, "type": _WIDE}]}
+            yield Mixture(count, len(layers), merge(dict(changes), override))
+        before = max(before, count)
+
+
+def _reaching(ranked: Sequence[LayerCost], wanted: float) -> int:
+    """How many of the first layers it takes."""
+    reached = 0.0
+    for count, layer in enumerate(ranked, 1):
+        reached += layer.activations
+        if reached >= wanted:
+            return count
+    return len(ranked)
+
+
+LADDER_VERSION = 1
+
+
+class Verdict(enum.Enum):
+    """What became of a rung."""
+
+    CHOSEN = "chosen"  # meets the budget
+    BEST = "best"  # does not, and nothing else came closer
+    MEETS = "meets"  # meets it, and a cheaper one does, too
+    FAILS = "fails"
+    SKIPPED = "skipped"
+    STOPPED = "stopped"  # time was over, or its result was illegal
+
+
+@dataclass(frozen=True, slots=True)
+class Step:
+    """One rung as it was walked.
+
+    Attributes:
+        rung: name.
+        title: what it is.
+        verdict: what became of it.
+        reason: why it was skipped or stopped, or what it consists of.
+        metric: on the held-out data; None where there is no model.
+        drop: what was lost, in the unit of the budget.
+        sqnr_db: of the outputs against the float model's.
+        npu_share: share of the multiplications that the NPU is predicted to take.
+        file_bytes: of the model.
+        seconds: for making and judging it.
+        changes: what differs from the preset, nested as in a recipe.
+    """
+
+    rung: str
+    title: str
+    verdict: Verdict
+    reason: str = ""
+    metric: float | None = None
+    drop: float | None = None
+    sqnr_db: float | None = None
+    npu_share: float | None = None
+    file_bytes: int | None = None
+    seconds: float = 0.0
+    preset: str = ""
+    changes: Mapping[str, Any] = field(default_factory=dict)
+
+    def to_dict(self) -> dict[str, Any]:
+        """Plain values; an infinite number becomes a string."""
+        tree = {**asdict(self), "verdict": self.verdict.value}
+        return {key: _plain(value) for key, value in tree.items()}
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class AutoResult:
+    """The ladder and what it led to.
+
+    Attributes:
+        met: whether the budget holds for the model that was handed over.
+        steps: the rungs, in the order of the walk.
+        metric: name of what was measured.
+        metric_words: what that means.
+        reference: the float model's value.
+        max_drop: the budget in words.
+        judged_on: what the models were judged on.
+        result: the winner, or the best that was found.
+        path: where it was written; None when no output was asked for.
+        seconds: the whole took.
+        notes: what a careful reader wants to know.
+    """
+
+    met: bool
+    steps: tuple[Step, ...]
+    metric: str
+    metric_words: str
+    reference: float
+    max_drop: str
+    judged_on: str
+    result: QuantizeResult
+    path: Path | None
+    seconds: float
+    notes: tuple[str, ...] = ()
+
+    @property
+    def chosen(self) -> Step:
+        """The rung whose model was handed over."""
+        return next(s for s in self.steps if s.verdict in (Verdict.CHOSEN, Verdict.BEST))
+
+    def to_dict(self) -> dict[str, Any]:
+        """Plain values for JSON."""
+        return {
+            "ladder_version": LADDER_VERSION,
+            "versions": versions(),
+            "met": self.met,
+            "chosen": self.chosen.rung,
+            "metric": self.metric,
+            "metric_words": self.metric_words,
+            "float": _plain(self.reference),
+            "max_drop": self.max_drop,
+            "judged_on": self.judged_on,
+            "file": self.path.name if self.path else None,
+            "seconds": self.seconds,
+            "ladder": [step.to_dict() for step in self.steps],
+            "notes": list(self.notes),
+        }
+
+    def to_json(self) -> str:
+        """Indented JSON text."""
+        return json.dumps(self.to_dict(), indent=1) + "\n"
+
+
+def _plain(value: Any) -> Any:
+    return str(value) if isinstance(value, float) and not math.isfinite(value) else value

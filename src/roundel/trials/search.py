@@ -1,0 +1,290 @@
+"""`roundel search`: which values of a recipe's fields suit this model best."""
+
+from __future__ import annotations
+
+import json
+import shlex
+import tempfile
+import time
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+from roundel.errors import RecipeError, did_you_mean
+from roundel.measure.evaluate import Metric
+from roundel.measure.yardstick import Judging, Question, prepare_judging
+from roundel.model import load_model
+from roundel.model.graph import fingerprint
+from roundel.model.load import ModelSource
+from roundel.pipeline import QuantizeResult, changed, quantize
+from roundel.recipe.load import RecipeSource, load_recipe, preset_names
+from roundel.recipe.settings import Recipe, merge
+from roundel.report.record import Listener, Silent
+from roundel.rules.report import check_model
+from roundel.trials.space import PRESET, SpaceSource, nested, read_space
+from roundel.trials.study import Sampler, Study, Trial
+from roundel.work.executors import Executor
+
+_DEVICE = "stx"
+_SHOWN = 10
+MORE = {
+    "size": ("minimize", "bytes of the file"),
+    "time": ("minimize", "seconds for making it"),
+    "npu": ("maximize", "share of the multiplications that the NPU is predicted to take"),
+}
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class SearchResult:
+    """What a search has found so far.
+
+    Attributes:
+        objectives: names, the metric first.
+        best: the best trials first; with several objectives, those that no other is better than in all.
+        trials: all that have ended, those of earlier runs among them.
+        wanted: how many were asked for.
+        recipe: of the best trial; None where every trial was refused.
+        reference: the float model's value of the metric.
+        judged_on: what the models were judged on.
+        study: the file, or 'in memory'.
+        options: words for `roundel quantize` that make the best model again.
+        result: the best model, where an output was asked for.
+    """
+
+    objectives: tuple[str, ...]
+    best: tuple[Trial, ...]
+    trials: tuple[Trial, ...]
+    wanted: int
+    recipe: Recipe | None
+    reference: float
+    judged_on: str
+    study: str
+    options: str = ""
+    result: QuantizeResult | None = None
+
+    def to_dict(self) -> dict[str, Any]:
+        """Plain values for JSON."""
+        return {
+            "objectives": list(self.objectives),
+            "metric": self.objectives[0],
+            "float": str(self.reference) if self.reference == float("inf") else self.reference,
+            "judged_on": self.judged_on,
+            "study": self.study,
+            "trials": self.wanted,
+            "finished": len(self.trials),
+            "best": [trial.to_dict() for trial in self.best[:_SHOWN]],
+            "refused": [trial.to_dict() for trial in self.trials if trial.reason],
+            "options": self.options,
+        }
+
+
+def search(
+    model: ModelSource,
+    output: str | Path | None = None,
+    *,
+    data: object,
+    space: SpaceSource,
+    trials: int = 20,
+    study: str | Path | None = None,
+    recipe: RecipeSource = "a8w8",
+    eval_data: object = None,
+    labels: object = None,
+    metric: str | Metric | None = None,
+    lower_is_better: bool = False,
+    also: Sequence[str] = (),
+    sampler: Sampler = "tpe",
+    seed: int = 0,
+    device: str | None = None,
+    exclude: Sequence[str] = (),
+    changes: Mapping[str, Any] | None = None,
+    executor: Executor | None = None,
+    listener: Listener | None = None,
+    on_trial: Callable[[Trial], None] | None = None,
+) -> SearchResult:
+    """Try combinations of recipe values, and keep what was found in a file that a later run goes on with.
+
+    Args:
+        model: an ONNX file, a ModelProto, or an onnx-ir model. It is never changed.
+        output: a file for the best model, made again at the end; its record appears beside it.
+        data: calibration data, as `roundel.quantize` takes it.
+        space: by dotted field, or 'preset': a list of values, or {'low', 'high', 'log'}; or words such as
+            'weights.method=minmax,mse' and 'calibration.percentile=99..100'; or a YAML file of them.
+        trials: how many in all, those of earlier runs in the same study among them.
+        study: an SQLite file; a killed search goes on from it. None: the search ends with the process.
+        recipe: what the values are changes to.
+        eval_data: data to judge by; without it, every fourth item of `data` is held out for that.
+        labels: of what judges, as `roundel.evaluate_models` takes them.
+        metric: as `roundel.auto` takes it, or sqnr, which is the default without labels.
+        lower_is_better: for a metric of your own that measures an error.
+        also: further objectives: size, time, npu.
+        sampler: tpe learns from the trials before, random does not.
+        seed: of the sampler.
+        device: the NPU it is for.
+        exclude: nodes that stay float.
+        changes: recipe values for every trial, nested as in the file.
+        listener: told about progress.
+        executor: where each trial's calibration runs, from `roundel.executor(…)`; else in this process.
+        on_trial: called with each trial when it has ended.
+
+    Raises:
+        DependencyError: Optuna is not installed.
+        RoundelError: the space, the study, the model or the data do not fit.
+    """
+    told, wanted = listener or Silent(), read_space(space)
+    base = load_recipe(recipe, changed(changes, None, exclude))
+    directions = _directions(also, "minimize" if lower_is_better else "maximize")
+    if trials < 1 or sampler not in ("tpe", "random"):
+        raise RecipeError(
+            "A search needs at least one trial and a sampler.",
+            observed=f"trials={trials}, sampler={sampler}",
+            expected="trials 1 or more; sampler tpe or random",
+        )
+    if metric is None and labels is None:
+        metric = "sqnr"
+    file = None if study is None else Path(study)
+    question = Question(data, eval_data, labels, metric, lower_is_better)
+    with tempfile.TemporaryDirectory(prefix="roundel-search-") as name:
+        folder, outputs = Path(name), Path(name) / "float"
+        outputs.mkdir()
+        try:
+            # The study first: a missing package or a wrong file should not wait for the float model.
+            found = Study(file, wanted, list(directions.values()), sampler=sampler, seed=seed)
+            judged = prepare_judging(model, base, question, outputs, told)
+            found.claim(file, _key(model, base, judged, directions, device))
+            work = _Work(model, base, judged, folder, tuple(also), device, executor)
+            found.run(trials, work.evaluate, told, on_trial or (lambda trial: None))
+        finally:
+            told.close()
+        ended = _finished(work, found, judged, directions, (output, file, trials))
+        return replace(ended, options=_options(ended.best, recipe))
+
+
+def recipe_of(base: Recipe, parameters: Mapping[str, Any]) -> Recipe:
+    """The base with the values of a trial; a preset replaces the base, which then counts for its data only.
+
+    Raises:
+        RecipeError: the values do not go together.
+    """
+    fields = {name: value for name, value in parameters.items() if name != PRESET}
+    if PRESET not in parameters:
+        return load_recipe(base, nested(fields))
+    kept = {
+        key: base.model_dump(exclude_defaults=True).get(key, {}) for key in ("data", "selection", "verify")
+    }
+    return load_recipe(str(parameters[PRESET]), merge(kept, nested(fields)))
+
+
+class _Work:
+    """Turns parameters into figures."""
+
+    def __init__(
+        self,
+        model: ModelSource,
+        base: Recipe,
+        judged: Judging,
+        folder: Path,
+        also: tuple[str, ...],
+        device: str | None,
+        executor: Executor | None,
+    ) -> None:
+        self._executor = executor
+        self._model, self._base, self._judged, self._folder = model, base, judged, folder
+        self._also, self._device = also, device
+
+    def evaluate(self, parameters: Mapping[str, Any], told: Listener) -> tuple[float, ...]:
+        """The values of the objectives."""
+        start, path = time.perf_counter(), self._folder / "trial.onnx"
+        self.make(parameters, path, told)
+        seconds = time.perf_counter() - start
+        figures = {
+            "time": seconds,
+            "size": float(sum(f.stat().st_size for f in self._folder.glob("trial.onnx*"))),
+        }
+        if "npu" in self._also:
+            share = check_model(path, device=self._device or _DEVICE).after.npu_share
+            figures["npu"] = share if share is not None else 0.0
+        value = self._judged.yardstick.judge(path, told).value
+        return (value, *(figures[name] for name in self._also))
+
+    def make(self, parameters: Mapping[str, Any], path: Path, told: Listener) -> QuantizeResult:
+        """The model of a trial."""
+        return quantize(
+            self._model,
+            path,
+            recipe=recipe_of(self._base, parameters),
+            data=self._judged.learn,
+            device=self._device,
+            executor=self._executor,
+            listener=told,
+        )
+
+    def recipe(self, trial: Trial) -> Recipe:
+        """Of a trial."""
+        return recipe_of(self._base, trial.parameters)
+
+
+def _finished(
+    work: _Work,
+    study: Study,
+    judged: Judging,
+    directions: Mapping[str, str],
+    asked: tuple[str | Path | None, Path | None, int],
+) -> SearchResult:
+    output, file, trials = asked
+    best, result = study.best, None
+    if best and output is not None:
+        result = work.make(best[0].parameters, Path(output), Silent())
+    measure = judged.yardstick.measure
+    return SearchResult(
+        objectives=(measure.name, *list(directions)[1:]),
+        best=best,
+        trials=study.trials,
+        wanted=trials,
+        recipe=work.recipe(best[0]) if best else None,
+        reference=judged.yardstick.reference.value,
+        judged_on=judged.words,
+        study=str(file) if file is not None else "in memory",
+        result=result,
+    )
+
+
+def _directions(also: Sequence[str], metric: str) -> dict[str, str]:
+    for name in also:
+        if name not in MORE:
+            raise RecipeError(
+                f"There is no objective '{name}'.",
+                where="--also",
+                expected=", ".join(f"{key} ({words})" for key, (_, words) in MORE.items()),
+                hint=did_you_mean(name, MORE),
+            )
+    return {"metric": metric, **{name: MORE[name][0] for name in also}}
+
+
+def _key(
+    model: ModelSource, base: Recipe, judged: Judging, directions: Mapping[str, str], device: str | None
+) -> dict[str, Any]:
+    """What the figures of a study depend on."""
+    yardstick = judged.yardstick
+    return {
+        "model": fingerprint(load_model(model).model),
+        "recipe": base.model_dump(mode="json", exclude_defaults=True),
+        "metric": yardstick.measure.name,
+        "float": str(yardstick.reference.value),
+        "judged on": judged.words,
+        "objectives": list(directions),
+        "device": device,
+    }
+
+
+def _options(best: Sequence[Trial], recipe: RecipeSource) -> str:
+    """The words of a command line that make the best trial's model; none for a recipe that has no name."""
+    if not best or not isinstance(recipe, str | Path):
+        return ""
+    given, words = best[0].parameters, []
+    if PRESET not in given:
+        words = ["-p" if str(recipe).casefold().replace("-", "_") in preset_names() else "-r", str(recipe)]
+    for name, value in given.items():
+        text = value if isinstance(value, str) else json.dumps(value)
+        words += ["-p", text] if name == PRESET else ["-s", f"{name}={text}"]
+    return shlex.join(words)

@@ -1,0 +1,287 @@
+"""The one protocol: a task, opened once in each worker, turns parts into plain arrays.
+
+What a part gives depends on the task and the part alone, never on the worker, on the number of workers or on
+the order in which they finish. Whoever puts the results together does so in the order of the parts.
+"""
+
+from __future__ import annotations
+
+import os
+import pickle
+import subprocess
+import sys
+from concurrent.futures import Future, ThreadPoolExecutor
+from dataclasses import dataclass
+from queue import SimpleQueue
+from types import TracebackType
+from typing import Any, BinaryIO, Generic, Protocol, Self, TypeVar, cast
+
+from roundel.errors import ExecutorError
+from roundel.types import Arrays
+from roundel.work.worker import receive, send
+
+RETRIES = 3
+"""How often a part runs again after its worker died."""
+
+
+class Part(Protocol):
+    """A piece of work; it travels by pickle."""
+
+    @property
+    def number(self) -> int:
+        """Its place among the parts."""
+
+    @property
+    def digest(self) -> str:
+        """Of what it works on."""
+
+
+PartT = TypeVar("PartT", bound=Part)
+PartT_contra = TypeVar("PartT_contra", bound=Part, contravariant=True)
+
+
+class Opened(Protocol[PartT_contra]):
+    """A task in a worker, with its models loaded."""
+
+    @property
+    def parallel(self) -> int:
+        """How many parts it can work on at once, each in a thread of its own."""
+
+    def __call__(self, part: PartT_contra) -> Arrays:
+        """The results of one part."""
+
+
+class Task(Protocol[PartT_contra]):
+    """What all parts have in common; it travels by pickle, once to each worker."""
+
+    def open(self, cores: int) -> Opened[PartT_contra]:
+        """Get ready to work.
+
+        Args:
+            cores: how many threads may work in all.
+        """
+
+
+class Session(Protocol[PartT_contra]):
+    """Workers that have a task."""
+
+    @property
+    def most(self) -> int:
+        """How many parts to hand in before the first result is waited for."""
+
+    def submit(self, part: PartT_contra) -> Future[Arrays]:
+        """Hand in a part."""
+
+    def result(self, future: Future[Arrays]) -> Arrays:
+        """Wait for a part.
+
+        Raises:
+            RoundelError: as the task raised it.
+            ExecutorError: workers died too often.
+        """
+
+    def __enter__(self) -> Self: ...
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        """End all work."""
+
+
+class Executor(Protocol):
+    """A way to run tasks."""
+
+    @property
+    def name(self) -> str:
+        """In words, for people."""
+
+    @property
+    def sees_files(self) -> bool:
+        """Whether workers can read the files that this process can."""
+
+    def start(self, task: Task[PartT]) -> Session[PartT]:
+        """Workers for a task."""
+
+
+def usable_cores() -> int:
+    """What this process may use, which in a container is less than what the machine has."""
+    usable = getattr(os, "sched_getaffinity", None)
+    return len(usable(0)) if usable is not None else os.cpu_count() or 1
+
+
+@dataclass(frozen=True, slots=True)
+class LocalExecutor:
+    """Works in this process.
+
+    Attributes:
+        workers: threads; None for every core.
+    """
+
+    workers: int | None = None
+
+    @property
+    def name(self) -> str:
+        """In words, for people."""
+        return "this process"
+
+    @property
+    def sees_files(self) -> bool:
+        """Whether workers can read the files that this process can."""
+        return True
+
+    def start(self, task: Task[PartT]) -> LocalSession[PartT]:
+        """Threads for a task."""
+        return LocalSession(task.open(self.workers or usable_cores()))
+
+
+class LocalSession(Generic[PartT]):
+    """Threads that share an opened task."""
+
+    def __init__(self, opened: Opened[PartT]) -> None:
+        self._opened = opened
+        self._pool = ThreadPoolExecutor(max(1, opened.parallel), thread_name_prefix="roundel-work")
+        self.most = max(1, opened.parallel)
+
+    def submit(self, part: PartT) -> Future[Arrays]:
+        """Hand in a part."""
+        return self._pool.submit(self._opened, part)
+
+    def result(self, future: Future[Arrays]) -> Arrays:
+        """Wait for a part."""
+        return future.result()
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self._pool.shutdown(cancel_futures=True)
+
+
+@dataclass(frozen=True, slots=True)
+class ProcessExecutor:
+    """Works in processes of one thread each.
+
+    They are started afresh, not forked (ONNX Runtime's threads do not survive that), and they do not import
+    the caller's script, which therefore needs no `if __name__ == "__main__"`.
+
+    Attributes:
+        workers: processes; None for one to a core.
+    """
+
+    workers: int | None = None
+
+    @property
+    def name(self) -> str:
+        """In words, for people."""
+        return f"{self.workers or usable_cores()} processes"
+
+    @property
+    def sees_files(self) -> bool:
+        """Whether workers can read the files that this process can."""
+        return True
+
+    def start(self, task: Task[PartT]) -> ProcessSession[PartT]:
+        """Processes for a task."""
+        return ProcessSession(pickle.dumps(task, protocol=5), self.workers or usable_cores())
+
+
+class _Died(Exception):  # noqa: N818  (it is an event, and handled)
+    pass
+
+
+class _Process:
+    """One worker."""
+
+    def __init__(self, task: bytes) -> None:
+        # The same modules as here, and none that happen to lie in the current folder.
+        path = os.pathsep.join(entry for entry in sys.path if entry)
+        command = [sys.executable, "-P", "-c", "from roundel.work.worker import main; main()"]
+        environment = {**os.environ, "PYTHONPATH": path}
+        self._child = subprocess.Popen(
+            command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, env=environment
+        )
+        self._in, self._out = cast(BinaryIO, self._child.stdin), cast(BinaryIO, self._child.stdout)
+        self._task: bytes | None = task
+
+    def ask(self, part: Any) -> Arrays:
+        try:
+            if self._task is not None:
+                send(self._in, self._task)
+                self._task = None
+            send(self._in, pickle.dumps(part, protocol=5))
+            well, answer = receive(self._out)
+        except (EOFError, OSError, ValueError) as error:  # ValueError: closed from this side
+            raise _Died from error
+        if well:
+            return cast(Arrays, answer)
+        raise answer
+
+    def end(self) -> None:
+        self._child.kill()
+        self._child.wait()
+        for pipe in (self._in, self._out):
+            try:
+                pipe.close()
+            except OSError:  # what was still to be written has nobody to read it
+                continue
+
+
+class ProcessSession(Generic[PartT]):
+    """Processes that have a task, each with a thread here that talks to it."""
+
+    def __init__(self, task: bytes, workers: int) -> None:
+        self._task = task
+        self._free: SimpleQueue[_Process | None] = SimpleQueue()
+        for _ in range(workers):
+            self._free.put(None)  # started when there is something to do
+        self._alive: set[_Process] = set()
+        self._closing = False
+        self._pool = ThreadPoolExecutor(workers, thread_name_prefix="roundel-worker")
+        self.most = 2 * workers
+
+    def submit(self, part: PartT) -> Future[Arrays]:
+        """Hand in a part."""
+        return self._pool.submit(self._work, part)
+
+    def result(self, future: Future[Arrays]) -> Arrays:
+        """Wait for a part."""
+        return future.result()
+
+    def _work(self, part: PartT) -> Arrays:
+        process = self._free.get()
+        try:
+            for _ in range(1 + RETRIES):
+                if self._closing:
+                    break
+                if process is None:
+                    process = _Process(self._task)
+                    self._alive.add(process)
+                try:
+                    return process.ask(part)
+                except _Died:
+                    self._alive.discard(process)
+                    process.end()
+                    process = None
+        finally:
+            self._free.put(process)
+        raise ExecutorError(
+            "Worker processes died again and again on the same piece of work.",
+            where=f"part {part.number}",
+            observed=f"{1 + RETRIES} tries",
+            hint="Most often memory ran out: use fewer --workers.",
+        )
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self._closing = True
+        for process in list(self._alive):
+            process.end()
+        self._pool.shutdown(cancel_futures=True)
+        for process in list(self._alive):  # started while the others ended
+            process.end()

@@ -1,0 +1,119 @@
+"""The parts of training: when it stops, what it counts, and which codes win."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import pytest
+
+from finetune_cases import Case, calibrated, conv_net, pictures
+
+pytest.importorskip("torch")
+
+import torch
+
+from roundel.improve import torch_training
+from roundel.improve.finetune_constants import Weights
+from roundel.improve.finetune_rows import Rows, solved_codes
+from roundel.improve.finetune_units import Activation
+from roundel.improve.rounding import walk
+from roundel.improve.torch_layer import Feed, TorchLayer, channel_errors, reconstruction, refit_bias, tensor
+from roundel.improve.torch_training import Watch, learning_rate
+from roundel.recipe.settings import Finetune
+
+
+def _rows(inputs: Any, targets: Any, per_sample: int = 10) -> Rows:
+    starts = tuple(range(0, len(inputs) + 1, per_sample))
+    return Rows(inputs, None, targets, targets, starts, (len(starts) - 1) * 4 // 5)
+
+
+def _problem(seed: int = 0) -> tuple[Weights, Rows]:
+    """A layer whose inputs are correlated, so that rounding one weight can make up for another."""
+    generator = np.random.default_rng(seed)
+    mix = generator.normal(0, 1, (6, 6))
+    inputs = np.rint(generator.normal(0, 8, (200, 6)) @ mix)[:, None].astype(np.float32)
+    real = generator.normal(0, 3, (1, 4, 6))
+    targets = np.asarray(inputs @ real[0].T + 5, np.float32)
+    one = np.ones((1, 1, 1))
+    weights = Weights(real, np.rint(real), one, -127 * one, 127 * one, 1.0, np.zeros((1, 4)), None)
+    return weights, _rows(inputs, targets)
+
+
+def test_the_loss_is_a_mean_over_places_of_a_sum_over_channels() -> None:
+    got, wanted = torch.zeros(3, 2, 4), torch.ones(3, 2, 4)
+    assert reconstruction(got, wanted).item() == 8
+
+
+def test_solved_codes_beat_nearest_rounding() -> None:
+    weights, rows = _problem()
+    solved = solved_codes(weights, rows)
+    assert solved is not None
+    layer = TorchLayer(weights, None, None, "cpu")
+    look = Feed(rows, "cpu", 1.0, resident=True).look()
+    errors = []
+    for codes in (weights.codes, solved.taught, solved.whole):
+        bias = refit_bias(layer, look, tensor(codes, "cpu"), torch.zeros(1, 4))
+        errors.append(float(channel_errors(layer, look, tensor(codes, "cpu"), bias).sum()))
+    assert max(errors[1:]) < errors[0]
+
+
+@pytest.mark.parametrize("op", ["Relu", "Sigmoid", None])
+def test_the_bias_is_the_best_behind_the_activation(op: str | None) -> None:
+    weights, rows = _problem()
+    activation = None if op is None else Activation(op)
+    layer = TorchLayer(weights, activation, None, "cpu")
+    codes = tensor(weights.real, "cpu")
+    wanted = layer.outputs(torch.from_numpy(rows.inputs), codes, torch.full((1, 4), 5.0)).numpy()
+    look = Feed(_rows(rows.inputs, wanted), "cpu", 1.0, resident=True).look()
+    start = torch.full((1, 4), 4.0)
+    before = channel_errors(layer, look, codes, start)
+    after = channel_errors(layer, look, codes, refit_bias(layer, look, codes, start))
+    assert (after <= before).all()
+    assert after.sum() < 0.1 * before.sum()
+
+
+def test_learning_stops_when_the_error_has_stopped_falling() -> None:
+    watch = Watch(Finetune(iterations=100), "adaquant")
+    seen = [watch.see(step, error) for step, error in ((0, 5.0), (10, 4.0), (20, 4.0), (30, 4.1))]
+    assert seen == [True, True, False, False]
+    assert not watch.stalled
+    watch.see(40, 4.0)
+    assert watch.stalled
+    patient = Watch(Finetune(iterations=100, early_stop=False), "adaquant")
+    for step in range(0, 100, 10):
+        patient.see(step, 1.0)
+    assert not patient.stalled
+
+
+def test_the_warm_start_does_not_count() -> None:
+    watch = Watch(Finetune(iterations=100, warm_start=0.5), "adaround")
+    for step in range(10, 60, 10):
+        watch.see(step, 9.0)
+    assert not watch.stalled
+
+
+def test_rates() -> None:
+    assert learning_rate(Finetune(), "adaround", 1.0) == 0.1
+    assert learning_rate(Finetune(), "adaquant", 1.0) == 1e-5
+    assert learning_rate(Finetune(learning_rate=0.3), "adaround", 1.0) == 0.3
+    adjusted = Finetune(lr_adjust=(0.5, 0.7))
+    assert learning_rate(adjusted, "adaround", 1.0) == 0.7
+    assert learning_rate(adjusted, "adaround", 0.4) == 0.1
+
+
+def test_codes_of_the_walk_are_solved_anew(monkeypatch: pytest.MonkeyPatch) -> None:
+    case = calibrated(conv_net(), pictures(), "xint8")
+    calls: list[bool] = []
+
+    def spy(weights: Weights, rows: Rows) -> Any:
+        calls.append(rows.linear is not None)
+        return solved_codes(weights, rows)
+
+    monkeypatch.setattr(torch_training, "solved_codes", spy)
+    case.tune()
+    assert calls == [False] * 4
+    calls.clear()
+    walked, reports = walk(case.model, case.state, case.samples, case.recipe)
+    Case(case.model, walked, case.recipe, case.samples).tune()
+    assert sum(calls) == sum(r.kept for r in reports)

@@ -1,0 +1,242 @@
+"""No step makes a model worse: what a held-out error does not confirm is undone, and the record says so."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import onnx
+import onnx_ir as ir
+import pytest
+
+import roundel
+from finetune_cases import conv_net, pictures
+from roundel import baseline
+from roundel.calibrate.statistics import QuantState
+from roundel.improve import improve, judge
+from roundel.improve.equalize import EqualizeReport, LayerSpread
+from roundel.improve.judge import StepReport
+from roundel.types import QType, Sample
+
+PLAIN: dict[str, Any] = {"improve": {"equalize": {"enabled": False}, "ranges": False, "rounding": False}}
+EVENING: dict[str, Any] = {"improve": {**PLAIN["improve"], "equalize": {"enabled": True}}}
+RANGES: dict[str, Any] = {"improve": {**PLAIN["improve"], "ranges": True}}
+ROUNDING: dict[str, Any] = {"improve": {**PLAIN["improve"], "rounding": True}}
+TUNING: dict[str, Any] = {
+    "improve": {**PLAIN["improve"], "finetune": {"algorithm": "adaround", "iterations": 40}}
+}
+
+
+def quantized(
+    model: onnx.ModelProto, data: Any, changes: dict[str, Any], folder: Path, name: str
+) -> tuple[bytes, roundel.QuantizeResult]:
+    path = folder / f"{name}.onnx"
+    result = roundel.quantize(model, path, recipe="xint8", data=data, changes=changes)
+    return path.read_bytes(), result
+
+
+def only_step(result: roundel.QuantizeResult, name: str) -> StepReport:
+    (step,) = result.record.improvements
+    assert step.step == name
+    return step
+
+
+def assert_refused(step: StepReport) -> None:
+    assert not step.kept
+    assert step.refused_db is not None
+    assert step.refused_db <= step.before_db
+    assert step.after_db == step.before_db
+
+
+def faint(count: int = 30, strength: float = 0.01) -> list[Sample]:
+    """Images with hardly any contrast; those of the last fifth, which judges, have all of theirs."""
+    samples = pictures(count)
+    for sample in samples[: count - round(count * 0.2)]:
+        sample["x"] *= strength
+    return samples
+
+
+def harmful(model: ir.Model, options: object, *, power_of_two: bool) -> EqualizeReport:
+    """Exact in float, and the opposite of equalization: one channel a thousand times the others."""
+    for name, factor in (("w1", 1000.0), ("b1", 1000.0), ("w2", 0.001)):
+        value = model.graph.initializers[name]
+        assert value.const_value is not None
+        array = value.const_value.numpy().copy()
+        array[0] *= factor
+        value.const_value = ir.tensor(array, name=name)
+    return EqualizeReport(1, 1, 0, 0, 1, (LayerSpread("conv1", "Conv", 1.0, 1000.0),), 0.0)
+
+
+def test_equalization_that_hurts_is_undone(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    model, data = conv_net(), pictures(24)
+    before, _ = quantized(model, data, PLAIN, tmp_path, "before")
+    monkeypatch.setattr(baseline, "equalize", harmful)
+    after, result = quantized(model, data, EVENING, tmp_path, "after")
+    assert after == before
+    assert_refused(only_step(result, "equalization"))
+    assert "equalize" not in result.record.prepare
+
+
+def uneven_net() -> onnx.ModelProto:
+    """Every other channel 40 times as large, through a Relu: the float model stays as it is."""
+    model = conv_net()
+    weights = {w.name: w for w in model.graph.initializer}
+    for name, factor in (("w1", 40.0), ("b1", 40.0), ("w2", 1 / 40)):
+        array = onnx.numpy_helper.to_array(weights[name]).copy()
+        array[::2] *= factor
+        weights[name].CopyFrom(onnx.numpy_helper.from_array(array, name))
+    return model
+
+
+def test_equalization_that_helps_is_kept(tmp_path: Path) -> None:
+    model = uneven_net()
+    before, _ = quantized(model, pictures(24), PLAIN, tmp_path, "before")
+    after, result = quantized(model, pictures(24), EVENING, tmp_path, "after")
+    step = only_step(result, "equalization")
+    assert step.kept
+    assert step.after_db > step.before_db + 3
+    assert after != before
+    assert result.record.prepare["equalize"] > 0
+
+
+@pytest.mark.parametrize("once", [False, True])
+def test_undoing_equalization_reads_all_data_that_can_be_read(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, once: bool
+) -> None:
+    few: dict[str, Any] = {"improve": {**EVENING["improve"], "samples": 8}, "verify": {"samples": 4}}
+    model, data = conv_net(), pictures(40)
+    data[-1]["x"] *= 20  # only a run that sees the last sample knows this range
+    plain: dict[str, Any] = {"improve": {**PLAIN["improve"], "samples": 8}, "verify": {"samples": 4}}
+    before, _ = quantized(model, data, plain, tmp_path, "before")
+    monkeypatch.setattr(baseline, "equalize", harmful)
+    after, result = quantized(model, iter(data) if once else data, few, tmp_path, "after")
+    assert_refused(only_step(result, "equalization"))
+    assert (after == before) is not once
+    told = [note for note in result.record.notes if "read only once" in note]
+    assert told == (["ranges come from the first 8 of 40 samples: the data can be read only once"] * once)
+
+
+def test_with_too_few_samples_to_judge_nothing_is_tried(tmp_path: Path) -> None:
+    before, _ = quantized(conv_net(), pictures(3), PLAIN, tmp_path, "before")
+    after, result = quantized(conv_net(), pictures(3), {}, tmp_path, "after")
+    assert after == before
+    assert result.record.improvements == ()
+    assert any("needs 4 samples" in note for note in result.record.notes)
+
+
+@pytest.mark.parametrize("strength", [0.0, 0.01, 3.0])
+def test_rounding_for_other_inputs_than_those_that_judge_is_safe(tmp_path: Path, strength: float) -> None:
+    before, _ = quantized(conv_net(), faint(strength=strength), PLAIN, tmp_path, "before")
+    after, result = quantized(conv_net(), faint(strength=strength), ROUNDING, tmp_path, "after")
+    step = only_step(result, "rounding")
+    assert all(layer.after_db == layer.before_db for layer in step.layers if not layer.kept)
+    if step.kept:
+        assert step.after_db > step.before_db
+    else:
+        assert_refused(step)
+        assert after == before
+
+
+def test_fine_tuning_for_other_inputs_than_those_that_judge_is_undone(tmp_path: Path) -> None:
+    pytest.importorskip("torch")
+    before, _ = quantized(conv_net(), faint(), PLAIN, tmp_path, "before")
+    after, result = quantized(conv_net(), faint(), TUNING, tmp_path, "after")
+    step = only_step(result, "fine-tuning")
+    assert_refused(step)
+    assert not any(layer.kept for layer in step.layers)
+    assert after == before
+
+
+def _damaged(state: QuantState) -> QuantState:
+    """Each step believes in its own work; this one is wrong about the first layer."""
+    codes = np.full((8, 3, 3, 3), 77, np.int8)
+    return replace(state, codes={**state.codes, "w1": codes})
+
+
+@pytest.mark.parametrize(
+    ("step", "work", "changes"),
+    [
+        ("ranges", "choose_ranges", RANGES),
+        ("rounding", "walk", ROUNDING),
+        ("fine-tuning", "finetune", TUNING),
+    ],
+)
+def test_a_step_that_damages_the_model_is_undone(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, step: str, work: str, changes: dict[str, Any]
+) -> None:
+    def wrong(work: Callable[..., Any]) -> Callable[..., Any]:
+        def done(*arguments: Any, **more: Any) -> tuple[QuantState, Sequence[object]]:
+            state, reports = work(*arguments, **more)
+            return _damaged(state), reports
+
+        return done
+
+    if step == "fine-tuning":
+        pytest.importorskip("torch")
+    monkeypatch.setattr(improve, work, wrong(getattr(improve, work)))
+    before, _ = quantized(conv_net(), pictures(24), PLAIN, tmp_path, "before")
+    after, result = quantized(conv_net(), pictures(24), changes, tmp_path, "after")
+    assert after == before
+    report = only_step(result, step)
+    assert_refused(report)
+    stored = (tmp_path / "after.json").read_text()
+    assert '"kept": false' in stored
+    assert '"refused_db"' in stored
+
+
+def test_fine_tuning_falls_back_on_the_rounding_before_it(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    pytest.importorskip("torch")
+    before, rounded = quantized(conv_net(), pictures(40), ROUNDING, tmp_path, "before")
+    work = improve.finetune
+
+    def wrong(*arguments: Any, **more: Any) -> tuple[QuantState, Sequence[object]]:
+        state, reports = work(*arguments, **more)
+        return _damaged(state), reports
+
+    monkeypatch.setattr(improve, "finetune", wrong)
+    both: dict[str, Any] = {"improve": {**ROUNDING["improve"], "finetune": TUNING["improve"]["finetune"]}}
+    after, result = quantized(conv_net(), pictures(40), both, tmp_path, "after")
+    assert after == before
+    one, other = result.record.improvements
+    assert one.kept
+    assert_refused(other)
+    assert other.before_db == one.after_db == rounded.record.improvements[0].after_db
+
+
+def test_steps_before_rounding_are_judged_by_what_rounding_will_leave(tmp_path: Path) -> None:
+    both: dict[str, Any] = {"improve": {"equalize": {"enabled": False}, "ranges": True, "rounding": True}}
+    _, ahead = quantized(uneven_net(), pictures(24), both, tmp_path, "both")
+    _, alone = quantized(uneven_net(), pictures(24), RANGES, tmp_path, "alone")
+    ranges, rounding = ahead.record.improvements
+    plain = only_step(alone, "ranges")
+    assert (ranges.foreseen, rounding.foreseen, plain.foreseen) == (True, False, False)
+    assert ranges.before_db > plain.before_db + 3  # finer weights
+    assert rounding.before_db < ranges.after_db - 3  # and rounding starts from those that are there
+
+
+def test_foreseen_weights_are_finer_but_chosen_codes_stay(tmp_path: Path) -> None:
+    captured: list[QuantState] = []
+    work = improve.walk
+
+    def seen(model: ir.Model, state: QuantState, *rest: Any, **more: Any) -> Any:
+        captured.append(state)
+        ahead = judge.as_if_rounded(model.graph, state)
+        moved = {n for n in state.params if not state.params[n].same_as(ahead.params[n])}
+        assert {"w1", "w2"} <= moved <= set(model.graph.initializers)
+        for name in moved:
+            assert ahead.params[name].qtype is QType.INT16
+            assert float(ahead.params[name].scale) * 8 == float(state.params[name].scale)
+        codes = np.zeros((8, 3, 3, 3), np.int8)
+        given = judge.as_if_rounded(model.graph, replace(state, codes={"w1": codes}))
+        assert given.params["w1"].same_as(state.params["w1"])
+        return work(model, state, *rest, **more)
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(improve, "walk", seen)
+        quantized(conv_net(), pictures(24), ROUNDING, tmp_path, "seen")
+    assert captured

@@ -1,0 +1,63 @@
+"""Outputs count alike, whatever their power."""
+
+from __future__ import annotations
+
+import numpy as np
+import onnx
+import onnx_ir as ir
+import pytest
+
+from helpers import build, node, normal
+from roundel.improve.probe import OutputErrors, together
+
+
+def _graph(*, turned: bool = False) -> ir.Graph:
+    nodes = [
+        node("Conv", ["x", "w"], ["boxes"], name="box_layer"),
+        node("Conv", ["x", "k"], ["s"], name="score_layer"),
+        node("Sigmoid", ["s"], ["scores"], name="scores"),
+        node("Concat", ["boxes", "scores"], ["j"], name="join", axis=1),
+        node("Transpose", ["j"], ["y"], name="turn", perm=[0, 2, 3, 1] if turned else [0, 1, 2, 3]),
+    ]
+    constants = {"w": normal(4, 3, 1, 1), "k": normal(2, 3, 1, 1)}
+    shape = [1, 8, 8, 6] if turned else [1, 6, 8, 8]
+    proto = build(nodes, {"x": [1, 3, 8, 8]}, {"y": shape}, constants)
+    return ir.from_proto(onnx.shape_inference.infer_shapes(proto)).graph
+
+
+@pytest.mark.parametrize("turned", [False, True])
+def test_parts_that_a_head_has_joined_count_alike(turned: bool) -> None:
+    """Pixels lose a hundredth, scores all: half of the whole is lost, though hardly any of its power."""
+    errors = OutputErrors(_graph(turned=turned))
+    whole = np.concatenate([np.full((1, 4, 8, 8), 300.0), np.full((1, 2, 8, 8), 0.5)], axis=1)
+    other = whole * np.reshape([0.99] * 4 + [0.0] * 2, (1, 6, 1, 1))
+    if turned:
+        whole, other = (np.moveaxis(array, 1, -1) for array in (whole, other))
+    found = together([errors.of({"y": whole}, [other])])
+    assert found.noise / found.signal == pytest.approx((1e-4 + 1) / 2)
+
+
+def test_outputs_count_alike() -> None:
+    nodes = [node("Relu", ["x"], ["a"], name="a"), node("Tanh", ["x"], ["b"], name="b")]
+    errors = OutputErrors(ir.from_proto(build(nodes, {"x": [4]}, ["a", "b"], {})).graph)
+    wanted = {"a": np.full(4, 1000.0), "b": np.ones(4)}
+    given = [wanted["a"] * 0.9, wanted["b"] * 0.5]
+    found = together([errors.of(wanted, given)] * 3)
+    assert found.noise / found.signal == pytest.approx((0.01 + 0.25) / 2)
+
+
+def test_one_output_is_what_it_is() -> None:
+    nodes = [node("Relu", ["x"], ["a"], name="a")]
+    errors = OutputErrors(ir.from_proto(build(nodes, {"x": [4]}, ["a"], {})).graph)
+    found = together([errors.of({"a": np.full(4, 2.0)}, [np.full(4, 1.0)])])
+    assert (found.signal, found.noise, found.count) == (16.0, 4.0, 4)
+
+
+@pytest.mark.parametrize(
+    "other", [np.ones(3), np.array([1, 2, 3, 4]), np.full(4, np.inf)], ids=["shape", "integers", "infinite"]
+)
+def test_what_cannot_be_compared_is_left_out(other: np.ndarray) -> None:
+    nodes = [node("Relu", ["x"], ["a"], name="a"), node("Tanh", ["x"], ["b"], name="b")]
+    errors = OutputErrors(ir.from_proto(build(nodes, {"x": [4]}, ["a", "b"], {})).graph)
+    found = together([errors.of({"a": other, "b": np.ones(4)}, [np.ones(4), np.ones(4)])])
+    assert (found.noise, found.count) == (0.0, 4)

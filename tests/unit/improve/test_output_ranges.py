@@ -1,0 +1,111 @@
+"""Ranges by their error at the output, and the switchboard that measures it."""
+
+from __future__ import annotations
+
+import numpy as np
+import onnx_ir as ir
+import pytest
+
+from helpers import build, node, normal
+from roundel.calibrate.statistics import QuantState
+from roundel.evidence import gather
+from roundel.improve.probe import Switchboard
+from roundel.improve.ranges import choose_ranges, movable
+from roundel.model.session import open_session
+from roundel.numerics.affine import fake_quantize
+from roundel.numerics.metrics import Closeness
+from roundel.pipeline import build_plan, load_prepared, resolve
+from roundel.recipe.load import load_recipe
+from roundel.recipe.settings import Recipe
+from roundel.report.record import Silent
+from roundel.types import Sample
+
+Case = tuple[ir.Model, QuantState, list[Sample], list[Sample], Recipe]
+
+
+def calibrated(preset: str, *, loud: float = 100.0, quiet: float = 1e-5) -> Case:
+    """Conv, Relu, Conv: the first channel between them is `loud`, and counts for `quiet`."""
+    first, second = normal(8, 3, 3, 3), normal(8, 8, 1, 1, seed=2)
+    first[0] *= loud
+    second[:, 0] *= quiet
+    model = build(
+        [
+            node("Conv", ["x", "w", "b"], ["c"], name="conv", pads=[1, 1, 1, 1]),
+            node("Relu", ["c"], ["r"], name="relu"),
+            node("Conv", ["r", "k"], ["y"], name="conv2"),
+        ],
+        {"x": [1, 3, 8, 8]},
+        ["y"],
+        {"w": first, "b": np.zeros(8, np.float32), "k": second},
+    )
+    recipe = load_recipe(preset, {"effort": "fast"})
+    prepared = load_prepared(model, recipe).model
+    plan = build_plan(prepared, recipe)
+    data = [{"x": normal(1, 3, 8, 8, seed=i)} for i in range(8)]
+    seen = gather(prepared, plan, recipe, data, None, Silent())
+    return prepared, resolve(prepared, plan, seen.stats, recipe), seen.inputs, seen.outputs, recipe
+
+
+@pytest.mark.parametrize("preset", ["a8w8_minmax", "a16w8_minmax", "u8s8_aaws", "xint8_plain"])
+def test_one_switch_quantizes_one_tensor_and_nothing_else(preset: str) -> None:
+    model, state, samples, outputs, recipe = calibrated(preset)
+    groups = movable(state)
+    board = Switchboard(model, state, groups, recipe, samples, outputs)
+    group = next(i for i, names in enumerate(groups) if "x" in names)
+    params = state.params["x"]
+    seen = board.error(group, params.scale, len(samples))
+    session = open_session(model, simulate=True)
+    wanted = Closeness()
+    for sample, out in zip(samples, outputs, strict=True):
+        given = session.run(None, {"x": fake_quantize(sample["x"], params)})[0]
+        wanted = wanted.merge(Closeness.of(out["y"], given))
+    assert seen.noise == pytest.approx(wanted.noise, rel=1e-5)
+    assert seen.noise > 0
+
+
+def test_a_loud_channel_that_does_not_count_is_cut_off() -> None:
+    model, state, samples, outputs, recipe = calibrated("a8w8_minmax")
+    better, reports = choose_ranges(model, state, samples, outputs, recipe)
+    assert float(better.params["r"].scale) < 0.5 * float(state.params["r"].scale)
+    assert [r.layer for r in reports if r.kept] == ["r"]
+    assert all(r.after_db >= r.before_db for r in reports)
+
+
+def test_a_loud_channel_that_counts_keeps_its_range() -> None:
+    model, state, samples, outputs, recipe = calibrated("a8w8_minmax", quiet=1.0)
+    better, _ = choose_ranges(model, state, samples, outputs, recipe)
+    assert float(better.params["r"].scale) == float(state.params["r"].scale)
+
+
+def test_powers_of_two_stay_powers_of_two() -> None:
+    model, state, samples, outputs, recipe = calibrated("xint8_plain")
+    better, _ = choose_ranges(model, state, samples, outputs, recipe)
+    moved = float(better.params["r"].scale) / float(state.params["r"].scale)
+    assert moved < 1
+    assert np.log2(moved).is_integer()
+
+
+def test_derived_biases_follow() -> None:
+    model, state, samples, outputs, recipe = calibrated("a8w8_minmax")
+    better, _ = choose_ranges(model, state, samples, outputs, recipe)
+    for name, tensor in better.plan.tensors.items():
+        source = tensor.source
+        if hasattr(source, "weight"):
+            expected = better.params[source.input].scale * better.params[source.weight].scale
+            assert np.allclose(better.params[name].scale, expected, rtol=1e-6)
+
+
+def test_ranges_that_the_user_gave_do_not_move() -> None:
+    model, state, *_ = calibrated("a8w8_minmax")
+    recipe = load_recipe("a8w8_minmax", {"overrides": [{"tensors": ["r"], "range": [-1, 1]}]})
+    plan = build_plan(model, recipe)
+    fixed = QuantState(plan, state.params)
+    assert not any("r" in names for names in movable(fixed))
+    assert any("r" in names for names in movable(state))
+
+
+def test_sixteen_bits_keep_the_room_that_they_have() -> None:
+    model, state, samples, outputs, recipe = calibrated("a16w8_minmax")
+    assert movable(state)
+    moved, reports = choose_ranges(model, state, samples, outputs, recipe)
+    assert (moved, reports) == (state, ())

@@ -1,0 +1,64 @@
+"""One layer's solution: what teaches it, and what judges it."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+from numpy.typing import NDArray
+
+from roundel.improve import rounding as module
+from roundel.improve.moments import Moments
+from roundel.improve.rounding import Problem, solve
+
+WEIGHT = np.random.default_rng(0).normal(size=(1, 3, 8))
+
+
+def rows(seed: int, shift: float = 0.0) -> tuple[NDArray[np.float32], NDArray[np.float32]]:
+    rng = np.random.default_rng(seed)
+    shared = rng.normal(
+        0, 20, (400, 1, 1)
+    )  # inputs that rise and fall together: one error can make up another
+    x = np.rint(shared + rng.normal(0, 4, (400, 1, 8)))
+    y = np.einsum("ngk,gok->ngo", x, WEIGHT) * 0.05 + shift
+    return x.astype(np.float32), y.astype(np.float32)
+
+
+def problem(held: tuple[NDArray[np.float32], NDArray[np.float32]]) -> Problem:
+    train, judge = Moments(), Moments()
+    train.add(*rows(1))
+    judge.add(*held)
+    return Problem(
+        weight=WEIGHT,
+        bias=np.zeros((1, 3)),
+        has_bias=True,
+        input_scale=0.05,
+        scale=np.full((1, 1, 1), 0.2),
+        limits=(-15, 15),
+        factors=(1.0,),
+        train=train,
+        held=judge,
+    )
+
+
+def test_samples_that_judge_do_not_teach(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(module, "_choose_ridge", lambda *_: 0.1)
+    one, other = (solve(problem(rows(seed, shift))) for seed, shift in ((2, 0.0), (3, 5.0)))
+    assert np.array_equal(one.codes, other.codes)
+    assert np.array_equal(one.bias, other.bias)
+    assert one.after != other.after
+
+
+def test_the_error_is_that_of_the_judging_rows() -> None:
+    x, y = rows(2)
+    found = solve(problem((x, y)))
+    real = found.codes * found.scale * 0.05
+    seen = np.einsum("ngk,gok->ngo", x.astype(np.float64), real) + found.bias
+    assert found.kept
+    assert found.after == pytest.approx(np.square(seen - y).mean(0).sum(), rel=1e-3)
+
+
+def test_a_solution_that_the_judging_rows_refuse_is_not_kept() -> None:
+    x, _ = rows(2)
+    plain = np.rint(WEIGHT / 0.2) * 0.2 * 0.05  # held-out outputs that plain rounding gives exactly
+    found = solve(problem((x, np.einsum("ngk,gok->ngo", x, plain).astype(np.float32))))
+    assert not found.kept

@@ -1,0 +1,85 @@
+"""Budgets in words."""
+
+from __future__ import annotations
+
+import math
+
+import pytest
+
+from roundel.errors import RecipeError
+from roundel.trials.budget import Drop, Unit, parse_drop, parse_time
+
+
+@pytest.mark.parametrize(
+    ("text", "drop", "words"),
+    [
+        ("1%", Drop(1, Unit.RELATIVE), "1%"),
+        (" 0.5 % ", Drop(0.5, Unit.RELATIVE), "0.5%"),
+        ("2 percent", Drop(2, Unit.RELATIVE), "2%"),
+        ("1 point", Drop(1, Unit.POINT), "1 point"),
+        ("1.5 Points", Drop(1.5, Unit.POINT), "1.5 points"),
+        ("2pp", Drop(2, Unit.POINT), "2 points"),
+        ("0.01", Drop(0.01, Unit.PLAIN), "0.01"),
+        (0.01, Drop(0.01, Unit.PLAIN), "0.01"),
+        (".5", Drop(0.5, Unit.PLAIN), "0.5"),
+        ("0", Drop(0, Unit.PLAIN), "0"),
+    ],
+)
+def test_drops(text: str | float, drop: Drop, words: str) -> None:
+    assert parse_drop(text) == drop
+    assert str(drop) == words
+
+
+@pytest.mark.parametrize("text", ["", "one", "-1%", "1 %%", "1 pint", "nan", "inf"])
+def test_no_drops(text: str) -> None:
+    with pytest.raises(RecipeError, match="drop cannot be read") as caught:
+        parse_drop(text)
+    assert "1 point" in str(caught.value)
+
+
+def test_each_unit_has_its_own_measure() -> None:
+    # From 80 % to 79.2 %: one per cent of the metric, 0.8 points of a hundred, 0.008 of one.
+    assert parse_drop("1%").of(0.8, 0.792) == pytest.approx(1.0)
+    assert parse_drop("1 point").of(0.8, 0.792) == pytest.approx(0.8)
+    assert parse_drop("0.01").of(0.8, 0.792) == pytest.approx(0.008)
+
+
+def test_less_may_be_better() -> None:
+    assert parse_drop("1%").of(2.0, 2.1, lower=True) == pytest.approx(5.0)
+    assert parse_drop("1%").of(2.0, 1.9, lower=True) < 0
+
+
+def test_a_budget_that_is_just_met_is_met() -> None:
+    drop = parse_drop("1 point")
+    assert drop.allows(drop.of(0.9, 0.89))
+    assert not drop.allows(drop.of(0.9, 0.889))
+    assert drop.allows(drop.of(0.9, 0.95))
+
+
+def test_a_float_model_at_zero() -> None:
+    drop = parse_drop("1%")
+    assert drop.of(0.0, 0.0) == 0
+    assert drop.of(0.0, -0.1) == math.inf
+    assert drop.of(0.0, 0.1) == -math.inf
+
+
+@pytest.mark.parametrize(
+    ("text", "seconds"),
+    [
+        ("10m", 600),
+        ("90s", 90),
+        ("1h30m", 5400),
+        ("600", 600),
+        (2.5, 2.5),
+        ("1h 5 min 10 s", 3910),
+        (None, None),
+    ],
+)
+def test_times(text: str | float | None, seconds: float | None) -> None:
+    assert parse_time(text) == seconds
+
+
+@pytest.mark.parametrize("text", ["", "soon", "0", "0s", "-5m", "10 d"])
+def test_no_times(text: str) -> None:
+    with pytest.raises(RecipeError, match="time cannot be read"):
+        parse_time(text)
