@@ -6,16 +6,16 @@ import random
 
 from roundel.measure.types import (
     ChannelError,
+    CoarseHistogram,
     Comparison,
     Difference,
-    Histogram,
     OutputComparison,
-    Storage,
     TensorComparison,
+    TensorStorage,
     WeightComparison,
 )
 
-_INT8 = Storage("int8", -4.0, 3.96875, 1 / 32)
+_INT8 = TensorStorage("int8", -4.0, 3.96875, 1 / 32)
 
 
 def made_up(
@@ -88,7 +88,7 @@ def _tensor(
         float_high=5.0,
         channel_axis=1,
         worst_channels=(ChannelError(3, 12.0, 0.2),),
-        histogram=Histogram(-5.0, 5.0, tuple(dice.randint(0, 9999) for _ in range(64))),
+        histogram=CoarseHistogram(-5.0, 5.0, tuple(dice.randint(0, 9999) for _ in range(64))),
     )
 
 

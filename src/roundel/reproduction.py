@@ -20,7 +20,7 @@ _MAX_BYTES = 100_000_000
 
 
 @dataclass(frozen=True, slots=True)
-class Difference:
+class RunDifference:
     """One thing that is not as it was."""
 
     what: str
@@ -42,7 +42,7 @@ class Reproduction:
     """
 
     matches: bool
-    differences: tuple[Difference, ...]
+    differences: tuple[RunDifference, ...]
     result: QuantizeResult
 
     def to_dict(self) -> dict[str, Any]:
@@ -150,7 +150,7 @@ def _data(told: Mapping[str, Any], folder: Path) -> object:
     )
 
 
-def _differences(told: Mapping[str, Any], now: Mapping[str, Any]) -> list[Difference]:
+def _differences(told: Mapping[str, Any], now: Mapping[str, Any]) -> list[RunDifference]:
     pairs: list[tuple[str, object, object]] = [
         ("model file", told["model"].get("sha256"), now["model"].get("sha256")),
         ("prepared graph", told["model"].get("fingerprint"), now["model"].get("fingerprint")),
@@ -162,7 +162,7 @@ def _differences(told: Mapping[str, Any], now: Mapping[str, Any]) -> list[Differ
         ("float nodes", len(told.get("float_nodes", {})), len(now["float_nodes"])),
         ("quantized model", told["file"]["sha256"], now["file"]["sha256"]),
     ]
-    return [Difference(what, _short(old), _short(new)) for what, old, new in pairs if old != new]
+    return [RunDifference(what, _short(old), _short(new)) for what, old, new in pairs if old != new]
 
 
 def _short(value: object) -> str:

@@ -15,7 +15,7 @@ import onnx_ir as ir
 
 from roundel.calibrate.observers import Observer, StatKind
 from roundel.calibrate.runner import Runner
-from roundel.calibrate.shards import ObservedShard, Seen, collect_shards
+from roundel.calibrate.shards import ObservedShard, ShardSeen, collect_shards
 from roundel.data.kept import KeptSamples
 from roundel.data.shards import SampleDigest
 from roundel.errors import DataError, ModelError, did_you_mean
@@ -138,20 +138,20 @@ def collect(
 
 def _in_order(
     runner: Runner, shards: list[ObservedShard], samples: Iterator[tuple[int, Sample]], keep: int
-) -> Iterator[tuple[int, Sample, Seen]]:
+) -> Iterator[tuple[int, Sample, ShardSeen]]:
     """Results in sample order, while as many samples as there are shards run at once."""
     free: SimpleQueue[ObservedShard] = SimpleQueue()
     for shard in shards:
         free.put(shard)
 
-    def work(index: int, sample: Sample) -> Seen:
+    def work(index: int, sample: Sample) -> ShardSeen:
         shard = free.get()
         try:
             return shard.take(runner, sample, index, finals=index < keep)
         finally:
             free.put(shard)
 
-    waiting: deque[tuple[int, Sample, Future[Seen]]] = deque()
+    waiting: deque[tuple[int, Sample, Future[ShardSeen]]] = deque()
     pool = ThreadPoolExecutor(len(shards), thread_name_prefix="roundel-collect")
     try:
         for index, sample in samples:

@@ -26,7 +26,7 @@ from roundel.work.work import Work, mapped
 
 
 @dataclass(frozen=True, slots=True, eq=False)
-class Seen:
+class ShardSeen:
     """What one sample leaves behind, beside the statistics."""
 
     outputs: Sample | None
@@ -44,7 +44,7 @@ class ObservedShard:
         self.stats: dict[str, Observer] = {name: new_observer(kind) for name, kind in requests.items()}
         self._positions: dict[str, list[int]] = defaultdict(list)
 
-    def take(self, runner: Runner, sample: Sample, index: int, *, finals: bool) -> Seen:
+    def take(self, runner: Runner, sample: Sample, index: int, *, finals: bool) -> ShardSeen:
         """Run and observe one sample.
 
         Raises:
@@ -62,7 +62,7 @@ class ObservedShard:
             self._note(run.extremes, index)
         if faults:
             raise self._not_finite(faults, sample, index)
-        return Seen(outputs, seconds)
+        return ShardSeen(outputs, seconds)
 
     def merge(self, other: ObservedShard) -> None:
         """Add another worker's samples."""

@@ -108,13 +108,13 @@ def auto(
     from roundel.report.judged import show_ladder, step_line
     from roundel.trials.auto import auto as run
     from roundel.trials.budget import parse_drop
-    from roundel.trials.rungs import Step
+    from roundel.trials.rungs import RungStep
 
     silent = quiet or as_json
     drop, own = parse_drop(max_drop), measure_of(metric, lower=lower_is_better)
     words = own.text if own is not None else "{:.2%}".format
 
-    def heard(step: Step) -> None:
+    def heard(step: RungStep) -> None:
         text = step_line(step.to_dict(), words, drop.words)
         terminal(stderr=True).print(text, markup=False, highlight=False)
 

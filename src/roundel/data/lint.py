@@ -32,7 +32,7 @@ _SHOWN = 5
 
 
 @dataclass(frozen=True, slots=True)
-class Finding:
+class DataFinding:
     """One thing that is odd about the data.
 
     Attributes:
@@ -159,13 +159,13 @@ class SampleWatch:
         """The values of each float input."""
         return {name: sums.profile() for name, sums in self._sums.items()}
 
-    def findings(self) -> list[Finding]:
+    def findings(self) -> list[DataFinding]:
         """What is odd about the samples themselves."""
         return [*self._constants(), *self._duplicates(), *self._noise()]
 
-    def _constants(self) -> Iterator[Finding]:
+    def _constants(self) -> Iterator[DataFinding]:
         for name, where in self._constant.items():
-            yield Finding(
+            yield DataFinding(
                 "constant-samples",
                 "warning",
                 f"{len(where)} of {self._count} samples of input '{name}' hold one value only"
@@ -173,20 +173,20 @@ class SampleWatch:
                 "Remove them: they widen no range, and fine-tuning learns nothing from them.",
             )
 
-    def _duplicates(self) -> Iterator[Finding]:
+    def _duplicates(self) -> Iterator[DataFinding]:
         copies = sum(count - 1 for count in Counter(self._digests).values())
         if self._count > 1 and copies > _DUPLICATES * self._count:
-            yield Finding(
+            yield DataFinding(
                 "duplicate-samples",
                 "warning",
                 f"{copies} of {self._count} samples are copies of others.",
                 "Use different samples: copies cost time and add nothing.",
             )
 
-    def _noise(self) -> Iterator[Finding]:
+    def _noise(self) -> Iterator[DataFinding]:
         for name, values in self._neighbours.items():
             if len(values) >= _FEWEST_FOR_NOISE and float(np.median(values)) < _NOISE_CORRELATION:
-                yield Finding(
+                yield DataFinding(
                     "random-samples",
                     "warning",
                     f"Input '{name}' looks like random noise: neighbouring values are not alike"
@@ -333,7 +333,7 @@ def coverage(extremes: Extremes, count: int) -> float:
     return float(np.mean(shares)) if shares else 1.0
 
 
-def range_findings(extremes: Extremes) -> list[Finding]:
+def range_findings(extremes: Extremes) -> list[DataFinding]:
     """Too few samples, or more than needed."""
     total = max((len(lows) for lows, _ in extremes.values()), default=0)
     if total == 0:
@@ -341,7 +341,7 @@ def range_findings(extremes: Extremes) -> list[Finding]:
     growth = 1 - coverage(extremes, total // 2) if total > 1 else None
     if growth is not None and (total < _FEW or growth > _STILL_GROWING):
         return [
-            Finding(
+            DataFinding(
                 "few-samples",
                 "warning" if growth > _STILL_GROWING or total < _FEW // 2 else "note",
                 f"{total} samples: half of them reach {1 - growth:.0%} of the ranges on average, so that more"
@@ -350,12 +350,12 @@ def range_findings(extremes: Extremes) -> list[Finding]:
             )
         ]
     if total == 1:
-        return [Finding("few-samples", "warning", "There is one sample only.", "Use 64 or more.")]
+        return [DataFinding("few-samples", "warning", "There is one sample only.", "Use 64 or more.")]
     enough = next((n for n in _STEPS if n <= total // 2 and coverage(extremes, n) >= _ENOUGH), None)
     if enough is None or total < _MANY:
         return []
     return [
-        Finding(
+        DataFinding(
             "more-than-needed",
             "note",
             f"{enough} of the {total} samples would have done: they reach {coverage(extremes, enough):.0%}"

@@ -7,7 +7,7 @@ import math
 from collections.abc import Mapping
 from pathlib import Path
 
-from roundel.data.lint import Finding, Profile
+from roundel.data.lint import DataFinding, Profile
 from roundel.data.samples import Samples
 
 _FEWEST = 8
@@ -17,7 +17,7 @@ _WIDER = 1.7
 
 def difference_findings(
     calibration: Mapping[str, Profile], other: Mapping[str, Profile], what: str = "evaluation data"
-) -> list[Finding]:
+) -> list[DataFinding]:
     """Inputs whose values are not alike in both.
 
     Args:
@@ -33,7 +33,7 @@ def difference_findings(
         if len(ours.mean) != len(theirs.mean) or not _differ(ours, theirs):
             continue
         findings.append(
-            Finding(
+            DataFinding(
                 "different-preprocessing",
                 "warning",
                 f"Input '{name}' has mean {_words(ours.mean)} and standard deviation {_words(ours.std)} in"
@@ -46,11 +46,11 @@ def difference_findings(
 
 def preprocessing_finding(
     calibration: object, other: object, what: str = "evaluation data"
-) -> Finding | None:
+) -> DataFinding | None:
     """Image folders whose recorded preprocessing differs, whatever the values."""
     if not calibration or not other or calibration == other:
         return None
-    return Finding(
+    return DataFinding(
         "different-preprocessing",
         "warning",
         f"Calibration images were preprocessed as '{calibration}', the {what} as '{other}'.",
@@ -58,7 +58,7 @@ def preprocessing_finding(
     )
 
 
-def record_findings(model: Path | None, samples: Samples) -> list[Finding]:
+def record_findings(model: Path | None, samples: Samples) -> list[DataFinding]:
     """Whether data looks like that which a model was calibrated on, by the record beside the model.
 
     Args:

@@ -11,7 +11,7 @@ import numpy as np
 import onnx_ir as ir
 from numpy.typing import NDArray
 
-from roundel.data.lint import Finding, Profile, colour_axis
+from roundel.data.lint import DataFinding, Profile, colour_axis
 from roundel.model.graph import constant_array, only_reader, op_key
 
 _PIXEL_SCALE = 1 / 50  # a model that makes its input this much smaller takes pixels 0..255
@@ -83,7 +83,7 @@ def _affine(node: ir.Node, value: ir.Value) -> tuple[float, float] | None:
     return (1.0, -number) if op_key(node) == "Sub" else (1 / number, 0.0) if number else None
 
 
-def scaling_findings(graph: ir.Graph, profiles: Mapping[str, Profile]) -> list[Finding]:
+def scaling_findings(graph: ir.Graph, profiles: Mapping[str, Profile]) -> list[DataFinding]:
     """Data that was scaled although the model scales its input itself, or was not although it should be."""
     findings = []
     for name, profile in profiles.items():
@@ -94,7 +94,7 @@ def scaling_findings(graph: ir.Graph, profiles: Mapping[str, Profile]) -> list[F
         seen = f"values from {profile.low:.3g} to {profile.high:.3g}"
         if takes_pixels and max(abs(profile.low), abs(profile.high)) <= 4:
             findings.append(
-                Finding(
+                DataFinding(
                     "scaled-twice",
                     "warning",
                     f"The model divides input '{name}' by {1 / abs(scaling.factor):.0f} itself, and the data"
@@ -104,7 +104,7 @@ def scaling_findings(graph: ir.Graph, profiles: Mapping[str, Profile]) -> list[F
             )
         elif not takes_pixels and abs(scaling.factor) > 1 and form_of(profile) is Form.RAW:
             findings.append(
-                Finding(
+                DataFinding(
                     "not-scaled",
                     "warning",
                     f"The model normalises input '{name}' as if it lay in 0..1, and the data has {seen}.",
@@ -115,7 +115,7 @@ def scaling_findings(graph: ir.Graph, profiles: Mapping[str, Profile]) -> list[F
             not takes_pixels and abs(scaling.factor) > 1 and form_of(profile) in (Form.SIGNED, Form.STANDARD)
         ):
             findings.append(
-                Finding(
+                DataFinding(
                     "scaled-twice",
                     "warning",
                     f"The model normalises input '{name}' itself, and the data has {seen}: it seems to be"
@@ -168,7 +168,7 @@ def _first_norm(start: ir.Value) -> FirstNorm | None:
     return None
 
 
-def norm_finding(norm: FirstNorm, arrays: Sequence[NDArray[Any]]) -> Finding | None:
+def norm_finding(norm: FirstNorm, arrays: Sequence[NDArray[Any]]) -> DataFinding | None:
     """Whether the first layer gives on this data about what it gave in training.
 
     Args:
@@ -184,7 +184,7 @@ def norm_finding(norm: FirstNorm, arrays: Sequence[NDArray[Any]]) -> Finding | N
     shift = float(np.median(np.abs(mean[live] - norm.mean[live]) / norm.std[live]))
     if 1 / _WIDER <= spread <= _WIDER and shift <= 1:
         return None
-    return Finding(
+    return DataFinding(
         "not-as-in-training",
         "warning",
         f"Behind the first layer, input '{norm.input}' spreads {spread:.2g} times as wide as in training and"
@@ -209,7 +209,7 @@ def alternative_findings(
     scores: Sequence[NDArray[Any]],
     profile: Profile,
     answer: Answer,
-) -> list[Finding]:
+) -> list[DataFinding]:
     """Other readings of the pixels that the model prefers.
 
     Args:
@@ -235,7 +235,7 @@ def alternative_findings(
         return []
     _, what, hint = max(findings)
     return [
-        Finding(
+        DataFinding(
             "another-reading",
             "warning",
             f"The model is surer of its answers, and tells samples better apart, with input '{name}' {what}.",

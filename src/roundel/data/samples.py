@@ -21,7 +21,7 @@ from roundel.data.arrays import (
     fixed_batch,
     to_array,
 )
-from roundel.data.lint import Finding, Profile, SampleWatch
+from roundel.data.lint import DataFinding, Profile, SampleWatch
 from roundel.data.shards import Division, Reader
 from roundel.errors import DataError, RoundelError
 from roundel.types import InputSpec, Sample
@@ -145,7 +145,7 @@ class Samples:
         return self._watch.profiles
 
     @property
-    def findings(self) -> list[Finding]:
+    def findings(self) -> list[DataFinding]:
         """What is odd about the samples of the last pass; nothing, for random ones."""
         return [] if self._source.facts.get("random") else self._watch.findings()
 

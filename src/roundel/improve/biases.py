@@ -19,7 +19,7 @@ from numpy.typing import NDArray
 from roundel.calibrate.statistics import QuantState
 from roundel.improve.finetune_constants import Changed, Constants, Held
 from roundel.improve.finetune_data import Delivered
-from roundel.improve.reports import LayerReport, Progress, held_out
+from roundel.improve.reports import LayerReport, Progress, held_out_count
 from roundel.improve.stepwise import Frontier
 from roundel.model.graph import attribute_float, constant_array, rank
 from roundel.numerics.metrics import layer_db
@@ -116,7 +116,7 @@ class _Correction:
         self._delivered = Delivered(model, state, recipe)
         self._short, self._plain = Frontier(self._delivered.model, samples), Frontier(model, samples)
         self._made = {str(node.name): str(node.outputs[0].name) for node in model.graph}
-        self._learn = len(samples) - held_out(len(samples))
+        self._learn = len(samples) - held_out_count(len(samples))
 
     def correct(self, shift: Shift) -> LayerReport:
         """One layer; everything behind it sees the corrected values."""

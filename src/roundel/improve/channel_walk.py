@@ -14,7 +14,7 @@ from typing import Protocol
 import numpy as np
 import onnx_ir as ir
 
-from roundel.improve.channels import UNKNOWN, Bounds, Channels, Flow, Ids, Layer, bounded, read_layer
+from roundel.improve.channels import UNKNOWN, Bounds, ChannelLayer, Channels, Flow, Ids, bounded, read_layer
 from roundel.model.graph import FLOAT_TYPES, clip_bounds, op_key
 from roundel.passes.base import (
     any_reduced_axes,
@@ -302,7 +302,7 @@ class Trace:
     def __init__(self, graph: ir.Graph, *, absorb: bool) -> None:
         self.graph, self.absorb = graph, absorb
         self.channels = Channels()
-        self.layers: list[Layer] = []
+        self.layers: list[ChannelLayer] = []
         self.sides: list[tuple[Ids | None, Ids]] = []
         self.silenced = 0
         self.absorbed = 0
@@ -353,7 +353,7 @@ class Trace:
         if outside and flow.ids is not None:
             self.channels.fix(flow.ids)
 
-    def _through(self, layer: Layer) -> Flow:
+    def _through(self, layer: ChannelLayer) -> Flow:
         given = self.flow(layer.node.inputs[0])
         matches = given.axis == layer.data_axis and given.low.size == len(layer.columns)
         if given.ids is not None and not matches:
@@ -397,7 +397,7 @@ class Trace:
             self.absorbed += int(np.count_nonzero(movable))
         return flow.within(low, high)
 
-    def _unpadded_readers(self, value: ir.Value, flow: Flow) -> list[Layer]:
+    def _unpadded_readers(self, value: ir.Value, flow: Flow) -> list[ChannelLayer]:
         """Every reader, where all are layers that can take a constant; otherwise none."""
         found = []
         for use in value.uses():

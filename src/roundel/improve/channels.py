@@ -146,7 +146,7 @@ _STORED = (np.dtype(np.float32), np.dtype(np.float64))
 
 
 @dataclass(frozen=True, slots=True, eq=False)
-class Layer:
+class ChannelLayer:
     """A layer with constant weights, and what is to become of them.
 
     The stored weight stays as it is until `store`: rows and columns collect the factors.
@@ -257,7 +257,7 @@ def _times(matrix: Doubles, inputs: Doubles) -> Doubles:
     return np.asarray(total)
 
 
-def read_layer(node: ir.Node) -> Layer | None:
+def read_layer(node: ir.Node) -> ChannelLayer | None:
     """The node as a layer, where its weight and bias are constants that can be rescaled."""
     if not is_op(node, "Conv", "ConvTranspose", "Gemm", "MatMul") or len(node.inputs) < 2:
         return None
@@ -272,7 +272,7 @@ def read_layer(node: ir.Node) -> Layer | None:
     axes = _axes(node)
     if bias is None or axes is None:
         return None
-    return Layer(
+    return ChannelLayer(
         node=node,
         weight=canonical,
         bias=bias,

@@ -15,7 +15,7 @@ from roundel.calibrate.positions import refine
 from roundel.calibrate.resolve import requests_for, resolve
 from roundel.calibrate.statistics import QuantState
 from roundel.improve.channel_walk import Trace
-from roundel.improve.channels import Ids, Layer, Settled
+from roundel.improve.channels import ChannelLayer, Ids, Settled
 from roundel.improve.judge import StepReport, as_if_rounded, output_sqnr, verdict
 from roundel.model.session import open_session
 from roundel.passes.base import Editor
@@ -91,7 +91,7 @@ class Balance:
     """Finds the factors, round by round; each round goes once over all spaces."""
 
     def __init__(
-        self, layers: list[Layer], spaces: list[Space], options: Equalize, *, power_of_two: bool
+        self, layers: list[ChannelLayer], spaces: list[Space], options: Equalize, *, power_of_two: bool
     ) -> None:
         self.layers, self.spaces, self.options = layers, spaces, options
         self.power_of_two = power_of_two
@@ -264,7 +264,7 @@ def check_equalized(before: ir.Model, after: ir.Model, samples: Sequence[Sample]
     return worst
 
 
-def _spread(layer: Layer, *, plain: bool = False) -> float:
+def _spread(layer: ChannelLayer, *, plain: bool = False) -> float:
     """Maximum over median of the ranges of the output channels that are not zero."""
     if plain:
         ranges = np.abs(layer.weight).max(axis=(2, 3)).reshape(-1)

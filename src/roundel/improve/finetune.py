@@ -17,10 +17,10 @@ from numpy.typing import NDArray
 
 from roundel.calibrate.statistics import QuantState
 from roundel.improve.finetune_constants import Changed, Constants
-from roundel.improve.finetune_data import Branches, Delivered, Judge, Place
-from roundel.improve.finetune_rows import Store, gather, layer_seed
+from roundel.improve.finetune_data import Branches, Delivered, Judge, LayerPlace
+from roundel.improve.finetune_rows import ArrayStore, gather_rows, layer_seed
 from roundel.improve.finetune_units import Block, Unit, find_units, with_blocks
-from roundel.improve.memory import packed_params, unpacked_params
+from roundel.improve.memory import params_as_arrays, unpacked_params
 from roundel.improve.reports import FinetuneReport, Moment
 from roundel.improve.torch_device import infer_device, optim_device, require_torch
 from roundel.numerics.metrics import layer_db
@@ -29,7 +29,7 @@ from roundel.types import QParams, Sample
 from roundel.work.checkpoints import Memory, as_array, as_tree
 
 if TYPE_CHECKING:
-    from roundel.improve.torch_training import BlockTask, Outcome, Task
+    from roundel.improve.torch_training import BlockTask, TrainingOutcome, TrainingTask
 
 _FACTS = "facts"
 
@@ -37,32 +37,32 @@ Changes = dict[str, tuple[NDArray[Any], QParams | None]]  # codes with their for
 
 
 @dataclass(slots=True)
-class Progress:
+class TunedSoFar:
     """Layers that are done, what was reported about them, and the constants that changed."""
 
     reports: list[FinetuneReport] = field(default_factory=list)
     changes: Changes = field(default_factory=dict)
 
 
-def save(memory: Memory, number: int, report: FinetuneReport, changes: Changes) -> None:
+def save_layer(memory: Memory, number: int, report: FinetuneReport, changes: Changes) -> None:
     """Write one layer down.
 
     Raises:
         OutputError: it cannot be written.
     """
-    words, arrays = packed_params({name: p for name, (_, p) in changes.items() if p is not None})
+    words, arrays = params_as_arrays({name: p for name, (_, p) in changes.items() if p is not None})
     arrays |= {f"codes.{place}": codes for place, (codes, _) in enumerate(changes.values())}
     facts = {"report": asdict(report), "params": words, "names": list(changes)}
     memory.save(number, {**arrays, _FACTS: as_array(facts)})
 
 
-def load(memory: Memory) -> Progress:
+def load(memory: Memory) -> TunedSoFar:
     """The layers that an earlier run has done, from the first on.
 
     Raises:
         DataError: a file is damaged, or of another run.
     """
-    progress = Progress()
+    progress = TunedSoFar()
     while (arrays := memory.load(len(progress.reports))) is not None:
         facts = as_tree(arrays[_FACTS])
         params = unpacked_params(facts["params"], arrays)
@@ -159,14 +159,14 @@ class _Run:
         self._delivered = Delivered(model, state, recipe)
         # With `parallel` the branches keep the model before tuning, whatever is delivered.
         seen = Delivered(model, state, recipe) if settings.parallel else self._delivered
-        self._store = Store(settings.mem_opt_level)
-        place = Place(self._store, self._devices.infer, settings.drop_ratio < 1)
+        self._store = ArrayStore(settings.mem_opt_level)
+        place = LayerPlace(self._store, self._devices.infer, settings.drop_ratio < 1)
         self._branches = Branches(model, seen, samples, place)
         units = find_units(model.graph, seen.model.graph, state, settings, self._algorithm)
         self._items: tuple[Item, ...] = units
         if settings.block_wise and units:
             self._items = with_blocks(model.graph, units, state)
-        self.done, self._restored = Progress(), 0
+        self.done, self._restored = TunedSoFar(), 0
         self._memory: Memory | None = None
         self._judge = Judge(model, samples, self._devices.infer) if settings.selective_update else None
         self._error = math.inf
@@ -197,7 +197,7 @@ class _Run:
 
     def side_by_side(self) -> None:
         """Each layer sees the layers before it as they were: several can be tuned at once."""
-        waiting: deque[tuple[Item, Future[Outcome], float]] = deque()
+        waiting: deque[tuple[Item, Future[TrainingOutcome], float]] = deque()
         workers = os.cpu_count() or 1 if self._devices.optim == "cpu" else 1
         with _one_thread(), ThreadPoolExecutor(workers) as pool:
             for number, item in enumerate(self._items):
@@ -213,11 +213,11 @@ class _Run:
             while waiting:
                 self._take(waiting)
 
-    def _take(self, waiting: deque[tuple[Item, Future[Outcome], float]]) -> None:
+    def _take(self, waiting: deque[tuple[Item, Future[TrainingOutcome], float]]) -> None:
         item, future, start = waiting.popleft()
         self._finish(item, future.result(), start)
 
-    def _look(self, item: Item, number: int) -> Task | BlockTask | None:
+    def _look(self, item: Item, number: int) -> TrainingTask | BlockTask | None:
         """What a layer's tuning needs; None for a layer that the checkpoint has."""
         data = item.entry if isinstance(item, Block) else item.layer.data
         # Also for a restored layer: the same pieces of the model run as in a run without a break.
@@ -230,12 +230,14 @@ class _Run:
             from roundel.improve.torch_training import BlockTask
 
             return BlockTask(item, tuple(self.constants.weights(unit) for unit in item.units), seen, *common)
-        from roundel.improve.torch_training import Task
+        from roundel.improve.torch_training import TrainingTask
 
         weights = self.constants.weights(item)
         seed = layer_seed(self._settings.seed, item.layer.name)
         output = self.constants.format_of(item.output) if self._settings.output_qdq else None
-        return Task(item, weights, gather(item, seen, weights.shape, self._store, seed), output, *common)
+        return TrainingTask(
+            item, weights, gather_rows(item, seen, weights.shape, self._store, seed), output, *common
+        )
 
     def _linear(self, item: Item) -> str | None:
         """The output before the activation of a layer that was rounded for other inputs than it sees now."""
@@ -249,7 +251,7 @@ class _Run:
         self.constants.restore(changed)
         self._delivered.replace(changed)
 
-    def _finish(self, item: Item, outcome: Outcome, start: float) -> None:
+    def _finish(self, item: Item, outcome: TrainingOutcome, start: float) -> None:
         """Take a layer over where it is better; report, remember."""
         kept = outcome.after < outcome.before and self._accept(outcome)
         error = outcome.after if kept else outcome.before
@@ -266,10 +268,10 @@ class _Run:
         if self._memory is not None:
             names = [name for unit in _units(item) for name in (unit.layer.weight, unit.layer.bias)]
             changed = {name: self.done.changes[name] for name in names if name in self.done.changes}
-            save(self._memory, len(self.done.reports) - 1, report, changed if kept else {})
+            save_layer(self._memory, len(self.done.reports) - 1, report, changed if kept else {})
         self.tell(0.0, error / max(outcome.power, 1e-30))
 
-    def _accept(self, outcome: Outcome) -> bool:
+    def _accept(self, outcome: TrainingOutcome) -> bool:
         """Put the new constants in; out again where the whole model gets worse and that counts."""
         before, changed, old = self.constants.state, Changed(), Changed()
         if self._judge is not None and math.isinf(self._error):

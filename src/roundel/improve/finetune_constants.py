@@ -44,7 +44,7 @@ _POWERS = sorted(range(-6, 7), key=abs)  # of equally good scales the one neares
 
 
 @dataclass(frozen=True, slots=True, eq=False)
-class Weights:
+class UnitWeights:
     """A layer's numbers, (groups, outputs per group, inputs per output) or broadcasting against it.
 
     Attributes:
@@ -127,7 +127,7 @@ class Constants:
     def _real(self, name: str) -> NDArray[Any]:
         return self.state.values.get(name, self.float(name))
 
-    def weights(self, unit: Unit) -> Weights:
+    def weights(self, unit: Unit) -> UnitWeights:
         """The numbers of a layer."""
         stored = self.format_of(unit.layer.weight)
         if isinstance(stored, Held):
@@ -138,7 +138,7 @@ class Constants:
         zero = _spread(layer, params.zero_point, params, content.shape)
         codes = layer.matrix(self.codes(layer.weight).astype(np.float64)) - zero
         bias, bias_params = self._bias(layer, (codes.shape[0], codes.shape[1]))
-        return Weights(
+        return UnitWeights(
             real=layer.matrix(content.astype(np.float64)),
             codes=codes,
             scale=_spread(layer, params.scale, params, content.shape),
@@ -149,7 +149,7 @@ class Constants:
             bias_params=bias_params,
         )
 
-    def _real_weights(self, unit: Unit, stored: Held) -> Weights:
+    def _real_weights(self, unit: Unit, stored: Held) -> UnitWeights:
         layer, content = unit.layer, self._real(unit.layer.weight)
 
         def hold(matrix: NDArray[Any]) -> NDArray[Any]:
@@ -158,7 +158,7 @@ class Constants:
 
         real = layer.matrix(content.astype(np.float64))
         bias, bias_params = self._bias(layer, (real.shape[0], real.shape[1]))
-        return Weights(
+        return UnitWeights(
             real=real,
             codes=hold(real / stored.scale).astype(np.float64),
             scale=np.full((1, 1, 1), stored.scale),
@@ -174,7 +174,9 @@ class Constants:
         params = self.state.params.get(unit.layer.data)
         return 1.0 if unit.normalizes or params is None else float(params.scale)
 
-    def rounded_bias(self, layer: Tunable, weights: Weights, bias: Doubles) -> tuple[Doubles, Format | None]:
+    def rounded_bias(
+        self, layer: Tunable, weights: UnitWeights, bias: Doubles
+    ) -> tuple[Doubles, Format | None]:
         """The bias as its format can hold it, with the scale that suits it best."""
         if weights.bias_params is None or np.array_equal(bias, weights.bias):
             return weights.bias, weights.bias_params

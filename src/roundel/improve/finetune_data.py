@@ -11,7 +11,7 @@ import onnx_ir as ir
 from numpy.typing import NDArray
 
 from roundel.calibrate.statistics import QuantState
-from roundel.improve.finetune_rows import Seen, Store, StoredFrontier, held_from, on_cuda
+from roundel.improve.finetune_rows import ArrayStore, SeenRows, StoredFrontier, held_from, on_cuda
 from roundel.model.graph import values_by_name
 from roundel.model.session import open_session
 from roundel.qdq import simulate, write_qdq
@@ -20,7 +20,7 @@ from roundel.types import QParams, Sample
 
 
 @dataclass(frozen=True, slots=True)
-class Place:
+class LayerPlace:
     """Where and how the branches run.
 
     Attributes:
@@ -29,7 +29,7 @@ class Place:
         mixed: whether the float branch's inputs are wanted, too.
     """
 
-    store: Store
+    store: ArrayStore
     cuda: int | None
     mixed: bool
 
@@ -106,13 +106,13 @@ class Branches:
     """
 
     def __init__(
-        self, model: ir.Model, delivered: Delivered, samples: Sequence[Sample], place: Place
+        self, model: ir.Model, delivered: Delivered, samples: Sequence[Sample], place: LayerPlace
     ) -> None:
         self._delivered, self._place = delivered, place
         self._tuned = StoredFrontier(delivered.model, samples, place.store, cuda=place.cuda)
         self._plain = StoredFrontier(model, samples, place.store, cuda=place.cuda)
 
-    def look(self, data: str, output: str, params: QParams | None, linear: str | None = None) -> Seen:
+    def look(self, data: str, output: str, params: QParams | None, linear: str | None = None) -> SeenRows:
         """What a layer sees and should give; everything before it runs if it has not.
 
         Args:
@@ -125,7 +125,7 @@ class Branches:
         codes = self._tuned.reach(name)
         plain = self._plain.reach(data) if self._place.mixed else None
         before = None if linear is None else self._plain.reach(linear)
-        return Seen(codes, plain, before, self._plain.reach(output), params)
+        return SeenRows(codes, plain, before, self._plain.reach(output), params)
 
     def release(self) -> None:
         """Forget values that nothing will read any more."""

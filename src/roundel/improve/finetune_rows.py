@@ -15,10 +15,10 @@ import onnx_ir as ir
 import onnxruntime as ort
 from numpy.typing import NDArray
 
-from roundel.improve.finetune_constants import Weights
+from roundel.improve.finetune_constants import UnitWeights
 from roundel.improve.finetune_units import Unit
 from roundel.improve.moments import Moments
-from roundel.improve.reports import held_out
+from roundel.improve.reports import held_out_count
 from roundel.improve.rounding import Problem, solve
 from roundel.improve.stepwise import Frontier
 from roundel.model.memory import budget
@@ -29,7 +29,7 @@ _IN_MEMORY = 4  # times what else is kept of one kind: rows of a layer are read 
 
 
 @dataclass(frozen=True, slots=True)
-class Store:
+class ArrayStore:
     """Allocates arrays as the memory level asks.
 
     Attributes:
@@ -50,7 +50,9 @@ class Store:
 class StoredFrontier(Frontier):
     """A frontier whose values lie where the store puts them, on the device that was asked for."""
 
-    def __init__(self, model: ir.Model, samples: Sequence[Sample], store: Store, *, cuda: int | None) -> None:
+    def __init__(
+        self, model: ir.Model, samples: Sequence[Sample], store: ArrayStore, *, cuda: int | None
+    ) -> None:
         room = None if store.level < 2 else 0
         super().__init__(model, samples, threads=max(2, os.cpu_count() or 2), room=room)
         self._cuda = cuda
@@ -108,7 +110,7 @@ class Rows:
 
 def held_from(samples: int) -> int:
     """The number of the first sample of the last fifth."""
-    return samples - held_out(samples)
+    return samples - held_out_count(samples)
 
 
 def layer_seed(seed: int, layer: str) -> int:
@@ -118,7 +120,7 @@ def layer_seed(seed: int, layer: str) -> int:
 
 
 @dataclass(frozen=True, slots=True, eq=False)
-class Seen:
+class SeenRows:
     """One layer's tensors for all samples.
 
     Attributes:
@@ -136,7 +138,9 @@ class Seen:
     params: QParams | None
 
 
-def gather(unit: Unit, seen: Seen, shape: tuple[int, int, int], store: Store, seed: int) -> Rows:
+def gather_rows(
+    unit: Unit, seen: SeenRows, shape: tuple[int, int, int], store: ArrayStore, seed: int
+) -> Rows:
     """Look at a few places of each sample.
 
     Args:
@@ -183,7 +187,7 @@ def narrow_type(params: QParams | None) -> np.dtype[Any]:
     return np.dtype(np.int32)
 
 
-def _shifted(unit: Unit, seen: Seen, index: int) -> NDArray[Any]:
+def _shifted(unit: Unit, seen: SeenRows, index: int) -> NDArray[Any]:
     if seen.params is None:
         return seen.codes[index].astype(np.float32, copy=False)
     whole = seen.codes[index].astype(np.int32) - int(seen.params.zero_point)
@@ -219,7 +223,7 @@ class Solved:
     whole: Doubles
 
 
-def solved_codes(weights: Weights, rows: Rows) -> Solved | None:
+def solved_codes(weights: UnitWeights, rows: Rows) -> Solved | None:
     """Codes solved anew; None where nothing was rounded before or zero points differ between channels.
 
     A layer that the walk has rounded was rounded for the inputs of that time. Tuning the layers before it
@@ -227,7 +231,7 @@ def solved_codes(weights: Weights, rows: Rows) -> Solved | None:
     """
     if weights.low.size != 1 or rows.linear is None:
         return None
-    middle = rows.starts[max(1, rows.held_from - held_out(rows.held_from))]
+    middle = rows.starts[max(1, rows.held_from - held_out_count(rows.held_from))]
     early = _moments(rows, 0, middle)
     late = _moments(rows, middle, rows.first_held)
     held = _moments(rows, rows.first_held, rows.starts[-1])
@@ -251,7 +255,7 @@ def _chunks(rows: Rows, first: int, last: int) -> Iterator[slice]:
         yield slice(start, min(start + width, last))
 
 
-def _solve(weights: Weights, train: Moments, held: Moments) -> Doubles:
+def _solve(weights: UnitWeights, train: Moments, held: Moments) -> Doubles:
     problem = Problem(
         weight=weights.real,
         bias=weights.bias,

@@ -315,7 +315,7 @@ _JOINS = ("Add", "Mul")
 
 
 @dataclass(frozen=True, slots=True, eq=False)
-class Step:
+class BlockStep:
     """One node of a block: a layer to tune, an activation, or a join (neither of the two)."""
 
     node: ir.Node
@@ -335,7 +335,7 @@ class Block:
 
     entry: str
     output: str
-    steps: tuple[Step, ...]
+    steps: tuple[BlockStep, ...]
 
     @property
     def units(self) -> tuple[Unit, ...]:
@@ -456,14 +456,14 @@ def _block(
     )
 
 
-def _step(node: ir.Node, units: Mapping[str, Unit], state: QuantState) -> Step | None:
+def _step(node: ir.Node, units: Mapping[str, Unit], state: QuantState) -> BlockStep | None:
     unit = units.get(str(node.name))
     if unit is not None:
         unusual = unit.normalizes or "output_padding" in node.attributes
-        return None if unusual else Step(node, unit, None)
+        return None if unusual else BlockStep(node, unit, None)
     if node.op_type in _JOINS and not any(v is None or is_constant(v) for v in node.inputs):
-        return Step(node, None, None)
+        return BlockStep(node, None, None)
     if node.op_type in _ACTIVATIONS:
         activation = read_activation(node, node, state)
-        return None if activation is None else Step(node, None, activation)
+        return None if activation is None else BlockStep(node, None, activation)
     return None

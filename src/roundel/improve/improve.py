@@ -16,7 +16,7 @@ from roundel.improve.finetune import finetune
 from roundel.improve.judge import StepReport, as_if_rounded, output_sqnr, verdict
 from roundel.improve.memory import once, run_key
 from roundel.improve.ranges import choose_ranges
-from roundel.improve.reports import FEWEST, FinetuneReport, LayerReport, Moment, Progress, held_out
+from roundel.improve.reports import FEWEST, FinetuneReport, LayerReport, Moment, Progress, held_out_count
 from roundel.improve.rounding import walk
 from roundel.recipe.settings import Recipe
 from roundel.types import Sample
@@ -70,7 +70,7 @@ def improve(
     if len(samples) < FEWEST:
         note = f"nothing was improved beyond calibration: {recipe.effort} effort needs {FEWEST} samples"
         return Improved(state, (), (note,))
-    held = held_out(len(samples))
+    held = held_out_count(len(samples))
 
     def sqnr(now: QuantState, *, foreseen: bool) -> float:
         judged = as_if_rounded(model.graph, now) if foreseen else now

@@ -20,7 +20,7 @@ from roundel.types import Arrays, QParams, QType, Sample
 from roundel.work.checkpoints import Memory, as_array, as_tree
 
 
-def packed_params(params: Mapping[str, QParams]) -> tuple[list[list[Any]], Arrays]:
+def params_as_arrays(params: Mapping[str, QParams]) -> tuple[list[list[Any]], Arrays]:
     """Formats as plain words, and scales and zero points as arrays, by their numbers."""
     words = [[name, p.qtype.value, p.axis] for name, p in params.items()]
     arrays: Arrays = {}
@@ -89,7 +89,7 @@ _TABLES = ("float_scales", "values", "codes")
 
 def _changes(before: QuantState, after: QuantState, reports: Sequence[LayerReport]) -> Arrays:
     new = {name: p for name, p in after.params.items() if p is not before.params.get(name)}
-    words, arrays = packed_params(new)
+    words, arrays = params_as_arrays(new)
     names: dict[str, list[str]] = {}
     for table in _TABLES:
         old, now = getattr(before, table), getattr(after, table)

@@ -11,9 +11,9 @@ import onnx_ir as ir
 
 from roundel.improve.judge import StepReport, verdict
 from roundel.improve.probe import OutputErrors, together
-from roundel.improve.reports import FEWEST, LayerReport, Progress, held_out
+from roundel.improve.reports import FEWEST, LayerReport, Progress, held_out_count
 from roundel.improve.rotate import rotate
-from roundel.improve.smooth import find_groups, look, smooth
+from roundel.improve.smooth import find_groups, look_at_channels, smooth
 from roundel.model.session import open_session
 from roundel.passes import refresh_shapes
 from roundel.plan import build_plan
@@ -73,7 +73,7 @@ class _Trial:
     def __init__(
         self, model: ir.Model, samples: Sequence[Sample], recipe: Recipe, quantize: Quantize
     ) -> None:
-        first = len(samples) - held_out(len(samples))
+        first = len(samples) - held_out_count(len(samples))
         self.model, self.recipe = model, recipe
         self.learn, self.held = samples[:first], samples[first:]
         self.steps: list[StepReport] = []
@@ -122,7 +122,7 @@ def _rotated(model: ir.Model, trial: _Trial) -> _Done:
 def _smoothed(model: ir.Model, trial: _Trial) -> _Done:
     plan = build_plan(model, trial.recipe)
     groups = find_groups(model.graph, plan)
-    seen = look(model, groups, trial.learn, trial.held) if groups else {}
+    seen = look_at_channels(model, groups, trial.learn, trial.held) if groups else {}
     reports = smooth(model, groups, seen, plan, trial.recipe)
     places = Counter(report.where for report in reports)
     told = ", ".join(f"{count} x {where}" for where, count in places.most_common())

@@ -69,6 +69,6 @@ FEWEST = 4  # samples: with fewer, nothing is left to judge by
 _SHARE = 0.2
 
 
-def held_out(count: int) -> int:
+def held_out_count(count: int) -> int:
     """How many of the last samples judge the steps that learn from the others."""
     return max(1, round(count * _SHARE))

@@ -14,9 +14,9 @@ from numpy.typing import NDArray
 from roundel.calibrate.positions import Reach, layer_reach
 from roundel.calibrate.statistics import QuantState
 from roundel.improve.layers import Layer, quantized_layers
-from roundel.improve.memory import packed_params, unpacked_params
+from roundel.improve.memory import params_as_arrays, unpacked_params
 from roundel.improve.moments import Centred, Moments
-from roundel.improve.reports import LayerReport, Progress, held_out
+from roundel.improve.reports import LayerReport, Progress, held_out_count
 from roundel.improve.stepwise import Frontier
 from roundel.improve.targets import Glimpse, float_targets, importance, visible_ranges
 from roundel.model.graph import constant_array, values_by_name
@@ -234,7 +234,7 @@ class _Walker:
         self.reach = layer_reach(model.graph, state)
         self.importance = importance(model.graph)
         self.visible = visible_ranges(model.graph)
-        self.held_from = len(samples) - held_out(len(samples))
+        self.held_from = len(samples) - held_out_count(len(samples))
 
     def remembered(
         self, layer: Layer, glimpses: Sequence[Glimpse], number: int, memory: Memory | None
@@ -246,7 +246,7 @@ class _Walker:
         report = self.improve(layer, glimpses)
         if memory is not None:
             names = [name for name in (layer.weight, layer.bias) if name is not None and report.kept]
-            words, arrays = packed_params({name: self.state.params[name] for name in names})
+            words, arrays = params_as_arrays({name: self.state.params[name] for name in names})
             arrays |= {f"codes.{place}": self.state.codes[name] for place, name in enumerate(names)}
             memory.save(number, {**arrays, "facts": as_array({"params": words, "report": asdict(report)})})
         return report

@@ -54,7 +54,7 @@ class Group:
 
 
 @dataclass(frozen=True, slots=True, eq=False)
-class Seen:
+class ChannelsSeen:
     """What the data shows of one tensor.
 
     Attributes:
@@ -88,9 +88,9 @@ def find_groups(graph: ir.Graph, plan: QuantPlan) -> tuple[Group, ...]:
     )
 
 
-def look(
+def look_at_channels(
     model: ir.Model, groups: Sequence[Group], learn: Sequence[Sample], judge: Sequence[Sample]
-) -> dict[str, Seen]:
+) -> dict[str, ChannelsSeen]:
     """Run the samples, one at a time: the extremes of each channel, and rows to judge by.
 
     Args:
@@ -122,7 +122,7 @@ def look(
                     np.maximum(high[name], flat.max(axis=0), out=high[name])
                 else:
                     rows[name].append(_spread(flat, most // len(judge) or 1))
-    return {name: Seen(low[name], high[name], np.concatenate(rows[name])) for name in width}
+    return {name: ChannelsSeen(low[name], high[name], np.concatenate(rows[name])) for name in width}
 
 
 def _not_finite(name: str, index: int) -> DataError:
@@ -150,7 +150,7 @@ _AT_RUN_TIME = Scheme(QType.UINT8, symmetric=False)
 
 
 @dataclass(frozen=True, slots=True, eq=False)
-class Choice:
+class SmoothChoice:
     """The best factors and what they do.
 
     Attributes:
@@ -167,7 +167,7 @@ class Choice:
 
 
 @dataclass(frozen=True, slots=True, eq=False)
-class Storage:
+class WeightStorage:
     """How a group is quantized.
 
     Attributes:
@@ -203,14 +203,16 @@ class Maker:
         return _square(self.rows @ (rounded * divisors - self.weight)) / _size(self.rows @ self.weight)
 
 
-def storage(group: Group, plan: QuantPlan, recipe: Recipe) -> Storage:
+def storage(group: Group, plan: QuantPlan, recipe: Recipe) -> WeightStorage:
     """What the plan says of the group."""
     if recipe.mode == "dynamic":
         whole = recipe.weights.scheme
         assert isinstance(whole, Scheme), "the recipe allows no other in this mode"
         chosen = [plan.nodes[layer.name].quantized for layer in group.layers]
-        return Storage(_AT_RUN_TIME, tuple(whole if one else None for one in chosen))
-    return Storage(_integers(plan, group.name), tuple(weight_scheme(layer, plan) for layer in group.layers))
+        return WeightStorage(_AT_RUN_TIME, tuple(whole if one else None for one in chosen))
+    return WeightStorage(
+        _integers(plan, group.name), tuple(weight_scheme(layer, plan) for layer in group.layers)
+    )
 
 
 def weight_scheme(layer: Linear, plan: QuantPlan) -> Scheme | None:
@@ -227,7 +229,9 @@ def smoothing_factors(magnitudes: Doubles, weights: Sequence[NDArray[Any]], alph
     return np.asarray(_above_zero(magnitudes) ** alpha / _above_zero(rows) ** (1 - alpha))
 
 
-def choose(group: Group, seen: Seen, stored: Storage, maker: Maker | None, alphas: Sequence[float]) -> Choice:
+def choose_factors(
+    group: Group, seen: ChannelsSeen, stored: WeightStorage, maker: Maker | None, alphas: Sequence[float]
+) -> SmoothChoice:
     """The candidate with the smallest error, layers counting alike; none where it does not fall.
 
     Args:
@@ -259,12 +263,12 @@ def choose(group: Group, seen: Seen, stored: Storage, maker: Maker | None, alpha
 
     plain = np.ones(group.channels)
     before = errors(plain)
-    best, least = Choice(None, plain, before, before), cost(plain, before)
+    best, least = SmoothChoice(None, plain, before, before), cost(plain, before)
     for alpha in alphas:
         factors = smoothing_factors(seen.magnitudes, weights, alpha)
         found = errors(factors)
         if (total := cost(factors, found)) < least:
-            best, least = Choice(alpha, factors, before, found), total
+            best, least = SmoothChoice(alpha, factors, before, found), total
     return best
 
 
@@ -306,7 +310,11 @@ class SmoothReport:
 
 
 def smooth(
-    model: ir.Model, groups: tuple[Group, ...], seen: Mapping[str, Seen], plan: QuantPlan, recipe: Recipe
+    model: ir.Model,
+    groups: tuple[Group, ...],
+    seen: Mapping[str, ChannelsSeen],
+    plan: QuantPlan,
+    recipe: Recipe,
 ) -> tuple[SmoothReport, ...]:
     """Rescale the inputs of layers channel by channel, in place, where their held-out error falls.
 
@@ -330,14 +338,14 @@ def smooth(
             reports.append(_left(group, stored))
             continue
         start = time.perf_counter()
-        choice = choose(group, seen[group.name], stored, _maker(edits, seen, plan), alphas)
+        choice = choose_factors(group, seen[group.name], stored, _maker(edits, seen, plan), alphas)
         if choice.alpha is not None:
             _apply(editor, group, choice, edits)
         reports.append(_told(group, choice, edits, time.perf_counter() - start))
     return tuple(reversed(reports))
 
 
-def _maker(edits: Edits | None, seen: Mapping[str, Seen], plan: QuantPlan) -> Maker | None:
+def _maker(edits: Edits | None, seen: Mapping[str, ChannelsSeen], plan: QuantPlan) -> Maker | None:
     """The quantized layer among the places that take the factors."""
     for edit in edits or ():
         layer, given = read_linear(edit.node), edit.node.inputs[0]
@@ -348,7 +356,7 @@ def _maker(edits: Edits | None, seen: Mapping[str, Seen], plan: QuantPlan) -> Ma
     return None
 
 
-def _apply(editor: Editor, group: Group, choice: Choice, edits: Edits | None) -> None:
+def _apply(editor: Editor, group: Group, choice: SmoothChoice, edits: Edits | None) -> None:
     if edits is None:
         readers = [(layer.node, 0) for layer in group.layers]
         inverse = (1 / choice.factors).astype(group.layers[0].weight.dtype)
@@ -360,7 +368,7 @@ def _apply(editor: Editor, group: Group, choice: Choice, edits: Edits | None) ->
         layer.set_weight(editor, layer.weight.astype(np.float64) * choice.factors[:, None])
 
 
-def _left(group: Group, stored: Storage) -> SmoothReport:
+def _left(group: Group, stored: WeightStorage) -> SmoothReport:
     if stored.data is None:
         why = "the tensor is not stored in integers"
     elif group.shared:
@@ -370,7 +378,7 @@ def _left(group: Group, stored: Storage) -> SmoothReport:
     return SmoothReport(group.name, (), False, None, why)
 
 
-def _told(group: Group, choice: Choice, edits: Edits | None, seconds: float) -> SmoothReport:
+def _told(group: Group, choice: SmoothChoice, edits: Edits | None, seconds: float) -> SmoothReport:
     kept = choice.alpha is not None
     if not kept:
         where = "the error of the layers does not fall"

@@ -9,7 +9,7 @@ from typing import Any, Protocol
 import numpy as np
 import torch
 
-from roundel.improve.finetune_constants import Format, Held, Weights
+from roundel.improve.finetune_constants import Format, Held, UnitWeights
 from roundel.improve.finetune_rows import Rows
 from roundel.improve.finetune_units import Activation, channel_slopes
 from roundel.recipe.settings import Finetune
@@ -33,7 +33,7 @@ class TorchLayer:
     """
 
     def __init__(
-        self, weights: Weights, activation: Activation | None, output: Format | None, device: str
+        self, weights: UnitWeights, activation: Activation | None, output: Format | None, device: str
     ) -> None:
         self._step = tensor(weights.scale * weights.input_scale, device)
         self._activation, self._output = activation, output
@@ -43,7 +43,7 @@ class TorchLayer:
     def outputs(self, x: Tensor, codes: Tensor, bias: Tensor) -> Tensor:
         """(n, groups, outputs per group)."""
         result = self.activated(self.product(x, codes) + bias)
-        return result if self._output is None else fake_quantize(result, self._output)
+        return result if self._output is None else fake_quantize_tensor(result, self._output)
 
     def product(self, x: Tensor, codes: Tensor) -> Tensor:
         """Inputs times weights, without bias."""
@@ -86,7 +86,7 @@ def activate(z: Tensor, activation: Activation, slopes: Tensor | None = None) ->
     return torch.sigmoid(z) if op == "Sigmoid" else torch.tanh(z)
 
 
-def fake_quantize(x: Tensor, params: Format) -> Tensor:
+def fake_quantize_tensor(x: Tensor, params: Format) -> Tensor:
     """Quantize and dequantize; the gradient passes where nothing saturates."""
     if isinstance(params, Held):
         return straight_held(x, params.hold)
@@ -111,7 +111,7 @@ def tensor(array: Any, device: str) -> Tensor:
     return torch.from_numpy(np.array(array, np.float32, order="C")).to(device)
 
 
-class Feed:
+class LayerFeed:
     """Hands out a layer's rows as tensors.
 
     Args:
@@ -172,7 +172,7 @@ def reconstruction(got: Tensor, wanted: Tensor) -> Tensor:
     return (got - wanted).square().sum((1, 2)).mean()
 
 
-def channel_errors(layer: TorchLayer, data: Any, codes: Tensor, bias: Tensor) -> Tensor:
+def layer_channel_errors(layer: TorchLayer, data: Any, codes: Tensor, bias: Tensor) -> Tensor:
     """Mean squared error of each channel, (groups, outputs per group)."""
     total, count = torch.zeros_like(bias, dtype=torch.float64), 0
     with torch.no_grad():
@@ -188,7 +188,7 @@ def refit_bias(layer: TorchLayer, data: list[tuple[Tensor, Tensor]], codes: Tens
         return bias
     with torch.no_grad():
         products = [layer.product(x, codes) for x, _ in data]
-    best, least = bias, channel_errors(layer, data, codes, bias)
+    best, least = bias, layer_channel_errors(layer, data, codes, bias)
     tried = bias
     for _ in range(_REFITS):
         slope_residual, slope_square, count = torch.zeros_like(bias), torch.zeros_like(bias), 0
@@ -200,7 +200,7 @@ def refit_bias(layer: TorchLayer, data: list[tuple[Tensor, Tensor]], codes: Tens
             slope_square += slope.square().sum(0)
             count += len(y)
         tried = tried - slope_residual / (slope_square + 1e-4 * count)
-        errors = channel_errors(layer, data, codes, tried)
+        errors = layer_channel_errors(layer, data, codes, tried)
         better = errors < least
         best, least = torch.where(better, tried, best), torch.where(better, errors, least)
     return best
@@ -230,7 +230,7 @@ class AdaRound:
         device: where to compute.
     """
 
-    def __init__(self, weights: Weights, settings: Finetune, device: str) -> None:
+    def __init__(self, weights: UnitWeights, settings: Finetune, device: str) -> None:
         base, share = rounding_start(weights)
         self._base = tensor(base, device)
         self._alpha = tensor(inverse_rectified(share), device).requires_grad_(True)
@@ -277,7 +277,7 @@ class AdaQuant:
         device: where to compute.
     """
 
-    def __init__(self, weights: Weights, settings: Finetune, device: str) -> None:
+    def __init__(self, weights: UnitWeights, settings: Finetune, device: str) -> None:
         self._scale = tensor(weights.scale, device)
         self._low, self._high = tensor(weights.low, device), tensor(weights.high, device)
         self._hold = weights.hold
@@ -317,7 +317,7 @@ class AdaQuant:
         return torch.zeros((), device=self._weight.device)
 
 
-def rounding_start(weights: Weights) -> tuple[Doubles, Doubles]:
+def rounding_start(weights: UnitWeights) -> tuple[Doubles, Doubles]:
     """The lower of the two codes of each weight, and how far above it the weight starts (0 to 1).
 
     The share lies on the side of the middle that the present code is on, so that learning starts from
@@ -361,6 +361,6 @@ def _stored(bias: Tensor, params: Format) -> Tensor:
     return torch.clamp(codes, params.qtype.qmin + 1, params.qtype.qmax) * scale.reshape(bias.shape)
 
 
-def make_learner(algorithm: str, weights: Weights, settings: Finetune, device: str) -> Any:
+def make_learner(algorithm: str, weights: UnitWeights, settings: Finetune, device: str) -> Any:
     """The learner of an algorithm."""
     return (AdaRound if algorithm == "adaround" else AdaQuant)(weights, settings, device)

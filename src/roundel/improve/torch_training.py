@@ -10,18 +10,18 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
-from roundel.improve.finetune_constants import Constants, Format, Tuned, Weights
-from roundel.improve.finetune_rows import Rows, Seen, held_from, layer_seed, solved_codes
-from roundel.improve.finetune_units import Block, Step, Tunable, Unit
+from roundel.improve.finetune_constants import Constants, Format, Tuned, UnitWeights
+from roundel.improve.finetune_rows import Rows, SeenRows, held_from, layer_seed, solved_codes
+from roundel.improve.finetune_units import Block, BlockStep, Tunable, Unit
 from roundel.improve.layers import Layer
 from roundel.improve.torch_layer import (
-    Feed,
+    LayerFeed,
     Learner,
     Tensor,
     TorchLayer,
     activate,
-    channel_errors,
-    fake_quantize,
+    fake_quantize_tensor,
+    layer_channel_errors,
     make_learner,
     reconstruction,
     refit_bias,
@@ -40,7 +40,7 @@ _CLEAR_GAIN = 0.01  # solved codes can be made from all rows, learned ones canno
 
 
 @dataclass(frozen=True, slots=True, eq=False)
-class Task:
+class TrainingTask:
     """One layer with everything its tuning needs; independent of all others.
 
     Attributes:
@@ -55,7 +55,7 @@ class Task:
     """
 
     unit: Unit
-    weights: Weights
+    weights: UnitWeights
     rows: Rows
     output: Format | None
     constants: Constants
@@ -63,7 +63,7 @@ class Task:
     settings: Finetune
     device: str
 
-    def run(self, heard: Heard | None = None) -> Outcome:
+    def run(self, heard: Heard | None = None) -> TrainingOutcome:
         """Tune the layer and judge it on the rows that it did not learn from."""
         return tune(self, heard)
 
@@ -77,7 +77,7 @@ class Change:
 
 
 @dataclass(frozen=True, slots=True, eq=False)
-class Outcome:
+class TrainingOutcome:
     """A tuned layer or block.
 
     Attributes:
@@ -94,9 +94,9 @@ class Outcome:
     power: float
 
 
-def tune(task: Task, heard: Heard | None = None) -> Outcome:
+def tune(task: TrainingTask, heard: Heard | None = None) -> TrainingOutcome:
     """Tune one layer and judge it on the rows that it did not learn from."""
-    bench, power = Bench(task), task.rows.power()
+    bench, power = TrainingBench(task), task.rows.power()
     solved = solved_codes(task.weights, task.rows)
     now = bench.measured(bench.state_codes, bench.state_bias)
     first = bench.candidate(bench.state_codes if solved is None else tensor(solved.taught, task.device))
@@ -111,7 +111,7 @@ def tune(task: Task, heard: Heard | None = None) -> Outcome:
         if first.error * (1 - _CLEAR_GAIN) <= learned.error:
             best = replace(whole, error=first.error)
     change = Change(task.unit.layer, Tuned(numbers(best.codes), best.stored, best.params))
-    return Outcome((change,), before, best.error, trained.steps, power)
+    return TrainingOutcome((change,), before, best.error, trained.steps, power)
 
 
 def relative(heard: Heard | None, power: float) -> Heard:
@@ -135,14 +135,16 @@ class Candidate:
     error: float
 
 
-class Bench:
+class TrainingBench:
     """Measures a layer with any codes."""
 
-    def __init__(self, task: Task) -> None:
+    def __init__(self, task: TrainingTask) -> None:
         self._task, self._device = task, task.device
         settings, weights = task.settings, task.weights
         self.layer = TorchLayer(weights, task.unit.activation, task.output, task.device)
-        self.feed = Feed(task.rows, task.device, settings.drop_ratio, resident=settings.mem_opt_level < 2)
+        self.feed = LayerFeed(
+            task.rows, task.device, settings.drop_ratio, resident=settings.mem_opt_level < 2
+        )
         self.look = self.feed.look()
         self.state_codes, self.state_bias = (
             tensor(weights.codes, task.device),
@@ -161,13 +163,13 @@ class Bench:
         """The codes with this bias."""
         task = self._task
         stored, params = task.constants.rounded_bias(task.unit.layer, task.weights, numbers(bias))
-        held = channel_errors(self.layer, self.feed.held(), codes, tensor(stored, self._device))
+        held = layer_channel_errors(self.layer, self.feed.held(), codes, tensor(stored, self._device))
         return Candidate(codes, bias, stored, params, float(held.sum()))
 
     def error(self, learner: Learner) -> float:
         """Reconstruction error of the rounded layer on rows to learn from."""
         codes, bias = learner.hard_codes(), learner.bias().detach()
-        return float(channel_errors(self.layer, self.look, codes, bias).sum())
+        return float(layer_channel_errors(self.layer, self.look, codes, bias).sum())
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -179,14 +181,14 @@ class Trained:
     steps: int
 
 
-def train(task: Task, bench: Bench, start: Candidate, heard: Heard) -> Trained:
+def train(task: TrainingTask, bench: TrainingBench, start: Candidate, heard: Heard) -> Trained:
     """Follow the gradient; of the looks taken on the way the best one counts."""
     settings = task.settings
     weights = replace(task.weights, codes=numbers(start.codes))
     learner: Learner = make_learner(task.algorithm, weights, settings, task.device)
     learner.set_bias(start.bias)
     generator = torch.Generator().manual_seed(layer_seed(settings.seed, task.unit.layer.name))
-    watch = Watch(settings, task.algorithm)
+    watch = LossWatch(settings, task.algorithm)
     best = learner.hard_codes(), learner.bias().detach().clone()
     watch.see(0, bench.error(learner))
     rate = learning_rate(settings, task.algorithm, watch.best)
@@ -211,7 +213,7 @@ def train(task: Task, bench: Bench, start: Candidate, heard: Heard) -> Trained:
     return Trained(*best, step)
 
 
-class Watch:
+class LossWatch:
     """Looks at the reconstruction error of the rounded layer, and says when it has stopped falling."""
 
     def __init__(self, settings: Finetune, algorithm: str) -> None:
@@ -277,14 +279,14 @@ class BlockTask:
     """
 
     block: Block
-    weights: tuple[Weights, ...]
-    seen: Seen
+    weights: tuple[UnitWeights, ...]
+    seen: SeenRows
     constants: Constants
     algorithm: str
     settings: Finetune
     device: str
 
-    def run(self, heard: Heard | None = None) -> Outcome:
+    def run(self, heard: Heard | None = None) -> TrainingOutcome:
         """Tune the block and judge it on the samples that it did not learn from."""
         return _Tuner(self).run(heard)
 
@@ -297,7 +299,7 @@ class _Tuner:
         self._scales = [tensor(w.scale, task.device) for w in task.weights]
         self._held_from = held_from(len(task.seen.outputs))
 
-    def run(self, heard: Heard | None) -> Outcome:
+    def run(self, heard: Heard | None) -> TrainingOutcome:
         """Learn, choose, judge."""
         task, power = self._task, _power(self._task.seen.outputs[self._held_from :])
         start = [(tensor(w.codes, self._device), tensor(w.bias, self._device)) for w in task.weights]
@@ -310,13 +312,13 @@ class _Tuner:
             changes.append(Change(unit.layer, Tuned(numbers(codes), real, params)))
             stored.append((codes, tensor(real, self._device)))
         after = self._error(stored, held)
-        return Outcome(tuple(changes), before, after, steps, power)
+        return TrainingOutcome(tuple(changes), before, after, steps, power)
 
     def _train(self, heard: Heard) -> tuple[list[tuple[Tensor, Tensor]], int]:
         settings = self._settings
         generator = torch.Generator().manual_seed(layer_seed(settings.seed, self._task.block.name))
         looks = range(min(self._held_from, _LOOK_SAMPLES))
-        watch = Watch(settings, self._task.algorithm)
+        watch = LossWatch(settings, self._task.algorithm)
         best = self._now()
         watch.see(0, self._error(best, looks))
         rate = learning_rate(settings, self._task.algorithm, watch.best)
@@ -390,12 +392,12 @@ class _Tuner:
             inner = name != self._task.block.output
             stored = constants.format_of(name) if inner or settings.output_qdq else None
             if stored is not None:
-                out = fake_quantize(out, stored)
+                out = fake_quantize_tensor(out, stored)
             values[name] = out
         return out
 
 
-def _plain(step: Step, inputs: list[Tensor]) -> Tensor:
+def _plain(step: BlockStep, inputs: list[Tensor]) -> Tensor:
     if step.activation is not None:
         return activate(inputs[0], step.activation)
     one, other = inputs if len(inputs) == 2 else inputs * 2

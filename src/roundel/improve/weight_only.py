@@ -16,12 +16,12 @@ from roundel.errors import DataError, RecipeError
 from roundel.improve.judge import StepReport, verdict
 from roundel.improve.moments import HeldMoments, InputMoments
 from roundel.improve.probe import Carried, Errors, OutputErrors, together
-from roundel.improve.reports import FEWEST, LayerReport, Progress, held_out
+from roundel.improve.reports import FEWEST, LayerReport, Progress, held_out_count
 from roundel.improve.stepwise import Frontier
 from roundel.model.graph import constant_array, values_by_name
 from roundel.model.session import open_session
 from roundel.numerics.packed import Packed, round_packed
-from roundel.numerics.rounding import Spread, gptq, spread
+from roundel.numerics.rounding import ErrorSpread, gptq, spread
 from roundel.plan.types import QuantPlan
 from roundel.plan.weight_only import WeightLayer, weight_layers
 from roundel.recipe.settings import WeightOnly
@@ -128,7 +128,7 @@ class _Walker:
 
     def _moments(self, stage: Stage) -> tuple[InputMoments, HeldMoments]:
         width = self.packed[stage[0].key].codes.shape[1]
-        border = len(self.samples) - held_out(len(self.samples))
+        border = len(self.samples) - held_out_count(len(self.samples))
         train = InputMoments.of(self._inputs(stage, range(border)), width)
         held = HeldMoments.of(self._inputs(stage, range(border, len(self.samples))), width)
         for found in (train, held.moments):
@@ -184,7 +184,7 @@ class _Walker:
             best, chosen, least = pull, ridge, error
         return best, chosen
 
-    def _spread(self, moments: InputMoments) -> Spread:
+    def _spread(self, moments: InputMoments) -> ErrorSpread:
         try:
             return spread(moments.seen, self.options.percdamp, act_order=self.options.act_order)
         except np.linalg.LinAlgError as error:
@@ -195,7 +195,7 @@ class _Walker:
                 hint="Use 0.01, the default, or more; or give more samples.",
             ) from error
 
-    def _gptq(self, weight: NDArray[Any], pull: Doubles | None, spreading: Spread) -> Packed:
+    def _gptq(self, weight: NDArray[Any], pull: Doubles | None, spreading: ErrorSpread) -> Packed:
         target = weight if pull is None else weight @ pull
         return gptq(target, spreading, self.options.scheme, search=self.options.range == "mse")
 
@@ -265,7 +265,7 @@ def _gptq(
 ) -> PackedWeights:
     start = time.perf_counter()
     solved, reports = gptq_walk(model, layers, rounded, samples, options, told)
-    held = samples[-held_out(len(samples)) :]
+    held = samples[-held_out_count(len(samples)) :]
     errors = _sqnr(model, layers, rounded, held), _sqnr(model, layers, solved, held)
     step = verdict("gptq", errors, time.perf_counter() - start, reports)
     return PackedWeights(layers, solved if step.kept else rounded, (step,))

@@ -5,11 +5,11 @@ from __future__ import annotations
 from roundel.kit.kit import DeployKit, write_kit
 from roundel.kit.npu_report import read_report
 from roundel.kit.placement import (
-    Comparison,
     ComparisonRow,
+    PlacementComparison,
     PlacementReport,
     ReportError,
-    compare,
+    compare_placements,
     compare_with_check,
     verdicts,
 )
@@ -17,14 +17,14 @@ from roundel.targets.npu import DEVICES, Device, Format
 
 __all__ = [
     "DEVICES",
-    "Comparison",
     "ComparisonRow",
     "DeployKit",
     "Device",
     "Format",
+    "PlacementComparison",
     "PlacementReport",
     "ReportError",
-    "compare",
+    "compare_placements",
     "compare_with_check",
     "read_report",
     "verdicts",

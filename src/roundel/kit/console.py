@@ -9,7 +9,7 @@ from rich.table import Table
 from rich.text import Text
 
 from roundel.kit.kit import DeployKit
-from roundel.kit.placement import Comparison, ComparisonRow, PlacementReport, places, verdicts
+from roundel.kit.placement import ComparisonRow, PlacementComparison, PlacementReport, places, verdicts
 
 
 def show_kit(console: Console, kit: DeployKit) -> None:
@@ -46,7 +46,7 @@ def show_placement(
         console.print(Text.assemble(("note: ", "yellow"), note))
 
 
-def show_comparison(console: Console, rows: Sequence[ComparisonRow]) -> None:
+def show_placement_comparison(console: Console, rows: Sequence[ComparisonRow]) -> None:
     """Prediction beside reality."""
     table = Table(box=None, padding=(0, 1))
     for heading in ("", "predicted", "reported", "difference"):
@@ -57,10 +57,10 @@ def show_comparison(console: Console, rows: Sequence[ComparisonRow]) -> None:
     console.print(table)
 
 
-def show_prediction(console: Console, comparison: Comparison) -> None:
+def show_prediction(console: Console, comparison: PlacementComparison) -> None:
     """The comparison with `roundel check`, and what to beware of."""
     console.print(Text(f"Predicted for {comparison.format} on {comparison.device}:"))
-    show_comparison(console, comparison.rows)
+    show_placement_comparison(console, comparison.rows)
     for note in comparison.notes:
         console.print(Text.assemble(("note: ", "yellow"), note))
 

@@ -126,7 +126,7 @@ class ComparisonRow:
         return None if self.actual is None else self.actual - self.predicted
 
 
-def compare(
+def compare_placements(
     report: PlacementReport, predicted_cpu_ops: int, predicted_npu_ops: int | None, predicted_islands: int
 ) -> tuple[ComparisonRow, ...]:
     """Prediction beside reality.
@@ -199,7 +199,7 @@ def places(report: PlacementReport, op: str) -> str:
 
 
 @dataclass(frozen=True, slots=True)
-class Comparison:
+class PlacementComparison:
     """A prediction and a report of the same model.
 
     Attributes:
@@ -225,7 +225,7 @@ class Comparison:
 
 def compare_with_check(
     report: PlacementReport, model: Path, *, preset: str | None = None, device: str = "stx"
-) -> Comparison:
+) -> PlacementComparison:
     """Judge the model that ran, as it stands, and put the prediction beside the report.
 
     Args:
@@ -241,9 +241,9 @@ def compare_with_check(
         preset = Format.BF16.value  # what the compiler makes of a float model
     judged = check_model(model, preset=preset, device=device)
     split, integer = judged.before, Format(judged.format).integer
-    rows = compare(report, split.cpu_nodes, None if integer else split.npu_nodes, split.islands)
+    rows = compare_placements(report, split.cpu_nodes, None if integer else split.npu_nodes, split.islands)
     notes = (*judged.notes, *_notes(report, judged, integer))
-    return Comparison(judged.format, judged.device, rows, notes)
+    return PlacementComparison(judged.format, judged.device, rows, notes)
 
 
 def _notes(report: PlacementReport, judged: CheckReport, integer: bool) -> Iterator[str]:

@@ -17,7 +17,7 @@ from roundel.calibrate.observers import Observer, StatKind
 from roundel.calibrate.ranges import choose_weight
 from roundel.calibrate.resolve import weight_method
 from roundel.calibrate.statistics import QuantState
-from roundel.measure.layers import Head, Kind, Layer, LayerCost, Remedy
+from roundel.measure.layers import Head, Layer, LayerCost, LayerKind, Remedy
 from roundel.model.graph import constant_array, is_constant, is_float32
 from roundel.numerics.affine import fake_quantize
 from roundel.plan.float_parts import sums_distribution, tail_of
@@ -39,11 +39,11 @@ def remedies(
     wide = widening(layer, cost, state, recipe)
     if wide is not None:
         why = f"{share:.0%} of its cost is its activations' rounding"
-        found.append(_overridden(Kind.A16W8, layer, {"type": wide}, why))
+        found.append(_overridden(LayerKind.A16W8, layer, {"type": wide}, why))
     else:
         found += _for_weights(layer, share, model, state, recipe)
     words = " ".join(f"--exclude {shlex.quote(name)}" for name in layer.nodes)
-    found.append(Remedy(Kind.EXCLUDE, words, "in float it costs nothing, and leaves the NPU"))
+    found.append(Remedy(LayerKind.EXCLUDE, words, "in float it costs nothing, and leaves the NPU"))
     return tuple(found)
 
 
@@ -58,17 +58,19 @@ def _for_weights(
     gain = _channel_gain(layer, model, state, recipe) if share < _HALF else None
     if gain is not None:
         why = f"its weights' own error falls by {gain:.0%} with a scale for each channel"
-        yield _overridden(Kind.PER_CHANNEL, layer, {"per_channel": True}, why)
+        yield _overridden(LayerKind.PER_CHANNEL, layer, {"per_channel": True}, why)
     if not layer.weights:
         return
     if recipe.effort == "none":
         why = "rounding chosen by what the layers give makes up for a part of the error"
-        yield Remedy(Kind.FINETUNE, "--effort fast", why)
+        yield Remedy(LayerKind.FINETUNE, "--effort fast", why)
     elif recipe.finetuning == "none":
-        yield Remedy(Kind.FINETUNE, "--effort high", "gradients choose its weights' rounding (needs torch)")
+        yield Remedy(
+            LayerKind.FINETUNE, "--effort high", "gradients choose its weights' rounding (needs torch)"
+        )
 
 
-def together(worst: Sequence[LayerCost], recipe: Recipe) -> str | None:
+def combined(worst: Sequence[LayerCost], recipe: Recipe) -> str | None:
     """One command line's words for the first remedy of each; overrides of the recipe itself stay."""
     first = [layer.remedies[0] for layer in worst]
     overrides = [remedy.override for remedy in first if remedy.override is not None]
@@ -79,7 +81,7 @@ def together(worst: Sequence[LayerCost], recipe: Recipe) -> str | None:
     return " ".join(dict.fromkeys(words)) or None
 
 
-def _overridden(kind: Kind, layer: Layer, what: Mapping[str, Any], why: str) -> Remedy:
+def _overridden(kind: LayerKind, layer: Layer, what: Mapping[str, Any], why: str) -> Remedy:
     override = {"nodes": list(layer.nodes), **what}
     return Remedy(kind, _setting([override]), why, override)
 

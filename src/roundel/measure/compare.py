@@ -13,14 +13,14 @@ from roundel.evidence import open_data
 from roundel.measure.match import Matches, match
 from roundel.measure.points import Point, find_points, strip_stored, with_plain_constants
 from roundel.measure.reference import Reference, find_factors, find_reference
-from roundel.measure.runner import Mark, Outcome, Subject, compare_shards, run_both
+from roundel.measure.runner import Outcome, RunMark, Subject, compare_shards, run_both
 from roundel.measure.shadow import extend
 from roundel.measure.sums import TensorSums, channel_errors, coarse_histogram
 from roundel.measure.types import (
     Comparison,
     OutputComparison,
-    Storage,
     TensorComparison,
+    TensorStorage,
     WeightComparison,
     describe,
 )
@@ -29,7 +29,7 @@ from roundel.model import load_model
 from roundel.model.load import ModelSource
 from roundel.model.memory import collector_paused
 from roundel.passes import refresh_shapes
-from roundel.passes.cleanup import Constants
+from roundel.passes.cleanup import LiftConstants
 from roundel.qdq.read import QUARK, StoredTensors
 from roundel.recipe.settings import Data
 from roundel.report.record import Listener, Silent
@@ -94,7 +94,7 @@ class _Pair:
         self.names = _name(float_model), _name(quantized_model)
         loaded = load_model(quantized_model, allow_quantized=True, opaque=QUARK)
         self.quantized_bytes, self.file = loaded.file_bytes, loaded.path
-        Constants()(loaded.model)
+        LiftConstants()(loaded.model)
         stripped = loaded.model.clone()
         stored = strip_stored(stripped)
         refresh_shapes(stripped)
@@ -113,7 +113,7 @@ class _Pair:
             loaded.model, stripped, stored, self.matches, rescaled, self.reference.plain
         )
         self.points = points
-        marks = tuple(map(Mark.of, points))
+        marks = tuple(map(RunMark.of, points))
         self.subject = Subject(
             self.reference.model, extend(plain, points), marks, _storages(points, stored), factors
         )
@@ -197,7 +197,7 @@ def _name(source: ModelSource) -> str:
     return Path(source).name if isinstance(source, str | Path) else "in memory"
 
 
-def _storages(points: Iterable[Point], stored: StoredTensors) -> dict[str, Storage]:
+def _storages(points: Iterable[Point], stored: StoredTensors) -> dict[str, TensorStorage]:
     found = {point.name: describe(stored.tensors.get(str(point.raw.name))) for point in points}
     return {name: storage for name, storage in found.items() if storage is not None}
 
@@ -213,16 +213,16 @@ def _outputs(
             )
 
 
-def _plain_range(storage: Storage | None) -> bool:
+def _plain_range(storage: TensorStorage | None) -> bool:
     """Whether the tensor has one finite range."""
     return storage is not None and storage.scales == 1 and storage.scale > 0
 
 
-def _saturated(sums: TensorSums, storage: Storage | None) -> float | None:
+def _saturated(sums: TensorSums, storage: TensorStorage | None) -> float | None:
     return sums.saturated / sums.count if _plain_range(storage) and sums.count else None
 
 
-def _range_use(sums: TensorSums, storage: Storage | None) -> float | None:
+def _range_use(sums: TensorSums, storage: TensorStorage | None) -> float | None:
     if storage is None or not _plain_range(storage):
         return None
     used = min(sums.high, storage.high) - max(sums.low, storage.low)

@@ -21,7 +21,7 @@ from roundel.errors import DataError, ModelError, RecipeError, did_you_mean
 from roundel.evidence import open_data
 from roundel.measure.infer import Predictor
 from roundel.measure.labels import Labels
-from roundel.measure.looks import TOP, Item, Look, run_looks
+from roundel.measure.looks import TOP, EvaluationItem, Look, run_looks
 from roundel.model.load import ModelSource
 from roundel.numerics.metrics import Closeness
 from roundel.recipe.settings import Data
@@ -280,11 +280,11 @@ def _opened(tallies: Sequence[_Tally], data: object, options: Data) -> dict[Inpu
     return opened
 
 
-def _together(tallies: Sequence[_Tally], opened: Mapping[Inputs, Samples]) -> Iterator[Item]:
+def _together(tallies: Sequence[_Tally], opened: Mapping[Inputs, Samples]) -> Iterator[EvaluationItem]:
     """Each item of the data, with its origin, for every model."""
     for items in zip(*(samples.named() for samples in opened.values()), strict=True):
         by_inputs = {inputs: sample for inputs, (_, sample) in zip(opened, items, strict=True)}
-        yield Item(items[0][0], tuple(by_inputs[tally.predictor.inputs] for tally in tallies))
+        yield EvaluationItem(items[0][0], tuple(by_inputs[tally.predictor.inputs] for tally in tallies))
 
 
 def _seen_by(tallies: Sequence[_Tally], opened: Mapping[Inputs, Samples]) -> list[Samples]:

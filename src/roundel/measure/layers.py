@@ -16,7 +16,7 @@ from roundel.plan.types import Role
 from roundel.targets.operators import FUSING_CONSUMERS
 
 
-class Kind(enum.Enum):
+class LayerKind(enum.Enum):
     """Ways to make a layer cost less."""
 
     A16W8 = "A16W8"
@@ -36,7 +36,7 @@ class Remedy:
         override: the entry of the recipe's `overrides`, where it is one.
     """
 
-    kind: Kind
+    kind: LayerKind
     option: str
     why: str
     override: Mapping[str, Any] | None = None
@@ -83,7 +83,7 @@ class LayerCost:
         """Plain values."""
         tree = asdict(self)
         tree["remedies"] = [remedy.to_dict() for remedy in self.remedies]
-        return {**tree, "cost": self.cost, "sqnr_db": decibels(self.cost)}
+        return {**tree, "cost": self.cost, "sqnr_db": cost_db(self.cost)}
 
 
 @dataclass(frozen=True, slots=True)
@@ -140,7 +140,7 @@ class Sensitivity:
         return {**tree, "layers": [layer.to_dict() for layer in self.layers]}
 
 
-def decibels(power: float) -> float | None:
+def cost_db(power: float) -> float | None:
     """SQNR of an error of this relative power; None without any."""
     return -10 * math.log10(power) if power > 0 else None
 

@@ -11,7 +11,7 @@ from numpy.typing import NDArray
 
 from roundel.calibrate.collect import collect
 from roundel.calibrate.observers import Observer, StatKind
-from roundel.data.lint import Finding, Profile, SampleWatch, range_findings
+from roundel.data.lint import DataFinding, Profile, SampleWatch, range_findings
 from roundel.data.lint_difference import difference_findings, preprocessing_finding
 from roundel.data.lint_values import (
     FirstNorm,
@@ -46,7 +46,7 @@ class DataReport:
         data: what the samples were.
     """
 
-    findings: tuple[Finding, ...]
+    findings: tuple[DataFinding, ...]
     samples: int
     profiles: Mapping[str, Profile]
     data: Mapping[str, Any]
@@ -128,7 +128,7 @@ def quantize_findings(
     norms: Sequence[FirstNorm],
     samples: tuple[Sequence[Sample], Sequence[Sample]],
     facts: Mapping[str, Any],
-) -> list[Finding]:
+) -> list[DataFinding]:
     """The part of the lint that a quantization run can afford.
 
     The model is asked for other readings of the pixels only where nobody has said how to read them, or where
@@ -153,7 +153,7 @@ def quantize_findings(
 
 def model_findings(
     model: ir.Model, norms: Sequence[FirstNorm], inputs: Sequence[Sample], profiles: Mapping[str, Profile]
-) -> list[Finding]:
+) -> list[DataFinding]:
     """What the model's own first nodes say about the data."""
     findings = scaling_findings(model.graph, profiles)
     values = values_by_name(model.graph)
@@ -177,7 +177,7 @@ def extremes_of(stats: Mapping[str, Observer]) -> dict[str, tuple[list[float], l
 
 def _readings(
     model: ir.Model, inputs: Sequence[Sample], outputs: Sequence[Sample], profiles: Mapping[str, Profile]
-) -> list[Finding]:
+) -> list[DataFinding]:
     """Other readings of the pixels, for a model with one input and class scores as its first output."""
     specs, name = input_specs(model), str(model.graph.outputs[0].name)
     if len(specs) != 1 or specs[0].name not in profiles:

@@ -125,7 +125,7 @@ def class_scores(array: NDArray[Any]) -> NDArray[Any] | None:
 
 
 @dataclass(frozen=True, slots=True, eq=False)
-class Item:
+class EvaluationItem:
     """One item of the data.
 
     Attributes:
@@ -138,8 +138,8 @@ class Item:
 
 
 def run_looks(
-    predictors: Sequence[Predictor], items: Iterable[Item], *, keep: bool, work: Work
-) -> Iterator[tuple[Item, list[Look]]]:
+    predictors: Sequence[Predictor], items: Iterable[EvaluationItem], *, keep: bool, work: Work
+) -> Iterator[tuple[EvaluationItem, list[Look]]]:
     """Each item with every model's look at it, in the order of the data.
 
     Args:
@@ -182,11 +182,11 @@ def _looks(
 @dataclass(frozen=True, slots=True, eq=False)
 class _Part:
     number: int
-    items: tuple[Item, ...]
+    items: tuple[EvaluationItem, ...]
     digest: str
 
 
-def _parts(items: Iterable[Item]) -> Iterator[_Part]:
+def _parts(items: Iterable[EvaluationItem]) -> Iterator[_Part]:
     rest, number = iter(items), 0
     while some := tuple(_owned(item) for item in islice(rest, SIZE)):
         digest = SampleDigest()
@@ -196,10 +196,10 @@ def _parts(items: Iterable[Item]) -> Iterator[_Part]:
         number += 1
 
 
-def _owned(item: Item) -> Item:
+def _owned(item: EvaluationItem) -> EvaluationItem:
     """A copy: a reader may reuse its arrays. Models that share an input share the copy."""
     copies = {id(s): {name: array.copy() for name, array in s.items()} for s in item.samples}
-    return Item(item.origin, tuple(copies[id(s)] for s in item.samples))
+    return EvaluationItem(item.origin, tuple(copies[id(s)] for s in item.samples))
 
 
 @dataclass(frozen=True, slots=True, eq=False)

@@ -27,7 +27,7 @@ from roundel.measure.points import Point, channel_axis
 from roundel.measure.reference import Factors
 from roundel.measure.shadow import Extended, Fetch
 from roundel.measure.sums import Gap, PointArrays, TensorSums, measure
-from roundel.measure.types import Storage
+from roundel.measure.types import TensorStorage
 from roundel.model.files import Portable
 from roundel.model.graph import fingerprint
 from roundel.model.memory import collector_paused
@@ -47,7 +47,7 @@ _STEPS = ("float", "quantized", "figures")
 
 
 @dataclass(frozen=True, slots=True)
-class Mark:
+class RunMark:
     """What a run must know of a point.
 
     Attributes:
@@ -63,9 +63,9 @@ class Mark:
     sources: tuple[str, ...]
 
     @staticmethod
-    def of(point: Point) -> Mark:
+    def of(point: Point) -> RunMark:
         """The mark of a point."""
-        return Mark(point.name, point.place == "output", point.op, point.sources)
+        return RunMark(point.name, point.place == "output", point.op, point.sources)
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -82,8 +82,8 @@ class Subject:
 
     reference: ir.Model
     extended: Extended
-    points: Sequence[Mark]
-    storages: Mapping[str, Storage]
+    points: Sequence[RunMark]
+    storages: Mapping[str, TensorStorage]
     factors: Mapping[str, Factors]
 
 
@@ -106,7 +106,7 @@ class Outcome:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class _Group:
-    points: Sequence[Mark]
+    points: Sequence[RunMark]
     float_names: list[str]
     float_session: ort.InferenceSession | None  # None where the graph inputs are all that is needed
     quantized_sessions: Sequence[tuple[ort.InferenceSession, list[str]]]
@@ -256,7 +256,7 @@ def _sample(
 
 
 def _figures(
-    subject: Subject, point: Mark, floats: NDArray[Any], results: Mapping[str, NDArray[Any]], one: Tally
+    subject: Subject, point: RunMark, floats: NDArray[Any], results: Mapping[str, NDArray[Any]], one: Tally
 ) -> None:
     fetch = subject.extended.fetches[point.name]
     shown = results[fetch.shown]
@@ -274,7 +274,7 @@ def _figures(
     one.sums[point.name] = measure(arrays, axis, storage, classes=point.output)
 
 
-def _group(subject: Subject, points: Sequence[Mark], threads: int) -> _Group:
+def _group(subject: Subject, points: Sequence[RunMark], threads: int) -> _Group:
     fetches = subject.extended.fetches
     known = {point.name: point for point in subject.points}
     names = dict.fromkeys(name for p in points for name in (p.name, *p.sources) if name in known)
@@ -345,8 +345,8 @@ class _Task:
     reference: Portable
     extended: Portable
     fetches: dict[str, Fetch]
-    points: tuple[Mark, ...]
-    storages: dict[str, Storage]
+    points: tuple[RunMark, ...]
+    storages: dict[str, TensorStorage]
     factors: dict[str, Factors]
     first: Sample
 

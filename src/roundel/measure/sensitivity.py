@@ -19,8 +19,8 @@ from roundel.errors import RecipeError
 from roundel.evidence import gather
 from roundel.improve.memory import run_key
 from roundel.improve.probe import Toggles
-from roundel.measure.advice import find_head, remedies, together, widening
-from roundel.measure.layers import Head, Kind, Layer, LayerCost, Sensitivity, decibels, layers_of
+from roundel.measure.advice import combined, find_head, remedies, widening
+from roundel.measure.layers import Head, Layer, LayerCost, LayerKind, Sensitivity, cost_db, layers_of
 from roundel.model.files import Portable
 from roundel.model.load import ModelSource
 from roundel.plan import build_plan
@@ -35,7 +35,7 @@ from roundel.work.work import Work, mapped
 
 
 @dataclass(frozen=True, slots=True)
-class Question:
+class ProbeQuestion:
     """What these quantizers alone do to the outputs.
 
     Attributes:
@@ -80,7 +80,7 @@ class Board:
         self._model, self._work = model, work
         self._toggles: Toggles | None = None
 
-    def answers(self, step: str, questions: Iterable[Question]) -> Iterator[float]:
+    def answers(self, step: str, questions: Iterable[ProbeQuestion]) -> Iterator[float]:
         """The error of each question, in their order: power over that of the outputs.
 
         Args:
@@ -120,7 +120,7 @@ class _Opened:
     toggles: Toggles
     parallel: int = 1
 
-    def __call__(self, part: Question) -> Arrays:
+    def __call__(self, part: ProbeQuestion) -> Arrays:
         return {"error": np.array(self.toggles.error(part.on, part.count))}
 
 
@@ -215,9 +215,9 @@ def _measured(
         model=ready.loaded.path.name if ready.loaded.path else "in memory",
         recipe=settings.name,
         samples=min(counts[0], len(evidence.inputs)),
-        sqnr_db=decibels(whole),
+        sqnr_db=cost_db(whole),
         layers=tuple(costs[layer] for layer in ranked),
-        together=together([costs[layer] for layer in advised], settings),
+        together=combined([costs[layer] for layer in advised], settings),
         head=None if head is None else _weighed(head, costs.values()),
         seconds=time.perf_counter() - start,
         notes=(*ready.notes, *evidence.notes, *_doubts(settings, state)),
@@ -247,7 +247,7 @@ def _costs(
     """What each layer costs, and what each of their activations does."""
     told.step("measure each layer", len(layers))
     asked = [on for layer in layers for on in (*((name,) for name in layer.activations), layer.weights) if on]
-    answers = board.answers("layers", (Question(n, tuple(on), count) for n, on in enumerate(asked)))
+    answers = board.answers("layers", (ProbeQuestion(n, tuple(on), count) for n, on in enumerate(asked)))
     found, by_tensor = [], dict[str, float]()
     for done, layer in enumerate(layers):
         for name in layer.activations:
@@ -298,10 +298,10 @@ def _check(
 ) -> float:
     """Measure what the proposals for the worst layers win back together; gives the whole model's error."""
     told.step("check the worst", len(advised) + 1)
-    left_on, asked = set(every), [Question(0, tuple(every), _CHECKED)]
+    left_on, asked = set(every), [ProbeQuestion(0, tuple(every), _CHECKED)]
     for number, layer in enumerate(advised, 1):
         left_on -= _relieved(layer, costs[layer].remedies[0].kind)
-        asked.append(Question(number, tuple(sorted(left_on)), _CHECKED))
+        asked.append(ProbeQuestion(number, tuple(sorted(left_on)), _CHECKED))
     answers = board.answers("together", asked)
     whole = next(answers)
     for done, layer in enumerate(advised):
@@ -312,11 +312,11 @@ def _check(
     return whole
 
 
-def _relieved(layer: Layer, kind: Kind) -> set[str]:
+def _relieved(layer: Layer, kind: LayerKind) -> set[str]:
     """Tensors whose error a remedy takes away: all of it with 16 bits (48 dB less), at most for weights."""
-    if kind is Kind.A16W8:
+    if kind is LayerKind.A16W8:
         return set(layer.touched)
-    return {*layer.weights, *(layer.activations if kind is Kind.EXCLUDE else ())}
+    return {*layer.weights, *(layer.activations if kind is LayerKind.EXCLUDE else ())}
 
 
 def _weighed(head: Head, costs: Iterable[LayerCost]) -> Head:

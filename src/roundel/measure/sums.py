@@ -10,7 +10,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from roundel.measure import types
-from roundel.measure.types import ChannelError, Difference, Storage
+from roundel.measure.types import ChannelError, Difference, TensorStorage
 from roundel.numerics.histogram import Histogram, as_real
 from roundel.numerics.metrics import Closeness
 from roundel.types import Doubles
@@ -92,7 +92,9 @@ class PointArrays:
     stored: NDArray[Any] | None
 
 
-def measure(arrays: PointArrays, axis: int | None, storage: Storage | None, *, classes: bool) -> TensorSums:
+def measure(
+    arrays: PointArrays, axis: int | None, storage: TensorStorage | None, *, classes: bool
+) -> TensorSums:
     """The sums of one sample.
 
     Args:
@@ -151,17 +153,17 @@ def channel_errors(noise: Doubles, signal: Doubles) -> tuple[ChannelError, ...]:
     )
 
 
-def coarse_histogram(sums: TensorSums) -> types.Histogram:
+def coarse_histogram(sums: TensorSums) -> types.CoarseHistogram:
     """The counts in a few bins of equal width."""
     low, high = (sums.low, sums.high) if sums.low <= sums.high else (0.0, 0.0)
     if low == high:
-        return types.Histogram(low, high, (sums.count,))
+        return types.CoarseHistogram(low, high, (sums.count,))
     bins = sums.histogram.bins(low, high)
     counts, edges = np.histogram(bins.centres, HISTOGRAM_BINS, (low, high), weights=bins.counts)
     if bins.zeros:
         place = int(np.clip(np.searchsorted(edges, 0.0, side="right") - 1, 0, HISTOGRAM_BINS - 1))
         counts[place] += bins.zeros
-    return types.Histogram(low, high, tuple(int(c) for c in counts))
+    return types.CoarseHistogram(low, high, tuple(int(c) for c in counts))
 
 
 def closeness(reference: NDArray[Any], value: NDArray[Any], axis: int | None) -> tuple[Gap, Doubles]:
@@ -215,7 +217,7 @@ def _power(a: NDArray[Any]) -> Doubles:
     return np.asarray(np.einsum("acb,acb->c", wide, wide))
 
 
-def _saturated(array: NDArray[Any], storage: Storage, sums: TensorSums) -> int:
+def _saturated(array: NDArray[Any], storage: TensorStorage, sums: TensorSums) -> int:
     """Values that lie more than half a step outside the range."""
     low, high = storage.low - storage.scale / 2, storage.high + storage.scale / 2
     if sums.low >= low and sums.high <= high:

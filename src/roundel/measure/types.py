@@ -84,7 +84,7 @@ class Difference:
 
 
 @dataclass(frozen=True, slots=True)
-class Storage:
+class TensorStorage:
     """How a tensor is stored.
 
     Attributes:
@@ -105,7 +105,7 @@ class Storage:
 
 
 @dataclass(frozen=True, slots=True)
-class Histogram:
+class CoarseHistogram:
     """Counts of float values in bins of equal width: of large tensors, of values evenly apart.
 
     Attributes:
@@ -178,7 +178,7 @@ class TensorComparison:
     sources: tuple[str, ...]
     weights: tuple[str, ...]
     shape: tuple[int, ...]
-    storage: Storage | None
+    storage: TensorStorage | None
     total: Difference
     introduced: Difference | None
     inherited: Difference | None
@@ -189,7 +189,7 @@ class TensorComparison:
     float_high: float
     channel_axis: int | None
     worst_channels: tuple[ChannelError, ...]
-    histogram: Histogram
+    histogram: CoarseHistogram
     rescaled: bool = False
 
 
@@ -220,7 +220,7 @@ class WeightComparison:
     op: str
     role: Literal["weight", "bias", "constant"]
     shape: tuple[int, ...]
-    storage: Storage | None
+    storage: TensorStorage | None
     error: Difference
     saturated: float | None
     channel_axis: int | None
@@ -307,19 +307,19 @@ class Comparison:
         return from_plain(Comparison, tree)
 
 
-def describe(stored: StoredTensor | None) -> Storage | None:
+def describe(stored: StoredTensor | None) -> TensorStorage | None:
     """The range and step of a stored tensor; of its widest channel, where each channel has a scale."""
     if stored is None:
         return None
     codes = code_range(stored.dtype)
     if codes is None:
-        return Storage(stored.dtype, -np.inf, np.inf, 0.0)
+        return TensorStorage(stored.dtype, -np.inf, np.inf, 0.0)
     scale, zero = stored.scale.reshape(-1), stored.zero_point.astype(np.float64).reshape(-1)
     widest = int(scale.argmax())
     shift = float(zero[widest if zero.size > 1 else 0])
     step = float(scale[widest])
     low, high = ((code - shift) * step for code in codes)
-    return Storage(stored.dtype, low, high, step, int(scale.size), stored.axis)
+    return TensorStorage(stored.dtype, low, high, step, int(scale.size), stored.axis)
 
 
 def code_range(dtype: str) -> tuple[int, int] | None:
@@ -401,7 +401,7 @@ def _weight(w: WeightComparison) -> list[object]:
     ]
 
 
-def _total(storage: Storage | None, d: Difference) -> list[object]:
+def _total(storage: TensorStorage | None, d: Difference) -> list[object]:
     return [storage.dtype if storage else "float", d.sqnr_db, d.cosine, d.mse, d.worst]
 
 
@@ -413,5 +413,5 @@ def _or_empty(value: float | None) -> object:
     return "" if value is None else value
 
 
-def _range(storage: Storage | None) -> list[object]:
+def _range(storage: TensorStorage | None) -> list[object]:
     return ["", ""] if storage is None else [storage.low, storage.high]

@@ -15,7 +15,7 @@ from roundel.measure.match import Matches, bare_name, cut_to
 from roundel.measure.points import LAYER_OPS
 from roundel.measure.reference import Arrays
 from roundel.measure.sums import channel_errors, closeness
-from roundel.measure.types import Storage, WeightComparison, describe
+from roundel.measure.types import TensorStorage, WeightComparison, describe
 from roundel.model.graph import attribute_int, constant_array, is_constant, op_key
 from roundel.model.session import open_session
 from roundel.qdq.read import StoredTensors
@@ -127,7 +127,7 @@ def _compare(
     pair: WeightPair,
     wanted: NDArray[Any],
     array: NDArray[Any],
-    storage: Storage | None,
+    storage: TensorStorage | None,
     history: tuple[NDArray[Any], tuple[Doubles, Doubles] | None],
 ) -> WeightComparison:
     before, factors = history
@@ -173,7 +173,7 @@ def _role(op: str, index: int) -> Role:
     return "weight" if index < 2 else "bias"
 
 
-def _channel_axis(node: ir.Node, role: Role, storage: Storage | None, rank: int) -> int | None:
+def _channel_axis(node: ir.Node, role: Role, storage: TensorStorage | None, rank: int) -> int | None:
     if storage is not None and storage.axis is not None and rank:
         return storage.axis % rank
     if role == "constant" or rank == 0:
@@ -214,7 +214,7 @@ def _canonical(node: ir.Node, array: NDArray[Any], shape: tuple[int, ...]) -> ND
     return np.asarray(array.reshape(groups * outputs, -1))
 
 
-def _saturated(floats: NDArray[Any], storage: Storage | None) -> float | None:
+def _saturated(floats: NDArray[Any], storage: TensorStorage | None) -> float | None:
     if storage is None or storage.scales > 1 or not np.isfinite(storage.high):
         return None
     low, high = storage.low - storage.scale / 2, storage.high + storage.scale / 2

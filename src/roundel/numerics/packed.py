@@ -60,7 +60,7 @@ def round_packed(weight: NDArray[Any], scheme: PackedScheme, *, search: bool) ->
     for start in range(0, weight.shape[0], rows):
         slab = weight[start : start + rows].astype(np.float64)
         params = packed_params(slab, scheme, search=search)
-        parts.append((nearest(slab, params, scheme), params.scale, params.zero))
+        parts.append((nearest_codes(slab, params, scheme), params.scale, params.zero))
     codes, scale, zero = (np.concatenate(part) for part in zip(*parts, strict=True))
     return Packed(codes, PackedParams(scale, zero), scheme)
 
@@ -93,7 +93,7 @@ def packed_params(
     return best
 
 
-def nearest(weight: Doubles, params: PackedParams, scheme: PackedScheme) -> Bytes:
+def nearest_codes(weight: Doubles, params: PackedParams, scheme: PackedScheme) -> Bytes:
     """The codes next to the weights."""
     scale, zero = params.columns(scheme.size, weight.shape[1])
     return np.clip(np.rint(weight / scale + zero), 0, scheme.top).astype(np.uint8)

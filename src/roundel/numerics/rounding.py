@@ -114,7 +114,7 @@ _SLAB = 8_000_000  # weights at a time: rows do not depend on each other
 
 
 @dataclass(frozen=True, slots=True, eq=False)
-class Spread:
+class ErrorSpread:
     """How the error of one input's weights is made up for by others.
 
     Attributes:
@@ -130,7 +130,7 @@ class Spread:
     power: Doubles
 
 
-def spread(moment: Doubles, damping: float, *, act_order: bool) -> Spread:
+def spread(moment: Doubles, damping: float, *, act_order: bool) -> ErrorSpread:
     """Prepare the rounding of all weights that read the same inputs.
 
     Args:
@@ -141,10 +141,12 @@ def spread(moment: Doubles, damping: float, *, act_order: bool) -> Spread:
     power = np.diagonal(moment).copy()
     order = np.argsort(-power, kind="stable") if act_order else np.arange(len(power))
     held = damped(moment[None], damping)[:, order[:, None], order]
-    return Spread(order, act_order, factor(held)[0], power)
+    return ErrorSpread(order, act_order, factor(held)[0], power)
 
 
-def gptq(target: NDArray[np.floating], spreading: Spread, scheme: PackedScheme, *, search: bool) -> Packed:
+def gptq(
+    target: NDArray[np.floating], spreading: ErrorSpread, scheme: PackedScheme, *, search: bool
+) -> Packed:
     """Codes whose output error is small on the inputs behind the moment.
 
     Args:
@@ -163,7 +165,7 @@ def gptq(target: NDArray[np.floating], spreading: Spread, scheme: PackedScheme, 
     return Packed(codes, PackedParams(scale, zero), scheme)
 
 
-def _rounded(target: Doubles, spreading: Spread, scheme: PackedScheme, search: bool) -> Packed:
+def _rounded(target: Doubles, spreading: ErrorSpread, scheme: PackedScheme, search: bool) -> Packed:
     order, upper, ordered = spreading.order, spreading.upper, spreading.ordered
     # In the inputs' own order, each block's range is chosen when its turn comes; these are for room only.
     params = packed_params(target, scheme, search=search and ordered, importance=spreading.power)

@@ -12,9 +12,9 @@ from roundel.passes.activations import DecomposeHardSwish, FuseGelu, ScaleClipBo
 from roundel.passes.base import Pass, PassReport
 from roundel.passes.batch_norms import BatchNormToConv, FoldBatchNorm, FoldPad
 from roundel.passes.cleanup import (
-    Constants,
     DeadCode,
     InitializerInputs,
+    LiftConstants,
     NoOps,
     UnshareBiases,
     UnshareWeights,
@@ -35,40 +35,42 @@ __all__ = ["STEPS", "Pass", "PassReport", "Step", "prepare", "refresh_shapes"]
 
 
 @dataclass(frozen=True, slots=True)
-class Step:
+class PassStep:
     """One line of the list: when a pass runs, and how it is made."""
 
     wanted: Callable[[Prepare], bool]
     make: Callable[[Prepare], Pass]
 
 
-STEPS: tuple[Step, ...] = (
-    Step(lambda o: True, lambda o: InitializerInputs()),
-    Step(lambda o: bool(o.fixed_shapes), lambda o: FixedShapes(o.fixed_shapes)),
-    Step(lambda o: True, lambda o: DeadCode()),  # a dead reader would keep a live value from being folded
-    Step(lambda o: o.fold_constants, lambda o: Constants()),
-    Step(lambda o: True, lambda o: NoOps()),  # first without copies of weights behind Identity, then fold
-    Step(lambda o: o.fold_constants, lambda o: ConstantFolding()),
-    Step(lambda o: True, lambda o: NoOps()),  # folding shows that a Pad or a Reshape does nothing
-    Step(lambda o: o.fuse_instance_norm, lambda o: FuseInstanceNorm()),  # the stricter match comes first
-    Step(lambda o: o.fuse_layer_norm, lambda o: FuseLayerNorm()),
-    Step(lambda o: o.fuse_gelu, lambda o: FuseGelu()),
-    Step(lambda o: o.fuse_l2_norm, lambda o: FuseL2Norm()),
-    Step(lambda o: o.fold_batch_norm, lambda o: FoldBatchNorm()),
-    Step(lambda o: o.decompose_hard_swish, lambda o: DecomposeHardSwish()),
-    Step(lambda o: o.fold_pad, lambda o: FoldPad()),
-    Step(lambda o: o.unshare_biases, lambda o: UnshareBiases()),
-    Step(lambda o: o.unshare_weights or o.scale_clip_bounds, lambda o: UnshareWeights()),
-    Step(lambda o: o.reduce_mean_to_global_average_pool, lambda o: ReduceMeanToPool()),
-    Step(lambda o: o.split_large_pools, lambda o: SplitLargePools()),  # also those just made from means
-    Step(lambda o: o.split_to_slice, lambda o: SplitToSlice()),
-    Step(lambda o: o.batch_norm_to_conv, lambda o: BatchNormToConv()),  # only those that could not be folded
-    Step(lambda o: o.nchw_to_nhwc, lambda o: NchwToNhwc()),
-    Step(lambda o: o.explicit_conv_attributes, lambda o: ExplicitAttributes()),
-    Step(
+STEPS: tuple[PassStep, ...] = (
+    PassStep(lambda o: True, lambda o: InitializerInputs()),
+    PassStep(lambda o: bool(o.fixed_shapes), lambda o: FixedShapes(o.fixed_shapes)),
+    PassStep(lambda o: True, lambda o: DeadCode()),  # a dead reader would keep a live value from being folded
+    PassStep(lambda o: o.fold_constants, lambda o: LiftConstants()),
+    PassStep(lambda o: True, lambda o: NoOps()),  # first without copies of weights behind Identity, then fold
+    PassStep(lambda o: o.fold_constants, lambda o: ConstantFolding()),
+    PassStep(lambda o: True, lambda o: NoOps()),  # folding shows that a Pad or a Reshape does nothing
+    PassStep(lambda o: o.fuse_instance_norm, lambda o: FuseInstanceNorm()),  # the stricter match comes first
+    PassStep(lambda o: o.fuse_layer_norm, lambda o: FuseLayerNorm()),
+    PassStep(lambda o: o.fuse_gelu, lambda o: FuseGelu()),
+    PassStep(lambda o: o.fuse_l2_norm, lambda o: FuseL2Norm()),
+    PassStep(lambda o: o.fold_batch_norm, lambda o: FoldBatchNorm()),
+    PassStep(lambda o: o.decompose_hard_swish, lambda o: DecomposeHardSwish()),
+    PassStep(lambda o: o.fold_pad, lambda o: FoldPad()),
+    PassStep(lambda o: o.unshare_biases, lambda o: UnshareBiases()),
+    PassStep(lambda o: o.unshare_weights or o.scale_clip_bounds, lambda o: UnshareWeights()),
+    PassStep(lambda o: o.reduce_mean_to_global_average_pool, lambda o: ReduceMeanToPool()),
+    PassStep(lambda o: o.split_large_pools, lambda o: SplitLargePools()),  # also those just made from means
+    PassStep(lambda o: o.split_to_slice, lambda o: SplitToSlice()),
+    PassStep(
+        lambda o: o.batch_norm_to_conv, lambda o: BatchNormToConv()
+    ),  # only those that could not be folded
+    PassStep(lambda o: o.nchw_to_nhwc, lambda o: NchwToNhwc()),
+    PassStep(lambda o: o.explicit_conv_attributes, lambda o: ExplicitAttributes()),
+    PassStep(
         lambda o: o.scale_clip_bounds, lambda o: ScaleClipBounds()
     ),  # needs layers with weights of their own
-    Step(lambda o: True, lambda o: DeadCode()),
+    PassStep(lambda o: True, lambda o: DeadCode()),
 )
 
 

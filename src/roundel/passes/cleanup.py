@@ -20,7 +20,7 @@ from roundel.passes.base import (
 )
 
 
-class Constants(Pass):
+class LiftConstants(Pass):
     """Turns Constant nodes into initializers of the same name. Exact.
 
     A constant that is itself a graph output stays a node, and so does a sparse one.

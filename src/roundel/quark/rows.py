@@ -141,7 +141,7 @@ def always(key: str, default: Any, kind: Kind, why: str, *, refuse: tuple[Any, .
     return Option(key, default, kind, f"always so: {why}", work)
 
 
-def refused(key: str, default: Any, why: str, instead: str, kind: Kind = ANY) -> Option:
+def refused_option(key: str, default: Any, why: str, instead: str, kind: Kind = ANY) -> Option:
     """Only the default is taken."""
 
     def work(value: Any, request: Request) -> Effect:

@@ -14,7 +14,7 @@ from roundel.model.graph import op_key
 from roundel.model.load import ModelSource
 from roundel.passes import refresh_shapes
 from roundel.passes.activations import rescalable
-from roundel.passes.cleanup import Constants
+from roundel.passes.cleanup import LiftConstants
 from roundel.plan import build_plan
 from roundel.plan.adjust import on_grid, saturates, upper_bound, will_saturate
 from roundel.plan.types import Observed, QuantPlan, Shared
@@ -155,12 +155,12 @@ class Facts:
         return self.stored is None
 
 
-def gather(source: ModelSource, preset: RecipeSource | None, device: Device) -> Facts:
+def gather_facts(source: ModelSource, preset: RecipeSource | None, device: Device) -> Facts:
     """Read a model, float or quantized, and predict its split."""
     loaded = load_model(source, allow_quantized=True, opaque=QUARK)
     raw = _read_raw(source)
     given = loaded.model
-    Constants()(given)
+    LiftConstants()(given)
     stored = strip_pairs(given) if is_quantized(given) else None
     refresh_shapes(given)
     recognised = None if stored is None else intended(stored)

@@ -5,7 +5,7 @@ from __future__ import annotations
 from roundel.model.load import ModelSource
 from roundel.recipe.load import RecipeSource
 from roundel.rules import finished, graphs, operators, positions
-from roundel.rules.facts import Facts, gather
+from roundel.rules.facts import Facts, gather_facts
 from roundel.rules.types import CheckReport, Finding, Rule, Severity
 from roundel.targets.npu import device_named
 
@@ -43,7 +43,7 @@ def check_model(
         ModelError: the model cannot be read.
         RecipeError: there is no such preset or device.
     """
-    facts = gather(source, preset, device_named(device))
+    facts = gather_facts(source, preset, device_named(device))
     findings = [Finding.of(rule, hit) for rule in RULES for hit in rule.find(facts)]
     findings.sort(key=lambda finding: _ORDER[finding.severity])  # stable: by rule within a severity
     return CheckReport(

@@ -122,7 +122,7 @@ def _advice(error: Exception) -> str:
 
 
 @dataclass(frozen=True, slots=True, eq=False)
-class Example:
+class ExampleCall:
     """The arguments of one call."""
 
     args: tuple[Any, ...] = ()
@@ -151,17 +151,17 @@ class Example:
             )
         return {name: array(tensor) for name, tensor in zip(names, given, strict=True)}
 
-    def mapped(self, change: Any) -> Example:
+    def mapped(self, change: Any) -> ExampleCall:
         """Every tensor changed, all else as it is."""
 
         def leaf(value: Any) -> Any:
             return change(value) if torch.is_tensor(value) else value
 
         kwargs = None if self.kwargs is None else pytree.tree_map(leaf, dict(self.kwargs))
-        return Example(pytree.tree_map(leaf, self.args), kwargs)
+        return ExampleCall(pytree.tree_map(leaf, self.args), kwargs)
 
 
-def examples_of(given: object) -> tuple[Example, ...]:
+def examples_of(given: object) -> tuple[ExampleCall, ...]:
     """A tensor, a tuple (positional arguments), a dict (by parameter name), or a list of these.
 
     Raises:
@@ -174,13 +174,13 @@ def examples_of(given: object) -> tuple[Example, ...]:
     return found
 
 
-def _example(given: object) -> Example:
+def _example(given: object) -> ExampleCall:
     if torch.is_tensor(given):
-        return Example((given,))
+        return ExampleCall((given,))
     if isinstance(given, tuple):
-        return Example(given)
+        return ExampleCall(given)
     if isinstance(given, Mapping):
-        return Example((), dict(given))
+        return ExampleCall((), dict(given))
     raise DataError(
         "A module can be exported only with example inputs: they show its shapes and types.",
         where="example_inputs",
@@ -198,7 +198,7 @@ def array(tensor: Any) -> Any:
 BATCH = "batch"
 
 
-def batch_shapes(example: Example) -> Any:
+def batch_shapes(example: ExampleCall) -> Any:
     """The first dimension of every tensor, under one name.
 
     Raises:
@@ -266,7 +266,7 @@ HALF_TOLERANCE = 1e-2
 
 
 def export_module(
-    module: Any, examples: Sequence[Example], *, dynamic_batch: bool, dynamic_shapes: Any
+    module: Any, examples: Sequence[ExampleCall], *, dynamic_batch: bool, dynamic_shapes: Any
 ) -> tuple[ir.Model, tuple[str, ...]]:
     """Export a module in evaluation mode; it is left as it was.
 
@@ -304,7 +304,7 @@ def export_module(
         return model, (_compared(model, module, examples),)
 
 
-def export_program(program: Any, examples: Sequence[Example]) -> tuple[ir.Model, tuple[str, ...]]:
+def export_program(program: Any, examples: Sequence[ExampleCall]) -> tuple[ir.Model, tuple[str, ...]]:
     """Convert what torch.export has traced already.
 
     Args:
@@ -318,7 +318,7 @@ def export_program(program: Any, examples: Sequence[Example]) -> tuple[ir.Model,
         model = _converted(program, None)
         if not examples and program.example_inputs is None:
             return model, ("exported from PyTorch; without example inputs nothing was compared",)
-        used = examples or (Example(*program.example_inputs),)
+        used = examples or (ExampleCall(*program.example_inputs),)
         # Guards are Python text in the file; the comparison needs none of them.
         return model, (_compared(model, program.module(check_guards=False), used),)
 
@@ -353,7 +353,7 @@ def _converted(program: Any, shapes: Any) -> ir.Model:
     return model
 
 
-def _compared(model: ir.Model, module: Any, examples: Sequence[Example]) -> str:
+def _compared(model: ir.Model, module: Any, examples: Sequence[ExampleCall]) -> str:
     """A sentence for the record; an error where the export is not what the module is."""
     session = open_session(model)
     names = [one.name for one in session.get_inputs()]

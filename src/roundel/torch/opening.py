@@ -28,7 +28,7 @@ def is_factory(text: str) -> bool:
     return _NAME.fullmatch(text) is not None
 
 
-def build(text: str) -> tuple[Any, object]:
+def build_factory(text: str) -> tuple[Any, object]:
     """The module that the factory makes, and example inputs where it gives them as well.
 
     Only the module that is named is imported, with the current folder among the places to look in.
@@ -157,7 +157,7 @@ def opened(
     if path is not None:
         model = archive.load_program(path)
     elif isinstance(model, str | Path):
-        model, own = build(str(model))
+        model, own = build_factory(str(model))
         example_inputs = own if example_inputs is None else example_inputs
     if isinstance(model, torch.nn.Module):
         made = export.export_module(

@@ -18,8 +18,8 @@ from roundel.pipeline import QuantizeResult, changed, quantize, record_path
 from roundel.recipe.load import load_recipe
 from roundel.report.record import Listener, Silent
 from roundel.rules.report import check_model
-from roundel.trials.budget import Drop, Forecast, OutOfTime, Watch, parse_drop, parse_time
-from roundel.trials.rungs import AutoResult, Rung, Step, Verdict, chosen_rungs, mixtures, refused
+from roundel.trials.budget import Deadline, Drop, OutOfTime, RungForecast, parse_drop, parse_time
+from roundel.trials.rungs import AutoResult, Rung, RungStep, RungVerdict, chosen_rungs, mixtures, refused
 
 _DEVICE = "stx"  # whose placement is predicted where none was named
 
@@ -40,7 +40,7 @@ def auto(
     exclude: Sequence[str] = (),
     changes: Mapping[str, Any] | None = None,
     listener: Listener | None = None,
-    on_step: Callable[[Step], None] | None = None,
+    on_step: Callable[[RungStep], None] | None = None,
 ) -> AutoResult:
     """Find the first rung of the ladder whose model meets the accuracy budget.
 
@@ -136,14 +136,14 @@ class _Task:
 class _Walk:
     """The state of one walk."""
 
-    def __init__(self, task: _Task, told: Listener, heard: Callable[[Step], None] | None) -> None:
+    def __init__(self, task: _Task, told: Listener, heard: Callable[[RungStep], None] | None) -> None:
         self._task, self._told, self._heard = task, told, heard
-        self.steps: list[Step] = []
+        self.steps: list[RungStep] = []
         self.best: tuple[int, QuantizeResult] | None = None
 
     @property
     def _met(self) -> bool:
-        return any(step.verdict is Verdict.MEETS for step in self.steps)
+        return any(step.verdict is RungVerdict.MEETS for step in self.steps)
 
     def up(self, ladder: Sequence[Rung], out: Mapping[str, str], deadline: float | None) -> None:
         """Try the rungs until one meets the budget."""
@@ -157,7 +157,7 @@ class _Walk:
                 behind = [r for r in ladder[place + 1 :] if r.name not in out]
                 why = _too_long(rung, behind, forecast, deadline)
             if why:
-                self._note(Step(rung.name, rung.title, Verdict.SKIPPED, why, preset=rung.preset))
+                self._note(RungStep(rung.name, rung.title, RungVerdict.SKIPPED, why, preset=rung.preset))
                 continue
             start = clock.perf_counter()
             self._try(rung, deadline)
@@ -169,7 +169,9 @@ class _Walk:
         assert self.best is not None
         index, result = self.best
         met = self._met
-        self.steps[index] = replace(self.steps[index], verdict=Verdict.CHOSEN if met else Verdict.BEST)
+        self.steps[index] = replace(
+            self.steps[index], verdict=RungVerdict.CHOSEN if met else RungVerdict.BEST
+        )
         size = self.steps[index].file_bytes
         named = replace(result.record, file={"name": target.name if target else None, "bytes": size})
         result = replace(result, record=named, path=target)
@@ -194,12 +196,12 @@ class _Walk:
         """Make and judge a rung's model, or its models one after the other."""
         start = clock.perf_counter()
         # Whatever the time, the first model is finished: there must be something to hand over.
-        told = Watch(self._told, rung.name, None if self.best is None else deadline)
+        told = Deadline(self._told, rung.name, None if self.best is None else deadline)
         try:
             for name, title, changes in self._variants(rung, told):
                 self._judge(replace(rung, name=name, title=title, changes=changes), told, start)
                 start = clock.perf_counter()
-                if self.steps[-1].verdict is Verdict.MEETS:
+                if self.steps[-1].verdict is RungVerdict.MEETS:
                     return
         except OutOfTime:
             why = "time was over before it was done"
@@ -208,7 +210,9 @@ class _Walk:
         else:
             return
         took = clock.perf_counter() - start
-        self._note(Step(rung.name, rung.title, Verdict.STOPPED, why, preset=rung.preset, seconds=took))
+        self._note(
+            RungStep(rung.name, rung.title, RungVerdict.STOPPED, why, preset=rung.preset, seconds=took)
+        )
 
     def _variants(self, rung: Rung, told: Listener) -> Iterator[tuple[str, str, Mapping[str, Any]]]:
         if not rung.mixed:
@@ -238,10 +242,10 @@ class _Walk:
         yardstick = self._task.judged.yardstick
         lost = self._task.budget.of(yardstick.reference.value, found.value, lower=yardstick.measure.lower)
         met = self._task.budget.allows(lost)
-        step = Step(
+        step = RungStep(
             rung=rung.name,
             title=rung.title,
-            verdict=Verdict.MEETS if met else Verdict.FAILS,
+            verdict=RungVerdict.MEETS if met else RungVerdict.FAILS,
             metric=found.value,
             drop=lost,
             sqnr_db=found.sqnr_db,
@@ -254,18 +258,18 @@ class _Walk:
         self._remember(step, result)
         self._note(step)
 
-    def _remember(self, step: Step, result: QuantizeResult) -> None:
+    def _remember(self, step: RungStep, result: QuantizeResult) -> None:
         """Keep the model that is handed over if nothing better comes."""
-        if self.best is not None and step.verdict is not Verdict.MEETS:
+        if self.best is not None and step.verdict is not RungVerdict.MEETS:
             before = self.steps[self.best[0]]
             assert before.metric is not None
             assert step.metric is not None
             better = self._task.judged.yardstick.measure.better(step.metric, before.metric)
-            if before.verdict is Verdict.MEETS or not better:
+            if before.verdict is RungVerdict.MEETS or not better:
                 return
         self.best = (len(self.steps), replace(result, path=None))
 
-    def _note(self, step: Step) -> None:
+    def _note(self, step: RungStep) -> None:
         self.steps.append(step)
         if self._heard is not None:
             self._told.close()
@@ -273,16 +277,16 @@ class _Walk:
 
     def _pointless(self, rung: Rung) -> str | None:
         wide = next((s for s in self.steps if s.rung == "a16w8" and s.metric is not None), None)
-        if rung.mixed and wide is not None and wide.verdict is Verdict.FAILS:
+        if rung.mixed and wide is not None and wide.verdict is RungVerdict.FAILS:
             return "A16W8 everywhere does not meet the budget either"
         return None
 
-    def _forecast(self) -> Forecast:
+    def _forecast(self) -> RungForecast:
         yardstick = self._task.judged.yardstick
         one = yardstick.reference.seconds / max(yardstick.samples, 1)
         count = self._task.judged.learn.count
         learned = count if count is not None else sum(1 for _ in self._task.judged.learn)
-        return Forecast(one * learned, yardstick.reference.seconds)
+        return RungForecast(one * learned, yardstick.reference.seconds)
 
     def _notes(self) -> Iterator[str]:
         yardstick, budget = self._task.judged.yardstick, self._task.budget
@@ -297,7 +301,7 @@ class _Walk:
 
 
 def _too_long(
-    rung: Rung, behind: Sequence[Rung], forecast: Forecast | None, deadline: float | None
+    rung: Rung, behind: Sequence[Rung], forecast: RungForecast | None, deadline: float | None
 ) -> str | None:
     """Why a rung does not fit into what is left of the time.
 
@@ -318,7 +322,7 @@ def _too_long(
     return None
 
 
-def _nothing(steps: Sequence[Step]) -> RecipeError:
+def _nothing(steps: Sequence[RungStep]) -> RecipeError:
     reasons = dict.fromkeys(f"{step.rung}: {step.reason}" for step in steps)
     return RecipeError(
         "No rung of the ladder could be tried.",

@@ -20,7 +20,7 @@ _TIME = re.compile(
 )
 
 
-class Unit(enum.Enum):
+class DropUnit(enum.Enum):
     """What a drop is a part of."""
 
     RELATIVE = "%"  # of the float model's own metric
@@ -33,7 +33,7 @@ class Drop:
     """The most that a metric may lose."""
 
     amount: float
-    unit: Unit
+    unit: DropUnit
 
     def of(self, reference: float, value: float, *, lower: bool = False) -> float:
         """What was lost, in this drop's unit; negative where the value is better than the reference.
@@ -44,9 +44,9 @@ class Drop:
             lower: whether less is better.
         """
         lost = value - reference if lower else reference - value
-        if self.unit is Unit.PLAIN:
+        if self.unit is DropUnit.PLAIN:
             return lost
-        if self.unit is Unit.POINT:
+        if self.unit is DropUnit.POINT:
             return 100 * lost
         if reference == 0:
             return 0.0 if lost == 0 else math.copysign(math.inf, lost)
@@ -58,12 +58,12 @@ class Drop:
 
     def words(self, lost: float) -> str:
         """A loss in this unit."""
-        if self.unit is Unit.PLAIN:
+        if self.unit is DropUnit.PLAIN:
             return f"{lost:.4g}"
-        return f"{lost:.2f}" + ("%" if self.unit is Unit.RELATIVE else "pt")
+        return f"{lost:.2f}" + ("%" if self.unit is DropUnit.RELATIVE else "pt")
 
     def __str__(self) -> str:
-        if self.unit is Unit.POINT:
+        if self.unit is DropUnit.POINT:
             return f"{self.amount:g} point" + ("" if self.amount == 1 else "s")
         return f"{self.amount:g}{self.unit.value}"
 
@@ -81,8 +81,8 @@ def parse_drop(text: str | float) -> Drop:
         )
     amount, unit = float(found["number"]), (found["unit"] or "").casefold()
     if unit in ("%", "percent"):
-        return Drop(amount, Unit.RELATIVE)
-    return Drop(amount, Unit.POINT if unit else Unit.PLAIN)
+        return Drop(amount, DropUnit.RELATIVE)
+    return Drop(amount, DropUnit.POINT if unit else DropUnit.PLAIN)
 
 
 def parse_time(text: str | float | None) -> float | None:
@@ -111,7 +111,7 @@ class OutOfTime(Exception):  # noqa: N818 - no error: the walk catches it
     """A rung was still at work when time was over."""
 
 
-class Watch:
+class Deadline:
     """Passes everything on to a listener, with the rung's name, and ends the rung when time is over.
 
     Args:
@@ -148,7 +148,7 @@ class Watch:
 
 
 @dataclass(slots=True)
-class Forecast:
+class RungForecast:
     """What a rung will take, from one float pass over the data and from the rungs before.
 
     Attributes:

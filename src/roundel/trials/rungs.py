@@ -160,7 +160,7 @@ def _reaching(ranked: Sequence[LayerCost], wanted: float) -> int:
 LADDER_VERSION = 1
 
 
-class Verdict(enum.Enum):
+class RungVerdict(enum.Enum):
     """What became of a rung."""
 
     CHOSEN = "chosen"  # meets the budget
@@ -172,7 +172,7 @@ class Verdict(enum.Enum):
 
 
 @dataclass(frozen=True, slots=True)
-class Step:
+class RungStep:
     """One rung as it was walked.
 
     Attributes:
@@ -191,7 +191,7 @@ class Step:
 
     rung: str
     title: str
-    verdict: Verdict
+    verdict: RungVerdict
     reason: str = ""
     metric: float | None = None
     drop: float | None = None
@@ -227,7 +227,7 @@ class AutoResult:
     """
 
     met: bool
-    steps: tuple[Step, ...]
+    steps: tuple[RungStep, ...]
     metric: str
     metric_words: str
     reference: float
@@ -239,9 +239,9 @@ class AutoResult:
     notes: tuple[str, ...] = ()
 
     @property
-    def chosen(self) -> Step:
+    def chosen(self) -> RungStep:
         """The rung whose model was handed over."""
-        return next(s for s in self.steps if s.verdict in (Verdict.CHOSEN, Verdict.BEST))
+        return next(s for s in self.steps if s.verdict in (RungVerdict.CHOSEN, RungVerdict.BEST))
 
     def to_dict(self) -> dict[str, Any]:
         """Plain values for JSON."""

@@ -18,9 +18,9 @@ pytest.importorskip("torch")
 import torch
 
 from roundel.errors import RecipeError
-from roundel.improve.finetune_constants import Constants, Weights
-from roundel.improve.finetune_data import Branches, Delivered, Place
-from roundel.improve.finetune_rows import Store, gather, layer_seed, narrow_type
+from roundel.improve.finetune_constants import Constants, UnitWeights
+from roundel.improve.finetune_data import Branches, Delivered, LayerPlace
+from roundel.improve.finetune_rows import ArrayStore, gather_rows, layer_seed, narrow_type
 from roundel.improve.finetune_units import Block, Unit, find_units, with_blocks
 from roundel.improve.torch_layer import (
     AdaRound,
@@ -59,13 +59,13 @@ def _with_activation(op: str) -> onnx.ModelProto:
     return build(nodes, {"x": [1, 4, 8, 8]}, ["y"], {**weights, **constants}, opset=20)
 
 
-def _rows(case: Case, unit: Unit) -> tuple[Any, Weights]:
+def _rows(case: Case, unit: Unit) -> tuple[Any, UnitWeights]:
     delivered = Delivered(case.model, case.state, case.recipe)
-    store = Store(1)
-    branches = Branches(case.model, delivered, case.samples, Place(store, None, False))
+    store = ArrayStore(1)
+    branches = Branches(case.model, delivered, case.samples, LayerPlace(store, None, False))
     seen = branches.look(unit.layer.data, unit.output, case.state.params[unit.layer.data])
     weights = Constants(case.model.graph, case.state, case.recipe).weights(unit)
-    return gather(unit, seen, weights.shape, store, 0), weights
+    return gather_rows(unit, seen, weights.shape, store, 0), weights
 
 
 def _units(case: Case, algorithm: str = "adaround") -> tuple[Unit, ...]:
@@ -158,7 +158,7 @@ def test_rounding_starts_at_the_codes_there_are() -> None:
     real = generator.normal(0, 30, (2, 5, 40))
     codes = np.clip(np.rint(real + generator.normal(0, 0.8, real.shape)), -127, 127)
     one = np.ones((1, 1, 1))
-    weights = Weights(real, codes, one, -127 * one, 127 * one, 1.0, np.zeros((2, 5)), None)
+    weights = UnitWeights(real, codes, one, -127 * one, 127 * one, 1.0, np.zeros((2, 5)), None)
     base, share = rounding_start(weights)
     assert ((base >= -127) & (base <= 126)).all()
     learner = AdaRound(weights, Finetune(), "cpu")
@@ -184,7 +184,7 @@ def test_the_exponent_follows_a_cosine() -> None:
 
 def test_the_regulariser_is_a_sum() -> None:
     one = np.ones((1, 1, 1))
-    weights = Weights(
+    weights = UnitWeights(
         np.full((1, 1, 3), 0.3), np.zeros((1, 1, 3)), one, -127 * one, 127 * one, 1.0, np.zeros((1, 1)), None
     )
     learner = AdaRound(weights, Finetune(iterations=10, warm_start=0.0), "cpu")
@@ -234,7 +234,7 @@ def test_a_block_computes_what_the_quantized_model_computes(preset: str) -> None
     case = calibrated(conv_net(residual=True), pictures(), preset)
     block = _block_of(case)
     delivered = Delivered(case.model, case.state, case.recipe)
-    branches = Branches(case.model, delivered, case.samples, Place(Store(1), None, False))
+    branches = Branches(case.model, delivered, case.samples, LayerPlace(ArrayStore(1), None, False))
     seen = branches.look(block.entry, block.output, case.state.params[block.entry])
     constants = Constants(case.model.graph, case.state, case.recipe)
     weights = tuple(constants.weights(unit) for unit in block.units)

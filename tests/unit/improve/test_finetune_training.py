@@ -14,12 +14,19 @@ pytest.importorskip("torch")
 import torch
 
 from roundel.improve import torch_training
-from roundel.improve.finetune_constants import Weights
+from roundel.improve.finetune_constants import UnitWeights
 from roundel.improve.finetune_rows import Rows, solved_codes
 from roundel.improve.finetune_units import Activation
 from roundel.improve.rounding import walk
-from roundel.improve.torch_layer import Feed, TorchLayer, channel_errors, reconstruction, refit_bias, tensor
-from roundel.improve.torch_training import Watch, learning_rate
+from roundel.improve.torch_layer import (
+    LayerFeed,
+    TorchLayer,
+    layer_channel_errors,
+    reconstruction,
+    refit_bias,
+    tensor,
+)
+from roundel.improve.torch_training import LossWatch, learning_rate
 from roundel.recipe.settings import Finetune
 
 
@@ -28,7 +35,7 @@ def _rows(inputs: Any, targets: Any, per_sample: int = 10) -> Rows:
     return Rows(inputs, None, targets, targets, starts, (len(starts) - 1) * 4 // 5)
 
 
-def _problem(seed: int = 0) -> tuple[Weights, Rows]:
+def _problem(seed: int = 0) -> tuple[UnitWeights, Rows]:
     """A layer whose inputs are correlated, so that rounding one weight can make up for another."""
     generator = np.random.default_rng(seed)
     mix = generator.normal(0, 1, (6, 6))
@@ -36,7 +43,7 @@ def _problem(seed: int = 0) -> tuple[Weights, Rows]:
     real = generator.normal(0, 3, (1, 4, 6))
     targets = np.asarray(inputs @ real[0].T + 5, np.float32)
     one = np.ones((1, 1, 1))
-    weights = Weights(real, np.rint(real), one, -127 * one, 127 * one, 1.0, np.zeros((1, 4)), None)
+    weights = UnitWeights(real, np.rint(real), one, -127 * one, 127 * one, 1.0, np.zeros((1, 4)), None)
     return weights, _rows(inputs, targets)
 
 
@@ -50,11 +57,11 @@ def test_solved_codes_beat_nearest_rounding() -> None:
     solved = solved_codes(weights, rows)
     assert solved is not None
     layer = TorchLayer(weights, None, None, "cpu")
-    look = Feed(rows, "cpu", 1.0, resident=True).look()
+    look = LayerFeed(rows, "cpu", 1.0, resident=True).look()
     errors = []
     for codes in (weights.codes, solved.taught, solved.whole):
         bias = refit_bias(layer, look, tensor(codes, "cpu"), torch.zeros(1, 4))
-        errors.append(float(channel_errors(layer, look, tensor(codes, "cpu"), bias).sum()))
+        errors.append(float(layer_channel_errors(layer, look, tensor(codes, "cpu"), bias).sum()))
     assert max(errors[1:]) < errors[0]
 
 
@@ -65,29 +72,29 @@ def test_the_bias_is_the_best_behind_the_activation(op: str | None) -> None:
     layer = TorchLayer(weights, activation, None, "cpu")
     codes = tensor(weights.real, "cpu")
     wanted = layer.outputs(torch.from_numpy(rows.inputs), codes, torch.full((1, 4), 5.0)).numpy()
-    look = Feed(_rows(rows.inputs, wanted), "cpu", 1.0, resident=True).look()
+    look = LayerFeed(_rows(rows.inputs, wanted), "cpu", 1.0, resident=True).look()
     start = torch.full((1, 4), 4.0)
-    before = channel_errors(layer, look, codes, start)
-    after = channel_errors(layer, look, codes, refit_bias(layer, look, codes, start))
+    before = layer_channel_errors(layer, look, codes, start)
+    after = layer_channel_errors(layer, look, codes, refit_bias(layer, look, codes, start))
     assert (after <= before).all()
     assert after.sum() < 0.1 * before.sum()
 
 
 def test_learning_stops_when_the_error_has_stopped_falling() -> None:
-    watch = Watch(Finetune(iterations=100), "adaquant")
+    watch = LossWatch(Finetune(iterations=100), "adaquant")
     seen = [watch.see(step, error) for step, error in ((0, 5.0), (10, 4.0), (20, 4.0), (30, 4.1))]
     assert seen == [True, True, False, False]
     assert not watch.stalled
     watch.see(40, 4.0)
     assert watch.stalled
-    patient = Watch(Finetune(iterations=100, early_stop=False), "adaquant")
+    patient = LossWatch(Finetune(iterations=100, early_stop=False), "adaquant")
     for step in range(0, 100, 10):
         patient.see(step, 1.0)
     assert not patient.stalled
 
 
 def test_the_warm_start_does_not_count() -> None:
-    watch = Watch(Finetune(iterations=100, warm_start=0.5), "adaround")
+    watch = LossWatch(Finetune(iterations=100, warm_start=0.5), "adaround")
     for step in range(10, 60, 10):
         watch.see(step, 9.0)
     assert not watch.stalled
@@ -106,7 +113,7 @@ def test_codes_of_the_walk_are_solved_anew(monkeypatch: pytest.MonkeyPatch) -> N
     case = calibrated(conv_net(), pictures(), "xint8")
     calls: list[bool] = []
 
-    def spy(weights: Weights, rows: Rows) -> Any:
+    def spy(weights: UnitWeights, rows: Rows) -> Any:
         calls.append(rows.linear is not None)
         return solved_codes(weights, rows)
 

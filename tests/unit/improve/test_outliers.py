@@ -12,7 +12,7 @@ import pytest
 import roundel
 from helpers import build, feeds, node, sqnr
 from roundel.improve import smooth
-from roundel.improve.smooth import Choice
+from roundel.improve.smooth import SmoothChoice
 from roundel.types import Sample
 from transformer_models import tokens, transformer
 
@@ -53,10 +53,10 @@ def test_rotation_comes_first_and_both_count() -> None:
 def test_a_step_that_hurts_is_dropped(monkeypatch: pytest.MonkeyPatch) -> None:
     plain = quantized({})
 
-    def worst(group: Any, *rest: Any) -> Choice:
+    def worst(group: Any, *rest: Any) -> SmoothChoice:
         factors = np.exp2(np.linspace(-9, 9, group.channels))
         zeros = (0.0,) * len(group.layers)
-        return Choice(0.5, factors, zeros, zeros)
+        return SmoothChoice(0.5, factors, zeros, zeros)
 
     monkeypatch.setattr(smooth, "choose", worst)
     result = quantized(SMOOTH)

@@ -11,7 +11,7 @@ import pytest
 
 from helpers import build, feeds, node, normal
 from roundel.improve.equalize import check_equalized
-from roundel.improve.smooth import SmoothReport, find_groups, look, smooth, smoothing_factors
+from roundel.improve.smooth import SmoothReport, find_groups, look_at_channels, smooth, smoothing_factors
 from roundel.passes.base import constant
 from roundel.passes.shapes import refresh_shapes
 from roundel.plan import build_plan
@@ -38,7 +38,7 @@ class Done:
         self.after = self.before.clone()
         plan = build_plan(self.after, settings)
         groups = find_groups(self.after.graph, plan)
-        seen = look(self.after, groups, samples[:-2], samples[-2:])
+        seen = look_at_channels(self.after, groups, samples[:-2], samples[-2:])
         self.reports: tuple[SmoothReport, ...] = smooth(self.after, groups, seen, plan, settings)
         refresh_shapes(self.after)
         onnx.checker.check_model(ir.to_proto(self.after), full_check=True)

@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from rich.console import Console
 
 from roundel.kit import PlacementReport, ReportError, compare, read_report, verdicts
-from roundel.kit.console import show_comparison, show_placement
+from roundel.kit.console import show_placement, show_placement_comparison
 from roundel.kit.npu_report import parse_json, parse_log
 from roundel.kit.placement import model_operators, places
 
@@ -258,7 +258,7 @@ def test_tables_fit_eighty_columns(a8w8: Path) -> None:
     with console.capture() as captured:
         show_placement(console, parse_json(many), model_operators(a8w8))
         show_placement(console, report(ALL_CPU))
-        show_comparison(console, compare(parse_json(tree()), 0, 398, 1))
+        show_placement_comparison(console, compare(parse_json(tree()), 0, 398, 1))
     lines = captured.get().splitlines()
     assert max(map(len, lines)) <= 80
     assert any("VITIS_EP_CPU" in line for line in lines)

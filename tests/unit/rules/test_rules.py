@@ -13,7 +13,7 @@ from onnx import TensorProto, helper, numpy_helper
 from roundel.plan.select import choose_nodes, operator_rules
 from roundel.recipe.load import load_recipe
 from roundel.rules import Finding, Severity, check_model, graphs
-from roundel.rules.facts import gather
+from roundel.rules.facts import gather_facts
 from roundel.rules.report import RULES
 from roundel.targets.npu import device_named
 
@@ -271,7 +271,7 @@ def test_p13_proposes_an_exclusion_that_works(make: Any) -> None:
     recipe = load_recipe(
         {"extends": "a8w8", "selection": {"exclude_subgraphs": [{"inputs": start, "outputs": end}]}}
     )
-    prepared = gather(model, "a8w8", device_named("stx")).prepared
+    prepared = gather_facts(model, "a8w8", device_named("stx")).prepared
     nodes = choose_nodes(prepared, recipe, operator_rules(prepared.graph, recipe))
     assert not nodes["head"].quantized
     assert nodes["Conv_0"].quantized

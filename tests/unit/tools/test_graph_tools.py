@@ -14,7 +14,7 @@ from PIL import Image
 from helpers import build, initializers, node, normal, run
 from roundel.errors import ModelError, RecipeError
 from roundel.quark.old_tools import OLD_TOOLS
-from roundel.quark.tools.files import read
+from roundel.quark.tools.files import read_model
 from roundel.quark.tools.graphs import (
     convert_nchw_to_nhwc,
     convert_opset_version,
@@ -28,7 +28,7 @@ from roundel.quark.tools.text import convert_onnx_to_onnxtxt, convert_onnxtxt_to
 
 
 def after(tool, model: onnx.ModelProto, *more, **options) -> onnx.ModelProto:
-    result = ir.to_proto(tool(read(model), *more, **options)[0])
+    result = ir.to_proto(tool(read_model(model), *more, **options)[0])
     onnx.checker.check_model(result, full_check=True)
     return result
 
@@ -48,7 +48,7 @@ def test_open_dimensions_get_sizes() -> None:
     ones = after(fix_shapes, build([node("Relu", ["x"], ["y"])], {"x": ["n", 3]}, {"y": None}))
     assert [d.dim_value for d in ones.graph.input[0].type.tensor_type.shape.dim] == [1, 3]
     with pytest.raises(RecipeError, match="another shape"):
-        fix_shapes(read(model), {"x": (2, 3, 8, 8), "y": (2, 4, 8, 8)})
+        fix_shapes(read_model(model), {"x": (2, 3, 8, 8), "y": (2, 4, 8, 8)})
 
 
 def test_weights_leave_the_input_list(float_model, sample) -> None:
@@ -89,7 +89,9 @@ def test_another_opset(float_model, sample) -> None:
     assert next(o.version for o in result.opset_import if o.domain == "") == 20
     assert np.allclose(run(result, sample)[0], run(float_model, sample)[0], atol=1e-6)
     with pytest.raises(ModelError, match="cannot convert"):
-        convert_opset_version(read(build([node("Gelu", ["x"], ["y"])], {"x": [3]}, ["y"], opset=20)), 15)
+        convert_opset_version(
+            read_model(build([node("Gelu", ["x"], ["y"])], {"x": [3]}, ["y"], opset=20)), 15
+        )
 
 
 def test_text_and_back(float_model) -> None:
@@ -123,7 +125,7 @@ def test_float16_leaves_the_scales_of_resize_alone() -> None:
 
 def test_quantized_models_are_not_narrowed(model_of) -> None:
     with pytest.raises(ModelError, match="quantized"):
-        convert_fp32_to_fp16(read(model_of("a8w8")))
+        convert_fp32_to_fp16(read_model(model_of("a8w8")))
 
 
 def tool(name: str, *arguments: object) -> str:

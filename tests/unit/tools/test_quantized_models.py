@@ -13,7 +13,7 @@ import pytest
 from helpers import Stored, activations, build, feeds, initializers, node, normal, ops, quantize, run, weights
 from roundel.quark.tools.biases import convert_a8w8_npu_to_a8w8_cpu, convert_bias_int32_to_int16
 from roundel.quark.tools.custom import convert_custom_ops, convert_customqdq_to_qdq, convert_qdq_to_customqdq
-from roundel.quark.tools.files import read
+from roundel.quark.tools.files import read_model
 from roundel.quark.tools.listing import a16w8_a8w8_nodes
 from roundel.quark.tools.qoperators import convert_qdq_to_qop
 from roundel.quark.tools.removing import remove_qdq, remove_qdq_between_ops, remove_qdq_mul_add
@@ -23,7 +23,7 @@ from roundel.quark.tools.retyping import convert_s8s8_to_u8s8, convert_u16s8_to_
 
 def after(tool, model: onnx.ModelProto, *more) -> onnx.ModelProto:
     """The tool's result, which must be a valid model; the model itself must not have changed."""
-    before, source = model.SerializeToString(), read(model)
+    before, source = model.SerializeToString(), read_model(model)
     known = ir.to_proto(source).SerializeToString()
     result = ir.to_proto(tool(source, *more)[0])
     onnx.checker.check_model(result)
@@ -157,7 +157,7 @@ def test_amds_operators_and_back(model_of, sample) -> None:
 
 
 def after_unchecked(tool, model: onnx.ModelProto, *more) -> onnx.ModelProto:
-    return ir.to_proto(tool(read(model), *more)[0])
+    return ir.to_proto(tool(read_model(model), *more)[0])
 
 
 def test_qlinear_operators_compute_the_same_codes(model_of, sample) -> None:
@@ -204,8 +204,8 @@ def test_scales_around_resize_become_powers_of_two() -> None:
 
 
 def test_layers_by_the_width_of_their_activations(model_of) -> None:
-    assert a16w8_a8w8_nodes(read(model_of("a8w8"))) == (["conv", "gemm"], [])
-    assert a16w8_a8w8_nodes(read(model_of("a16w8"))) == ([], ["conv", "gemm"])
+    assert a16w8_a8w8_nodes(read_model(model_of("a8w8"))) == (["conv", "gemm"], [])
+    assert a16w8_a8w8_nodes(read_model(model_of("a16w8"))) == ([], ["conv", "gemm"])
 
 
 def test_the_view_of_the_tests_is_right(model_of) -> None:

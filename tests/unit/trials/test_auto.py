@@ -17,8 +17,8 @@ from roundel.measure.evaluate import evaluate_models
 from roundel.measure.layers import LayerCost
 from roundel.trials import auto as ladder_walk
 from roundel.trials import rungs
-from roundel.trials.budget import Forecast
-from roundel.trials.rungs import RUNGS, Verdict, grown
+from roundel.trials.budget import RungForecast
+from roundel.trials.rungs import RUNGS, RungVerdict, grown
 
 DIGITS = load_example()
 CALM = ["xint8", "xint8-fast", "a8w8", "a16w8", "mixed", "bf16"]  # no gradients: quick
@@ -42,7 +42,7 @@ def test_the_first_rung_that_meets_the_budget_wins(tmp_path: Path) -> None:
         max_drop="5%",
     )
     assert found.met
-    assert found.steps[-1].verdict is Verdict.CHOSEN
+    assert found.steps[-1].verdict is RungVerdict.CHOSEN
     assert len(found.steps) < len(CALM)
     assert found.metric == "top1"
     # What the ladder says is what anyone else measures on the file.
@@ -68,10 +68,10 @@ def test_an_impossible_budget_hands_over_the_best(tmp_path: Path) -> None:
     tried = [step for step in found.steps if step.metric is not None]
     assert [s.rung for s in tried] == ["xint8", "xint8-fast", "a8w8", "a16w8", "bf16"]
     best = max(tried, key=lambda step: step.metric or 0)
-    assert best.verdict is Verdict.BEST
+    assert best.verdict is RungVerdict.BEST
     assert found.chosen is best
     mixed = next(step for step in found.steps if step.rung == "mixed")
-    assert mixed.verdict is Verdict.SKIPPED
+    assert mixed.verdict is RungVerdict.SKIPPED
     assert "A16W8 everywhere" in mixed.reason
 
 
@@ -142,7 +142,7 @@ def test_without_torch_the_gradient_rungs_say_so(monkeypatch: pytest.MonkeyPatch
 def test_time_is_a_budget() -> None:
     found = walk(metric="fidelity", max_drop="0", time=0.01)
     assert verdicts(found)["xint8"] == "best"
-    assert all(step.verdict is Verdict.SKIPPED for step in found.steps[1:])
+    assert all(step.verdict is RungVerdict.SKIPPED for step in found.steps[1:])
     assert all("time is over" in step.reason for step in found.steps[1:])
 
 
@@ -154,7 +154,7 @@ def test_a_rung_that_takes_longer_than_there_is_time_is_stopped(monkeypatch: pyt
 
 
 def test_a_forecast_learns_from_what_was_seen() -> None:
-    forecast = Forecast(forward=1.0, judging=2.0)
+    forecast = RungForecast(forward=1.0, judging=2.0)
     plain, fast, tuned = RUNGS[0], RUNGS[1], RUNGS[2]
     first = forecast.seconds(fast)
     forecast.learn(plain, 2 * forecast.seconds(plain))
@@ -167,7 +167,7 @@ def test_fine_tuning_leaves_time_for_the_formats_behind_it(
     monkeypatch: pytest.MonkeyPatch, left: float, fits: bool
 ) -> None:
     monkeypatch.setattr(ladder_walk.clock, "perf_counter", lambda: 1000.0)
-    forecast = Forecast(forward=1.0, judging=2.0)
+    forecast = RungForecast(forward=1.0, judging=2.0)
     tuned, behind = RUNGS[2], RUNGS[3:]
     assert forecast.seconds(tuned) == 125
     why = ladder_walk._too_long(tuned, behind, forecast, 1000.0 + left)

@@ -7,22 +7,22 @@ import math
 import pytest
 
 from roundel.errors import RecipeError
-from roundel.trials.budget import Drop, Unit, parse_drop, parse_time
+from roundel.trials.budget import Drop, DropUnit, parse_drop, parse_time
 
 
 @pytest.mark.parametrize(
     ("text", "drop", "words"),
     [
-        ("1%", Drop(1, Unit.RELATIVE), "1%"),
-        (" 0.5 % ", Drop(0.5, Unit.RELATIVE), "0.5%"),
-        ("2 percent", Drop(2, Unit.RELATIVE), "2%"),
-        ("1 point", Drop(1, Unit.POINT), "1 point"),
-        ("1.5 Points", Drop(1.5, Unit.POINT), "1.5 points"),
-        ("2pp", Drop(2, Unit.POINT), "2 points"),
-        ("0.01", Drop(0.01, Unit.PLAIN), "0.01"),
-        (0.01, Drop(0.01, Unit.PLAIN), "0.01"),
-        (".5", Drop(0.5, Unit.PLAIN), "0.5"),
-        ("0", Drop(0, Unit.PLAIN), "0"),
+        ("1%", Drop(1, DropUnit.RELATIVE), "1%"),
+        (" 0.5 % ", Drop(0.5, DropUnit.RELATIVE), "0.5%"),
+        ("2 percent", Drop(2, DropUnit.RELATIVE), "2%"),
+        ("1 point", Drop(1, DropUnit.POINT), "1 point"),
+        ("1.5 Points", Drop(1.5, DropUnit.POINT), "1.5 points"),
+        ("2pp", Drop(2, DropUnit.POINT), "2 points"),
+        ("0.01", Drop(0.01, DropUnit.PLAIN), "0.01"),
+        (0.01, Drop(0.01, DropUnit.PLAIN), "0.01"),
+        (".5", Drop(0.5, DropUnit.PLAIN), "0.5"),
+        ("0", Drop(0, DropUnit.PLAIN), "0"),
     ],
 )
 def test_drops(text: str | float, drop: Drop, words: str) -> None:

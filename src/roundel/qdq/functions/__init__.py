@@ -32,8 +32,8 @@ class _Operator(NamedTuple):
 
 
 _OPERATORS: dict[str, _Operator] = {
-    "ExtendedQuantizeLinear": _Operator(linear.Linear.of, linear.quantize),
-    "ExtendedDequantizeLinear": _Operator(linear.Linear.of, linear.dequantize),
+    "ExtendedQuantizeLinear": _Operator(linear.LinearFunction.of, linear.quantize),
+    "ExtendedDequantizeLinear": _Operator(linear.LinearFunction.of, linear.dequantize),
     BFP: _Operator(blocks.Variant.of, blocks.build),
     MX: _Operator(blocks.Variant.of, blocks.build),
 }

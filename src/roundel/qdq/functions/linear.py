@@ -16,14 +16,14 @@ _TYPES = (ir.DataType.BFLOAT16, ir.DataType.FLOAT16)
 
 
 @dataclass(frozen=True, slots=True)
-class Linear:
+class LinearFunction:
     """What decides the body: the stored type, and whether the scale has an axis."""
 
     dtype: ir.DataType
     per_channel: bool
 
     @staticmethod
-    def of(node: ir.Node) -> Linear:
+    def of(node: ir.Node) -> LinearFunction:
         """As the node's inputs say.
 
         Raises:
@@ -43,13 +43,13 @@ class Linear:
             _require_zero(node, zero)
         shape = scale.shape if scale is not None else None
         single = shape is not None and all(size == 1 for size in shape)
-        return Linear(dtype, not single)
+        return LinearFunction(dtype, not single)
 
     def __str__(self) -> str:
         return f"{self.dtype.name.lower()}{'_per_channel' if self.per_channel else ''}"
 
 
-def quantize(variant: Linear, overload: str, opset: int) -> ir.Function:
+def quantize(variant: LinearFunction, overload: str, opset: int) -> ir.Function:
     """round(x / scale + zero point). Float16 saturates; bfloat16 overflows to infinity."""
     body = Body(opset, ("x", "y_scale", "y_zero_point"))
     x, scale, zero = body.inputs
@@ -65,7 +65,7 @@ def quantize(variant: Linear, overload: str, opset: int) -> ir.Function:
     return body.function("ExtendedQuantizeLinear", overload, body.op("CastLike", moved, zero), _DEFAULTS)
 
 
-def dequantize(variant: Linear, overload: str, opset: int) -> ir.Function:
+def dequantize(variant: LinearFunction, overload: str, opset: int) -> ir.Function:
     """(codes - zero point) * scale."""
     body = Body(opset, ("x", "x_scale", "x_zero_point"))
     x, scale, zero = body.inputs
@@ -77,7 +77,7 @@ def dequantize(variant: Linear, overload: str, opset: int) -> ir.Function:
     return body.function("ExtendedDequantizeLinear", overload, result, _DEFAULTS)
 
 
-def _spread(body: Body, variant: Linear, value: ir.Value, x: ir.Value) -> ir.Value:
+def _spread(body: Body, variant: LinearFunction, value: ir.Value, x: ir.Value) -> ir.Value:
     """One number for each channel, shaped so that it broadcasts along the axis of x."""
     if not variant.per_channel:
         return value

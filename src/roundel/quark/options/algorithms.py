@@ -27,7 +27,7 @@ from roundel.quark.rows import (
     always,
     computed,
     refusal,
-    refused,
+    refused_option,
     to_field,
     to_word,
 )
@@ -87,13 +87,13 @@ FINETUNE: Mapping[str, Option] = {
         _field("Parallel", False, SWITCH, "parallel"),
         always("CacheDir", None, ANY, "mapped files lie in the temporary folder (TmpDir)."),
         always("LogPeriod", 100, INTEGER, "progress is shown layer by layer."),
-        refused(
+        refused_option(
             "RefModelPath",
             None,
             "the float model is the one that is quantized.",
             "Quantize the model that the file holds.",
         ),
-        refused("OutputIndex", 0, "all outputs count.", "Leave it at 0.", INTEGER),
+        refused_option("OutputIndex", 0, "all outputs count.", "Leave it at 0.", INTEGER),
         always("DynamicBatch", False, SWITCH, "a layer learns from rows; the model's batch does not matter."),
         always("NumWorkers", 1, INTEGER, _NO_LOADER),
         always("PinMemory", False, SWITCH, _NO_LOADER),
@@ -181,9 +181,13 @@ MIXED: Mapping[str, Option] = {
         to_field("IncludeLayers", None, TEXTS, "mixed.include"),
         to_field("ExcludeLayers", None, TEXTS, "mixed.exclude"),
         computed("DataSize", 0, INTEGER, "verify.samples, with a threshold", _samples),
-        refused("SubgraphJson", None, "layers are tried one by one.", "Name them in IncludeLayers."),
-        refused("MetricDistanceFn", None, _OWN, "Use `roundel.auto(…, metric=function)`, or MetricDefault."),
-        refused("MetricEvaluateFn", None, _OWN, "Use `roundel.auto(…, metric=function)`, or MetricDefault."),
+        refused_option("SubgraphJson", None, "layers are tried one by one.", "Name them in IncludeLayers."),
+        refused_option(
+            "MetricDistanceFn", None, _OWN, "Use `roundel.auto(…, metric=function)`, or MetricDefault."
+        ),
+        refused_option(
+            "MetricEvaluateFn", None, _OWN, "Use `roundel.auto(…, metric=function)`, or MetricDefault."
+        ),
         always("SensitivityCacheFile", None, ANY, "errors are measured anew in each run."),
         always("WorkerNum", 1, INTEGER, "one model is tried at a time."),
         always("DualQuantNodes", False, SWITCH, _ONE_TYPE),
@@ -323,7 +327,7 @@ ALGORITHMS: tuple[Option, ...] = (
     computed("FastFinetune", {}, TABLE, "improve.finetune.*", _finetune),
     computed("CLESteps", 1, INTEGER, "improve.equalize.steps", _steps),
     to_word("CLEBalanceMethod", "max", "improve.equalize.enabled", {"max": True}),
-    refused(
+    refused_option(
         "CLEWeightThreshold",
         0.5,
         "channels of any size are balanced, relative to the largest of their layer.",

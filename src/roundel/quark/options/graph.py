@@ -20,7 +20,7 @@ from roundel.quark.rows import (
     always,
     computed,
     refusal,
-    refused,
+    refused_option,
     to_field,
     to_run,
 )
@@ -81,10 +81,10 @@ _YAML = "its passes are a program of their own, in files of their own format."
 _YAML_INSTEAD = "Use the options ConvertOpsetVersion, FoldBatchNorm, Fuse…, Convert…, or a Roundel recipe."
 
 GRAPH: tuple[Option, ...] = (
-    refused("ShapeShifterYaml", None, _YAML, _YAML_INSTEAD),
-    refused("PreprocessYAML", None, _YAML, _YAML_INSTEAD),
+    refused_option("ShapeShifterYaml", None, _YAML, _YAML_INSTEAD),
+    refused_option("PreprocessYAML", None, _YAML, _YAML_INSTEAD),
     to_field("SimplifyModel", True, SWITCH, "prepare.fold_constants"),
-    refused(
+    refused_option(
         "SimplifyModelOptions", {}, "they belong to another simplifier.", "Use SimplifyModel alone.", TABLE
     ),
     computed("ConvertOpsetVersion", None, INTEGER, "output.opset", _opset),
@@ -170,7 +170,7 @@ PAIRS: tuple[Option, ...] = (
     to_field("ForceQuantizeNoInputCheck", False, SWITCH, "placement.quantize_passthrough_inputs"),
     to_field("DedicatedQDQPair", False, SWITCH, "placement.dedicated_pairs"),
     to_field("DedicateDQNode", False, SWITCH, "placement.dedicated_dequantizers"),
-    refused(
+    refused_option(
         "EnableDualQuantNodePairs",
         False,
         "a tensor has one type, that of its maker.",
@@ -179,7 +179,7 @@ PAIRS: tuple[Option, ...] = (
     ),
     to_field("OpTypesToExcludeOutputQuantization", [], TEXTS, "placement.skip_output_op_types"),
     to_run("NodesToExcludeOutputQuantization", [], TEXTS, "float_outputs_of"),
-    refused(
+    refused_option(
         "QDQOpTypePerChannelSupportToAxis",
         {},
         "the channel axis follows from each operator.",
@@ -258,7 +258,7 @@ TARGETS: tuple[Option, ...] = (
     to_field("QuantizeAllOpTypes", False, SWITCH, "selection.all_op_types"),
     to_field("WeightsOnly", False, SWITCH, "placement.weights_only"),
     to_field("MatMulConstBOnly", False, SWITCH, "placement.matmul_const_only"),
-    refused(
+    refused_option(
         "EnableSubgraph",
         False,
         "the bodies of If, Loop and Scan stay float.",
@@ -267,7 +267,7 @@ TARGETS: tuple[Option, ...] = (
     ),
     computed("MixedPrecisionTensor", {}, TABLE, "overrides", _mixed),
     computed("TensorQuantOverrides", {}, TABLE, "overrides", _tensors),
-    refused(
+    refused_option(
         "NodesWithMixedPrecision",
         {},
         "it is an internal note of another program.",
@@ -279,7 +279,7 @@ TARGETS: tuple[Option, ...] = (
 
 RUN: tuple[Option, ...] = (
     to_run("TmpDir", None, PATH, "temporary_folder"),
-    refused(
+    refused_option(
         "UserCustomOpLibPath",
         None,
         "models run in a stock ONNX Runtime.",
@@ -289,7 +289,7 @@ RUN: tuple[Option, ...] = (
     to_run("EvalMetrics", None, ANY, "evaluate"),
     to_run("EvalDataReader", None, ANY, "evaluation_data"),
     always("FillAllValueInfo", False, SWITCH, "every tensor's type and shape are in the file."),
-    refused(
+    refused_option(
         "EncryptionAlgorithm",
         None,
         "files are written in the clear.",

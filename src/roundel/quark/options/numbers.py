@@ -24,7 +24,7 @@ from roundel.quark.rows import (
     always,
     computed,
     refusal,
-    refused,
+    refused_option,
     to_field,
     to_run,
     to_word,
@@ -102,14 +102,14 @@ NUMBERS: tuple[Option, ...] = (
     ),
     computed("Int16Scale", False, SWITCH, "activations.scale, weights.scale", _int16_scale),
     computed("UsePowerOf2Scale", True, SWITCH, "activations.scale, weights.scale", _power_of_two),
-    refused(
+    refused_option(
         "UseUnsignedReLU",
         False,
         "it belongs to the QOperator format.",
         "Use activation_type=QuantType.QUInt8.",
         SWITCH,
     ),
-    refused(
+    refused_option(
         "QuantizeFP16",
         False,
         "float16 models become float32 models first, value by value, and are quantized then.",
@@ -171,7 +171,7 @@ CALIBRATION: tuple[Option, ...] = (
     computed("CalibMovingAverage", False, SWITCH, "calibration.moving_average", _moving_average),
     computed("CalibMovingAverageConstant", None, NUMBER, "calibration.moving_average", _moving_average),
     computed("NumBins", None, INTEGER, "nothing, up to 8192; refused above", _bins),
-    refused(
+    refused_option(
         "NumQuantizedBins",
         128,
         "the entropy search has as many levels as the type.",
@@ -199,14 +199,14 @@ CALIBRATION: tuple[Option, ...] = (
     always("MinMSEModeFloatScale", None, ANY, "a weight's range is searched over all its values."),
     always("CalibOptimizeMem", True, SWITCH, "calibration holds one batch at a time and uses no disk."),
     always("CalibWorkerNum", 1, COUNT, "calibration uses the cores that there are."),
-    refused(
+    refused_option(
         "CalibPassthroughOpTypes",
         [],
         "operators that only move values share their input's scale by themselves.",
         "Exclude an operator with nodes_to_exclude, or give its tensors a range with TensorQuantOverrides.",
         TEXTS,
     ),
-    refused(
+    refused_option(
         "SaveTensorHistFig",
         False,
         "a run writes the model and its record, no pictures.",

@@ -20,12 +20,12 @@ Rewritten = tuple[ir.Model, str]
 """The new model, and a sentence about what changed."""
 
 
-def read(source: ModelSource) -> ir.Model:
+def read_model(source: ModelSource) -> ir.Model:
     """A model of any kind; AMD's operators stay nodes."""
     return load_model(source, allow_quantized=True, opaque=QUARK).model
 
 
-def write(model: ir.Model, target: str | Path, *, external_data: bool = False) -> None:
+def write_model(model: ir.Model, target: str | Path, *, external_data: bool = False) -> None:
     """Save a model; AMD's operators get the bodies that let a stock ONNX Runtime run them."""
     save_model(_with_bodies(model), Path(target), external_data=external_data)
 
@@ -51,8 +51,8 @@ def rewriting(name: str, summary: str, work: Rewrite, *more: Parameter) -> Tool:
 
     def run(source: str, target: str, external_data: bool, **arguments: Any) -> str:
         refuse_same(source, target)
-        model, done = work(read(source), **arguments)
-        write(model, target, external_data=external_data)
+        model, done = work(read_model(source), **arguments)
+        write_model(model, target, external_data=external_data)
         return f"{done}\n{target}"
 
     return Tool(name, summary, run, _ordered(more), {name: _on_any(work)})
@@ -75,7 +75,7 @@ def _on_any(work: Rewrite) -> Callable[..., Any]:
     """The function for scripts that import it: a ModelProto (or file) in, a ModelProto out."""
 
     def convert(model: ModelSource, *arguments: Any, **options: Any) -> Any:
-        return ir.to_proto(_with_bodies(work(read(model), *arguments, **options)[0]))
+        return ir.to_proto(_with_bodies(work(read_model(model), *arguments, **options)[0]))
 
     convert.__doc__ = work.__doc__
     return convert

@@ -16,7 +16,7 @@ from roundel.errors import ModelError, OutputError
 from roundel.model.graph import input_specs
 from roundel.model.session import open_session
 from roundel.passes import refresh_shapes
-from roundel.quark.tools.files import read
+from roundel.quark.tools.files import read_model
 from roundel.quark.tools.tool import Parameter, Tool
 from roundel.quark.tools.wiring import LAYERS, is_dequantize, stored_values
 
@@ -108,11 +108,13 @@ def _safe(name: str) -> str:
 
 
 def _save_weights(source: str, target: str, perchannel: bool) -> str:
-    return _save(list(weights(read(source), per_channel=perchannel)), target, "layer with constant weights")
+    return _save(
+        list(weights(read_model(source), per_channel=perchannel)), target, "layer with constant weights"
+    )
 
 
 def _save_tensors(source: str, data: str, target: str) -> str:
-    return _save(list(tensors(read(source), data)), target, "float tensor")
+    return _save(list(tensors(read_model(source), data)), target, "float tensor")
 
 
 _MODEL = Parameter("source", "the ONNX model", ("--input_model", "--input", "--input_model_path"))

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import onnx_ir as ir
 
-from roundel.quark.tools.files import read
+from roundel.quark.tools.files import read_model
 from roundel.quark.tools.tool import SOURCE, Tool
 from roundel.quark.tools.wiring import LAYERS, is_dequantize, numbers
 
@@ -24,7 +24,7 @@ def a16w8_a8w8_nodes(model: ir.Model) -> tuple[list[str], list[str]]:
 
 
 def _print(source: str) -> str:
-    eight, sixteen = a16w8_a8w8_nodes(read(source))
+    eight, sixteen = a16w8_a8w8_nodes(read_model(source))
     lines = ["8-bit activations:", *eight, "16-bit activations:", *sixteen]
     return "\n".join([*lines, f"{len(eight)} layers with 8-bit, {len(sixteen)} with 16-bit activations"])
 
@@ -34,5 +34,5 @@ PRINT_NODES = Tool(
     "Lists the layers with 8-bit and with 16-bit activations.",
     _print,
     (SOURCE,),
-    {"a16w8_a8w8_nodes": lambda path: a16w8_a8w8_nodes(read(path))},
+    {"a16w8_a8w8_nodes": lambda path: a16w8_a8w8_nodes(read_model(path))},
 )

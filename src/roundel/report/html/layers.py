@@ -18,7 +18,13 @@ import numpy as np
 from roundel.report.html.values import causes, origin, short
 
 if TYPE_CHECKING:
-    from roundel.measure.types import Comparison, Difference, Storage, TensorComparison, WeightComparison
+    from roundel.measure.types import (
+        Comparison,
+        Difference,
+        TensorComparison,
+        TensorStorage,
+        WeightComparison,
+    )
     from roundel.rules.types import NodePlace, Prediction
 
 
@@ -234,7 +240,7 @@ def _spread(ranges: Ranges) -> float | int | str | None:
     return short(float(live.max() / np.median(live))) if live.size else None
 
 
-def _storage(storage: Storage | None) -> dict[str, Any] | None:
+def _storage(storage: TensorStorage | None) -> dict[str, Any] | None:
     if storage is None:
         return None
     return {
