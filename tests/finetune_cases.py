@@ -25,8 +25,7 @@ from roundel.preparation import load_prepared
 from roundel.qdq import simulate, write_qdq
 from roundel.recipe.load import load_recipe
 from roundel.recipe.settings import Recipe
-from roundel.report.record import Silent
-from roundel.types import Sample
+from roundel.types import Sample, Silent
 
 PLAIN_XINT8: dict[str, Any] = {
     "activations": {"type": "uint8", "symmetric": True, "scale": "power_of_two"},

@@ -22,7 +22,8 @@ from roundel.passes import PassReport
 from roundel.plan import QuantPlan, build_plan
 from roundel.preparation import Prepared
 from roundel.recipe.settings import Recipe
-from roundel.report.record import Clock, Listener
+from roundel.report.record import Clock
+from roundel.types import Listener
 from roundel.work.work import Work
 
 

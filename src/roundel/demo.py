@@ -19,7 +19,7 @@ from roundel.model.session import open_session
 from roundel.numerics.metrics import Closeness
 from roundel.pipeline import quantize
 from roundel.recipe.load import load_recipe, preset_names
-from roundel.report.record import Listener, Silent
+from roundel.types import Listener, Silent
 
 
 @dataclass(frozen=True, slots=True)

@@ -33,8 +33,7 @@ from roundel.model.graph import (
 from roundel.model.session import give_memory_back, open_session
 from roundel.plan import QuantPlan
 from roundel.recipe.settings import Data, Recipe
-from roundel.report.record import Listener
-from roundel.types import BlockScheme, Sample
+from roundel.types import BlockScheme, Listener, Sample
 from roundel.work.work import Work
 
 _KEPT_BYTES = 256_000_000

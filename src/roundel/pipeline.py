@@ -57,11 +57,11 @@ from roundel.qdq.weight_only import check_kernel, write_weights
 from roundel.qdq.write import share_codes
 from roundel.recipe.load import RecipeSource, load_recipe, unfolded
 from roundel.recipe.settings import Recipe, WeightOnly, merge
-from roundel.report.record import Clock, Listener, Record, Silent, plan_counts, recipe_dict
+from roundel.report.record import Clock, Record, plan_counts, recipe_dict
 from roundel.rules.fitting import for_device, for_effort, remaining
 from roundel.torch import Exported, is_torch_source, opened
 from roundel.torch.export import require_torch
-from roundel.types import Sample
+from roundel.types import Listener, Sample, Silent
 from roundel.version import VERSION
 from roundel.work.checkpoints import Store, open_store
 from roundel.work.executors import Executor

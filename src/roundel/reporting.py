@@ -21,9 +21,10 @@ from roundel.model.load import ModelSource
 from roundel.pipeline import QuantizeResult, record_path
 from roundel.recipe.settings import Data, Recipe
 from roundel.report.html import ReportContent, render
-from roundel.report.record import RECORD_VERSION, Listener
+from roundel.report.record import RECORD_VERSION
 from roundel.rules import CheckReport, check_model
 from roundel.targets.npu import device_named
+from roundel.types import Listener
 from roundel.work.executors import Executor
 
 DEVICE = "stx"

@@ -14,7 +14,8 @@ from roundel.errors import DataError, ModelError, RecipeError
 from roundel.model.files import model_sha256
 from roundel.pipeline import QuantizeResult, quantize
 from roundel.recipe.load import load_recipe
-from roundel.report.record import RECORD_VERSION, Listener, versions
+from roundel.report.record import RECORD_VERSION, versions
+from roundel.types import Listener
 
 _MAX_BYTES = 100_000_000
 

@@ -19,13 +19,13 @@ from numpy.typing import NDArray
 from roundel.calibrate.statistics import QuantState
 from roundel.improve.finetune_constants import Changed, Constants, Held
 from roundel.improve.finetune_data import Delivered
-from roundel.improve.reports import LayerReport, Progress, held_out_count
+from roundel.improve.reports import LayerReport, held_out_count
 from roundel.improve.stepwise import Frontier
 from roundel.model.graph import attribute_float, constant_array, rank
 from roundel.numerics.metrics import layer_db
 from roundel.plan.types import QuantPlan
 from roundel.recipe.settings import Recipe
-from roundel.types import Doubles, Sample
+from roundel.types import Doubles, Listener, Sample
 
 _MOST_SAMPLES = 32  # a mean needs no more, and a layer's outputs stay in memory as real numbers
 _IMAGES = ("Conv", "ConvTranspose")
@@ -55,7 +55,7 @@ def correct_biases(
     state: QuantState,
     samples: Sequence[Sample],
     recipe: Recipe,
-    progress: Progress | None = None,
+    progress: Listener | None = None,
 ) -> tuple[QuantState, tuple[LayerReport, ...]]:
     """Shift biases in graph order; a channel is left alone where its held-out error would not fall.
 

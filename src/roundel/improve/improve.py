@@ -16,10 +16,10 @@ from roundel.improve.finetune import finetune
 from roundel.improve.judge import StepReport, as_if_rounded, output_sqnr, verdict
 from roundel.improve.memory import once, run_key
 from roundel.improve.ranges import choose_ranges
-from roundel.improve.reports import FEWEST, FinetuneReport, LayerReport, Moment, Progress, held_out_count
+from roundel.improve.reports import FEWEST, FinetuneReport, LayerReport, Moment, held_out_count
 from roundel.improve.rounding import walk
 from roundel.recipe.settings import Recipe
-from roundel.types import Sample
+from roundel.types import Listener, Sample
 from roundel.work.checkpoints import Memory, Store
 
 _NAMES = {"adaround": "AdaRound", "adaquant": "AdaQuant"}
@@ -35,7 +35,7 @@ class Improved:
     notes: tuple[str, ...] = ()
 
 
-class Told(Progress, Protocol):
+class Told(Listener, Protocol):
     """Hears which step runs, how far it is, and what it says about itself."""
 
     def advance(self, done: float) -> None:

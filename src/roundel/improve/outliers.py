@@ -11,14 +11,14 @@ import onnx_ir as ir
 
 from roundel.improve.judge import StepReport, verdict
 from roundel.improve.probe import OutputErrors, together
-from roundel.improve.reports import FEWEST, LayerReport, Progress, held_out_count
+from roundel.improve.reports import FEWEST, LayerReport, held_out_count
 from roundel.improve.rotate import rotate
 from roundel.improve.smooth import find_groups, look_at_channels, smooth
 from roundel.model.session import open_session
 from roundel.passes import refresh_shapes
 from roundel.plan import build_plan
 from roundel.recipe.settings import Recipe
-from roundel.types import Sample
+from roundel.types import Listener, Sample
 
 Quantize = Callable[[ir.Model, Sequence[Sample]], ir.Model]
 
@@ -42,7 +42,7 @@ class _Done:
 
 
 def spread_outliers(
-    model: ir.Model, samples: Sequence[Sample], recipe: Recipe, quantize: Quantize, told: Progress
+    model: ir.Model, samples: Sequence[Sample], recipe: Recipe, quantize: Quantize, told: Listener
 ) -> Spread:
     """Rotate the residual stream, then smooth the layers' inputs, as far as the recipe asks for it.
 

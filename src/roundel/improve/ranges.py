@@ -18,13 +18,13 @@ from numpy.typing import NDArray
 
 from roundel.calibrate.statistics import QuantState
 from roundel.improve.probe import Switchboard
-from roundel.improve.reports import LayerReport, Progress
+from roundel.improve.reports import LayerReport
 from roundel.model.graph import values_by_name
 from roundel.numerics.affine import bias_params, round_scale
 from roundel.numerics.metrics import Closeness
 from roundel.plan.types import Derived, Fixed, Role
 from roundel.recipe.settings import Recipe
-from roundel.types import QParams, Sample, ScaleKind
+from roundel.types import Listener, QParams, Sample, ScaleKind
 
 _BITS = 8  # with more, all that a narrower range changes is what happens to values that no sample showed
 _RUNS = 500  # forward runs that looking at every tensor may take; fewer of large samples
@@ -49,7 +49,7 @@ def choose_ranges(
     samples: Sequence[Sample],
     outputs: Sequence[Sample],
     recipe: Recipe,
-    progress: Progress | None = None,
+    progress: Listener | None = None,
 ) -> tuple[QuantState, tuple[LayerReport, ...]]:
     """Widen or narrow the ranges of activations where the model's outputs gain.
 
@@ -107,7 +107,7 @@ def _at_most(most: int, least: int, wanted: int) -> int:
 
 
 def _noise(
-    board: Switchboard, scales: Sequence[NDArray[np.float32]], runs: int, progress: Progress | None
+    board: Switchboard, scales: Sequence[NDArray[np.float32]], runs: int, progress: Listener | None
 ) -> tuple[list[float], float]:
     """What quantizing each group alone does to the outputs, and the sum of it all.
 

@@ -3,17 +3,6 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Protocol
-
-
-class Progress(Protocol):
-    """Hears which step runs and how far it is."""
-
-    def step(self, name: str, total: int | None = None) -> None:
-        """A step begins."""
-
-    def advance(self, done: int) -> None:
-        """Units of it are done."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -16,7 +16,7 @@ from roundel.calibrate.statistics import QuantState
 from roundel.improve.layers import Layer, quantized_layers
 from roundel.improve.memory import params_as_arrays, unpacked_params
 from roundel.improve.moments import Centred, Moments
-from roundel.improve.reports import LayerReport, Progress, held_out_count
+from roundel.improve.reports import LayerReport, held_out_count
 from roundel.improve.stepwise import Frontier
 from roundel.improve.targets import Glimpse, float_targets, importance, visible_ranges
 from roundel.model.graph import constant_array, values_by_name
@@ -26,7 +26,7 @@ from roundel.numerics.rounding import compensated, damped, descend, factor, leas
 from roundel.plan.types import Fixed
 from roundel.qdq import simulate, write_qdq
 from roundel.recipe.settings import Recipe
-from roundel.types import Arrays, Doubles, QParams, QType, Sample, ScaleKind
+from roundel.types import Arrays, Doubles, Listener, QParams, QType, Sample, ScaleKind
 from roundel.work.checkpoints import Memory, as_array, as_tree
 
 _RIDGES = (1.0, 0.1, 0.01)
@@ -194,7 +194,7 @@ def walk(
     state: QuantState,
     samples: Sequence[Sample],
     recipe: Recipe,
-    progress: Progress | None = None,
+    progress: Listener | None = None,
     memory: Memory | None = None,
 ) -> tuple[QuantState, tuple[LayerReport, ...]]:
     """Choose rounding, weight scales and biases layer by layer.

@@ -16,7 +16,7 @@ from roundel.errors import DataError, RecipeError
 from roundel.improve.judge import StepReport, verdict
 from roundel.improve.moments import HeldMoments, InputMoments
 from roundel.improve.probe import Carried, Errors, OutputErrors, together
-from roundel.improve.reports import FEWEST, LayerReport, Progress, held_out_count
+from roundel.improve.reports import FEWEST, LayerReport, held_out_count
 from roundel.improve.stepwise import Frontier
 from roundel.model.graph import constant_array, values_by_name
 from roundel.model.session import open_session
@@ -25,7 +25,7 @@ from roundel.numerics.rounding import ErrorSpread, gptq, spread
 from roundel.plan.types import QuantPlan
 from roundel.plan.weight_only import WeightLayer, weight_layers
 from roundel.recipe.settings import WeightOnly
-from roundel.types import Doubles, Sample
+from roundel.types import Doubles, Listener, Sample
 
 Key = tuple[str, bool]
 Stage = tuple[WeightLayer, ...]
@@ -39,7 +39,7 @@ def gptq_walk(
     rounded: Mapping[Key, Packed],
     samples: Sequence[Sample],
     options: WeightOnly,
-    progress: Progress,
+    progress: Listener,
 ) -> tuple[dict[Key, Packed], tuple[LayerReport, ...]]:
     """Improve on weights that were rounded to nearest, where held-out samples agree that it is better.
 
@@ -221,7 +221,7 @@ class PackedWeights:
 
 
 def pack_weights(
-    model: ir.Model, plan: QuantPlan, samples: Sequence[Sample], options: WeightOnly, told: Progress
+    model: ir.Model, plan: QuantPlan, samples: Sequence[Sample], options: WeightOnly, told: Listener
 ) -> PackedWeights:
     """Round the weights that the plan has chosen.
 
@@ -261,7 +261,7 @@ def _gptq(
     rounded: Mapping[Key, Packed],
     samples: Sequence[Sample],
     options: WeightOnly,
-    told: Progress,
+    told: Listener,
 ) -> PackedWeights:
     start = time.perf_counter()
     solved, reports = gptq_walk(model, layers, rounded, samples, options, told)

@@ -32,7 +32,7 @@ from roundel.passes import refresh_shapes
 from roundel.passes.cleanup import LiftConstants
 from roundel.qdq.read import QUARK, StoredTensors
 from roundel.recipe.settings import Data
-from roundel.report.record import Listener, Silent
+from roundel.types import Listener, Silent
 from roundel.work.checkpoints import open_store
 from roundel.work.executors import Executor, usable_cores
 from roundel.work.work import Work

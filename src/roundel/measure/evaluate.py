@@ -25,8 +25,7 @@ from roundel.measure.looks import TOP, EvaluationItem, Look, run_looks
 from roundel.model.load import ModelSource
 from roundel.numerics.metrics import Closeness
 from roundel.recipe.settings import Data
-from roundel.report.record import Listener, Silent
-from roundel.types import InputSpec
+from roundel.types import InputSpec, Listener, Silent
 from roundel.work.checkpoints import open_store
 from roundel.work.executors import Executor
 from roundel.work.work import Work

@@ -22,7 +22,7 @@ from roundel.data.arrayfiles import Header, load_npy
 from roundel.data.folders import files_below
 from roundel.errors import DataError
 from roundel.numerics.metrics import decibels
-from roundel.report.record import Listener, Silent
+from roundel.types import Listener, Silent
 
 _COLOURS = (1, 3, 4)
 _LEAST_SIDE = 5  # a smaller plane is a table of numbers, whatever its rank

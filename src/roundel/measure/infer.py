@@ -26,8 +26,7 @@ from roundel.model.load import ModelSource
 from roundel.model.session import open_session
 from roundel.qdq.functions import AMD_DOMAIN, attach
 from roundel.recipe.settings import Data
-from roundel.report.record import Listener, Silent
-from roundel.types import Sample
+from roundel.types import Listener, Sample, Silent
 
 
 class Predictor:

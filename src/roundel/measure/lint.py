@@ -28,8 +28,7 @@ from roundel.model.load import ModelSource
 from roundel.model.session import open_session
 from roundel.preparation import load_prepared
 from roundel.recipe.settings import Data, Recipe
-from roundel.report.record import Listener, Silent
-from roundel.types import Sample
+from roundel.types import Listener, Sample, Silent
 
 _LOOKED_AT = 16  # samples that run through the first layer once more
 _KEPT = 64  # samples that may be read in other ways

@@ -27,8 +27,7 @@ from roundel.plan import build_plan
 from roundel.preparation import load_prepared
 from roundel.recipe.load import RecipeSource, load_recipe
 from roundel.recipe.settings import Recipe
-from roundel.report.record import Listener, Silent
-from roundel.types import Arrays, Sample
+from roundel.types import Arrays, Listener, Sample, Silent
 from roundel.work.checkpoints import open_store
 from roundel.work.executors import Executor
 from roundel.work.work import Work, mapped

@@ -25,8 +25,7 @@ from roundel.model.load import ModelSource
 from roundel.numerics.metrics import Closeness
 from roundel.preparation import load_prepared
 from roundel.recipe.settings import Recipe
-from roundel.report.record import Listener, Silent
-from roundel.types import Sample
+from roundel.types import Listener, Sample, Silent
 
 Outputs = dict[str, NDArray[Any]]
 

@@ -29,9 +29,9 @@ from roundel.quark.specs import QLayerConfig, QTensorConfig
 from roundel.quark.translate import translate
 from roundel.recipe.settings import Data
 from roundel.report.console import terminal
-from roundel.report.record import Listener, Silent
 from roundel.trials.space import Choice, Span
 from roundel.trials.study import Sampler, Study, Trial
+from roundel.types import Listener, Silent
 
 Space = Mapping[str, Any]
 Params = dict[str, Any]

@@ -11,7 +11,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass
 from importlib import metadata
-from typing import Any, Protocol
+from typing import Any
 
 from roundel.gate import OutputReport
 from roundel.improve.judge import StepReport
@@ -138,35 +138,3 @@ class Clock:
             yield
         finally:
             self.seconds[name] = self.seconds.get(name, 0.0) + time.perf_counter() - start
-
-
-class Listener(Protocol):
-    """Receives the run's steps; every method may be called from the run's own thread only."""
-
-    def step(self, name: str, total: int | None = None) -> None:
-        """A step begins; `total` is its number of units when it is known."""
-
-    def advance(self, done: float) -> None:
-        """`done` units of the current step are finished; a share of a unit counts."""
-
-    def say(self, text: str) -> None:
-        """A few words about what goes on now."""
-
-    def close(self) -> None:
-        """The run has ended, well or not."""
-
-
-class Silent:
-    """A listener that says nothing."""
-
-    def step(self, name: str, total: int | None = None) -> None:
-        """Nothing."""
-
-    def advance(self, done: float) -> None:
-        """Nothing."""
-
-    def say(self, text: str) -> None:
-        """Nothing."""
-
-    def close(self) -> None:
-        """Nothing."""

@@ -16,10 +16,10 @@ from roundel.model.files import check_writable, same_file, write_text
 from roundel.model.load import ModelSource
 from roundel.pipeline import QuantizeResult, changed, quantize, record_path
 from roundel.recipe.load import load_recipe
-from roundel.report.record import Listener, Silent
 from roundel.rules.report import check_model
 from roundel.trials.budget import Deadline, Drop, OutOfTime, RungForecast, parse_drop, parse_time
 from roundel.trials.rungs import AutoResult, Rung, RungStep, RungVerdict, chosen_rungs, mixtures, refused
+from roundel.types import Listener, Silent
 
 _DEVICE = "stx"  # whose placement is predicted where none was named
 

@@ -9,8 +9,8 @@ import time
 from dataclasses import dataclass, field
 
 from roundel.errors import RecipeError
-from roundel.report.record import Listener
 from roundel.trials.rungs import Rung
+from roundel.types import Listener
 
 _DROP = re.compile(r"(?P<number>\d+(?:\.\d*)?|\.\d+)\s*(?P<unit>%|percent|points?|pts?|pp)?", re.IGNORECASE)
 _FORMS = "'1%' (of the float model's metric), '1 point' (of a hundred), or '0.01' (in the metric's own units)"

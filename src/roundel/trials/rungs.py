@@ -17,8 +17,9 @@ from roundel.measure.layers import LayerCost
 from roundel.measure.sensitivity import sensitivity
 from roundel.model.load import ModelSource
 from roundel.recipe.settings import merge
-from roundel.report.record import Listener, versions
+from roundel.report.record import versions
 from roundel.targets.npu import Format, device_named
+from roundel.types import Listener
 
 if TYPE_CHECKING:
     from roundel.pipeline import QuantizeResult

@@ -20,10 +20,10 @@ from roundel.model.load import ModelSource
 from roundel.pipeline import QuantizeResult, changed, quantize
 from roundel.recipe.load import RecipeSource, load_recipe, preset_names
 from roundel.recipe.settings import Recipe, merge
-from roundel.report.record import Listener, Silent
 from roundel.rules.report import check_model
 from roundel.trials.space import PRESET, SpaceSource, nested, read_space
 from roundel.trials.study import Sampler, Study, Trial
+from roundel.types import Listener, Silent
 from roundel.work.executors import Executor
 
 _DEVICE = "stx"

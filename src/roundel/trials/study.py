@@ -11,8 +11,8 @@ from typing import Any, Literal
 
 from roundel.errors import DependencyError, OutputError, RecipeError
 from roundel.model.files import check_writable
-from roundel.report.record import Listener
 from roundel.trials.space import Choice, Space, combinations
+from roundel.types import Listener
 
 Sampler = Literal["tpe", "random"]
 Evaluate = Callable[[Mapping[str, Any], Listener], tuple[float, ...]]

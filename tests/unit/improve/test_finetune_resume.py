@@ -24,7 +24,7 @@ _CHANGES = {"improve": {"finetune": {"iterations": 60}}}
 _KILLED = """
 import os, signal, sys
 import roundel
-from roundel.report.record import Silent
+from roundel.types import Silent
 
 class Deadly(Silent):
     tuning = False

@@ -17,8 +17,7 @@ from roundel.numerics.metrics import Closeness
 from roundel.pipeline import build_plan, load_prepared, resolve
 from roundel.recipe.load import load_recipe
 from roundel.recipe.settings import Recipe
-from roundel.report.record import Silent
-from roundel.types import Sample
+from roundel.types import Sample, Silent
 
 Case = tuple[ir.Model, QuantState, list[Sample], list[Sample], Recipe]
 

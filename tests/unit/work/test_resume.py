@@ -22,7 +22,7 @@ from roundel.work.checkpoints import Memory
 _KILLED = """
 import os, signal, sys
 import roundel
-from roundel.report.record import Silent
+from roundel.types import Silent
 
 class Deadly(Silent):
     now = ""
