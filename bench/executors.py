@@ -20,12 +20,12 @@ from roundel.calibrate.collect import collect
 from roundel.calibrate.observers import OBSERVERS
 from roundel.calibrate.resolve import requests_for
 from roundel.data.shards import SIZE, shards
-from roundel.evidence import open_data
 from roundel.model.files import Portable
 from roundel.model.memory import Budget
 from roundel.plan import build_plan
-from roundel.preparation import load_prepared
 from roundel.recipe.load import load_recipe
+from roundel.stages import open_data
+from roundel.stages import prepare as load_prepared
 from roundel.work.checkpoints import open_store
 from roundel.work.work import Work, executor
 

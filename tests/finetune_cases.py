@@ -12,20 +12,16 @@ import onnx_ir as ir
 from numpy.typing import NDArray
 
 from helpers import build, node, normal
-from roundel.calibrate.positions import refine
-from roundel.calibrate.resolve import resolve
 from roundel.calibrate.statistics import QuantState
-from roundel.evidence import gather
 from roundel.improve.finetune import FinetuneReport, finetune
 from roundel.improve.memory import run_key
 from roundel.model.session import open_session
 from roundel.numerics.metrics import Closeness
-from roundel.plan import build_plan
-from roundel.preparation import load_prepared
 from roundel.qdq import simulate, write_qdq
 from roundel.recipe.load import load_recipe
 from roundel.recipe.settings import Recipe
-from roundel.types import Sample, Silent
+from roundel.stages import collect, plan, prepare, resolve
+from roundel.types import Sample
 
 PLAIN_XINT8: dict[str, Any] = {
     "activations": {"type": "uint8", "symmetric": True, "scale": "power_of_two"},
@@ -77,11 +73,8 @@ def calibrated(
     """Calibrated on the samples, nothing improved."""
     base: Any = PLAIN_XINT8 if preset == "xint8" else preset
     recipe = load_recipe(base, changes or {})
-    ready = load_prepared(model, recipe).model
-    plan = build_plan(ready, recipe)
-    evidence = gather(ready, plan, recipe, list(samples), None, Silent())
-    state = refine(ready, resolve(ready, plan, evidence.stats, recipe), recipe.npu)
-    return Case(ready, state, recipe, samples)
+    state = resolve(collect(plan(prepare(model, recipe)), list(samples)))
+    return Case(state.model, state, recipe, samples)
 
 
 def pictures(count: int = 20, channels: int = 3, size: int = 8, seed: int = 5) -> list[Sample]:

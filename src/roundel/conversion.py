@@ -12,7 +12,6 @@ import onnx_ir as ir
 
 from roundel.calibrate.resolve import resolve
 from roundel.errors import ModelError, OutputError, RecipeError, did_you_mean
-from roundel.evidence import open_data
 from roundel.gate import OutputReport, check_file, compare_outputs
 from roundel.model import load_model
 from roundel.model.files import check_writable, external_values, same_file, staged_or_temporary
@@ -21,12 +20,13 @@ from roundel.model.load import ModelSource, bfloat16_node
 from roundel.model.session import open_session
 from roundel.plan import build_plan
 from roundel.plan.types import Role
-from roundel.preparation import load_prepared
 from roundel.qdq import attach, strip, write_qdq
 from roundel.qdq.lift import Form, Stored, lift, put
 from roundel.qdq.nodes import QUARK
 from roundel.recipe.load import load_recipe
 from roundel.recipe.settings import Data
+from roundel.stages import open_data
+from roundel.stages import prepare as load_prepared
 from roundel.types import FloatType, Sample
 from roundel.version import VERSION
 

@@ -15,9 +15,9 @@ from roundel.model.graph import input_specs, op_key, opset_version
 from roundel.model.load import quantized_node
 from roundel.model.structure import blaming
 from roundel.plan import build_plan
-from roundel.preparation import load_prepared
 from roundel.qdq.nodes import QUARK
 from roundel.recipe.load import load_recipe
+from roundel.stages import prepare as load_prepared
 
 
 @dataclass(frozen=True, slots=True)

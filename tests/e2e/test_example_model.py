@@ -254,16 +254,16 @@ def test_progress_is_told_and_closed(example: Example) -> None:
 @pytest.fixture
 def forward_passes(monkeypatch: pytest.MonkeyPatch) -> list[int]:
     """One entry for each pass over the data with statistics."""
-    from roundel import evidence
+    from roundel import stages
 
     seen: list[int] = []
-    true = evidence.collect
+    true = stages.observe
 
     def spy(model: Any, requests: Any, *arguments: Any, **options: Any) -> Any:
         seen.append(len(requests))
         return true(model, requests, *arguments, **options)
 
-    monkeypatch.setattr(evidence, "collect", spy)
+    monkeypatch.setattr(stages, "observe", spy)
     return seen
 
 

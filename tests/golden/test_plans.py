@@ -10,9 +10,9 @@ from pathlib import Path
 import pytest
 
 from roundel.example import load_example
-from roundel.pipeline import load_prepared
 from roundel.plan import QuantPlan, build_plan
 from roundel.recipe.load import load_recipe
+from roundel.stages import prepare as load_prepared
 
 HERE = Path(__file__).parent
 PRESETS = ("a8w8", "a16w8", "s8s8_aaws", "u8s8_aaws", "int8_transformer_default")

@@ -168,16 +168,16 @@ def test_an_interrupt_of_the_command(model: Path, output: Path, tmp_path: Path, 
     script = f"""
 import signal, sys, time
 from pathlib import Path
-import roundel.baseline
+import roundel.stages
 from roundel.cli import main
 signal.signal(signal.SIGINT, signal.default_int_handler)  # tests in the background inherit "ignore"
-true = roundel.baseline.gather
+true = roundel.stages.observe
 def slow(*arguments, **options):
     found = true(*arguments, **options)
     Path({str(started)!r}).touch()
     time.sleep(60)
     return found
-roundel.baseline.gather = slow
+roundel.stages.observe = slow
 sys.argv = ["roundel", "quantize", {str(model)!r}, "-o", {str(output)!r}, "--random", "2"]
 main()
 """

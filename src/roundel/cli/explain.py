@@ -44,12 +44,12 @@ def explain(
 ) -> None:
     """Show what every tensor would become, and why. Needs no data."""
     from roundel.errors import SelectionError, did_you_mean
-    from roundel.pipeline import changed
     from roundel.plan import build_plan
-    from roundel.preparation import load_prepared
     from roundel.recipe.load import load_recipe
     from roundel.report.console import show_plan, terminal
     from roundel.report.record import plan_json
+    from roundel.request import changed
+    from roundel.stages import prepare as load_prepared
 
     changes = changed(recipe_changes(settings, include), None, exclude or ())
     chosen = load_recipe(chosen_recipe(preset, recipe), changes)

@@ -53,9 +53,9 @@ def sensitivity(
 ) -> None:
     """Rank the layers by what quantizing them costs at the output, and say what would help."""
     from roundel.measure.sensitivity import sensitivity as run
-    from roundel.pipeline import changed
     from roundel.report.console import ProgressListener, terminal
     from roundel.report.views import show_sensitivity
+    from roundel.request import changed
 
     changes = changed(recipe_changes(settings, include, data=data.preprocessing), None, exclude or ())
     found = run(

@@ -5,7 +5,6 @@ from __future__ import annotations
 import time
 from collections import defaultdict
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
@@ -13,14 +12,13 @@ import onnx_ir as ir
 from numpy.typing import NDArray
 
 from roundel.errors import DataError, RecipeError
-from roundel.improve.judge import StepReport, verdict
 from roundel.improve.moments import HeldMoments, InputMoments
 from roundel.improve.probe import Carried, Errors, OutputErrors, together
-from roundel.improve.reports import FEWEST, LayerReport, held_out_count
+from roundel.improve.reports import LayerReport, held_out_count
 from roundel.improve.stepwise import Frontier
 from roundel.model.graph import constant_array, values_by_name
 from roundel.model.session import open_session
-from roundel.numerics.packed import Packed, round_packed
+from roundel.numerics.packed import Packed
 from roundel.numerics.rounding import ErrorSpread, gptq, spread
 from roundel.plan.types import QuantPlan
 from roundel.plan.weight_only import WeightLayer, weight_layers
@@ -211,73 +209,11 @@ def _report(layer: WeightLayer, judged: tuple[float, float, float], kept: bool, 
     return LayerReport(layer.node, layer.op, before, after if kept else before, kept, took)
 
 
-@dataclass(frozen=True, slots=True, eq=False)
-class PackedWeights:
-    """The layers, their weights by key, and what was done beyond rounding to nearest."""
-
-    layers: tuple[WeightLayer, ...]
-    packed: Mapping[Key, Packed]
-    steps: tuple[StepReport, ...] = ()
-
-
-def pack_weights(
-    model: ir.Model, plan: QuantPlan, samples: Sequence[Sample], options: WeightOnly, told: Listener
-) -> PackedWeights:
-    """Round the weights that the plan has chosen.
-
-    Args:
-        model: the prepared float model.
-        plan: of mode weight_only.
-        samples: for GPTQ; the last fifth judges.
-        options: format and algorithm.
-        told: hears about progress.
-
-    Raises:
-        DataError: GPTQ has too few samples, or a layer's input is not finite.
-    """
-    layers = weight_layers(model.graph, plan.nodes)
-    rounded: dict[Key, Packed] = {}
-    for layer in layers:
-        if layer.key not in rounded:
-            array = constant_array(model.graph.initializers[layer.weight])
-            assert array is not None
-            search = options.range == "mse"
-            rounded[layer.key] = round_packed(layer.matrix(array), options.scheme, search=search)
-    if options.algorithm == "round" or not layers:
-        return PackedWeights(layers, rounded)
-    if len(samples) < FEWEST:
-        raise DataError(
-            "GPTQ needs more samples.",
-            where="weight_only.algorithm: gptq",
-            observed=f"{len(samples)} samples",
-            expected=f"at least {FEWEST}, and 100 are usual: the last fifth judges what the others taught",
-        )
-    return _gptq(model, layers, rounded, samples, options, told)
-
-
-def _gptq(
-    model: ir.Model,
-    layers: tuple[WeightLayer, ...],
-    rounded: Mapping[Key, Packed],
-    samples: Sequence[Sample],
-    options: WeightOnly,
-    told: Listener,
-) -> PackedWeights:
-    start = time.perf_counter()
-    solved, reports = gptq_walk(model, layers, rounded, samples, options, told)
-    held = samples[-held_out_count(len(samples)) :]
-    errors = _sqnr(model, layers, rounded, held), _sqnr(model, layers, solved, held)
-    step = verdict("gptq", errors, time.perf_counter() - start, reports)
-    return PackedWeights(layers, solved if step.kept else rounded, (step,))
-
-
-def _sqnr(
-    model: ir.Model,
-    layers: Sequence[WeightLayer],
-    packed: Mapping[Key, Packed],
-    samples: Sequence[Sample],
+def packed_sqnr(
+    model: ir.Model, plan: QuantPlan, packed: Mapping[Key, Packed], samples: Sequence[Sample]
 ) -> float:
     """Of the whole model's float outputs, which count alike, in dB."""
+    layers = weight_layers(model.graph, plan.nodes)
     carried = Carried(model, layers)
     for layer in layers:
         carried.take(layer, packed[layer.key])

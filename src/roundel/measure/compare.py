@@ -9,7 +9,6 @@ from typing import Any
 
 from roundel.data.lint_difference import record_findings
 from roundel.errors import ModelError
-from roundel.evidence import open_data
 from roundel.measure.match import Matches, match
 from roundel.measure.points import Point, find_points, strip_stored, with_plain_constants
 from roundel.measure.reference import Reference, find_factors, find_reference
@@ -32,6 +31,7 @@ from roundel.passes import refresh_shapes
 from roundel.passes.cleanup import LiftConstants
 from roundel.qdq.read import QUARK, StoredTensors
 from roundel.recipe.settings import Data
+from roundel.stages import open_data
 from roundel.types import Listener, Silent
 from roundel.work.checkpoints import open_store
 from roundel.work.executors import Executor, usable_cores

@@ -18,13 +18,13 @@ import numpy as np
 from roundel.data import Samples
 from roundel.data.lint_difference import record_findings
 from roundel.errors import DataError, ModelError, RecipeError, did_you_mean
-from roundel.evidence import open_data
 from roundel.measure.infer import Predictor
 from roundel.measure.labels import Labels
 from roundel.measure.looks import TOP, EvaluationItem, Look, run_looks
 from roundel.model.load import ModelSource
 from roundel.numerics.metrics import Closeness
 from roundel.recipe.settings import Data
+from roundel.stages import open_data
 from roundel.types import InputSpec, Listener, Silent
 from roundel.work.checkpoints import open_store
 from roundel.work.executors import Executor

@@ -17,7 +17,6 @@ from roundel.calibrate.runner import run_session
 from roundel.data.arrays import fixed_batch
 from roundel.data.folders import ARRAY_SUFFIXES, IMAGE_SUFFIXES, folder_name
 from roundel.errors import OutputError, RecipeError, did_you_mean
-from roundel.evidence import open_data
 from roundel.measure.folders import to_picture
 from roundel.model import load_model
 from roundel.model.files import replacing
@@ -26,6 +25,7 @@ from roundel.model.load import ModelSource
 from roundel.model.session import open_session
 from roundel.qdq.functions import AMD_DOMAIN, attach
 from roundel.recipe.settings import Data
+from roundel.stages import open_data
 from roundel.types import Listener, Sample, Silent
 
 

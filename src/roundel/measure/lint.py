@@ -21,13 +21,13 @@ from roundel.data.lint_values import (
     norm_finding,
     scaling_findings,
 )
-from roundel.evidence import open_data
 from roundel.measure.looks import class_scores
 from roundel.model.graph import input_specs, is_constant, is_float32, iter_values, values_by_name
 from roundel.model.load import ModelSource
 from roundel.model.session import open_session
-from roundel.preparation import load_prepared
 from roundel.recipe.settings import Data, Recipe
+from roundel.stages import open_data
+from roundel.stages import prepare as load_prepared
 from roundel.types import Listener, Sample, Silent
 
 _LOOKED_AT = 16  # samples that run through the first layer once more

@@ -24,9 +24,9 @@ from roundel.improve.equalize import equalize
 from roundel.measure.match import Matches
 from roundel.model.graph import constant_array, values_by_name
 from roundel.model.load import ModelSource
-from roundel.preparation import load_prepared
 from roundel.qdq.read import StoredTensors
 from roundel.recipe.settings import Prepare, Recipe
+from roundel.stages import prepare as load_prepared
 from roundel.types import Doubles
 
 Arrays = Mapping[tuple[str, int], NDArray[Any]]

@@ -12,21 +12,18 @@ from typing import Any
 import numpy as np
 import onnx_ir as ir
 
-from roundel.calibrate.positions import refine
-from roundel.calibrate.resolve import resolve
+from roundel import stages
 from roundel.calibrate.statistics import QuantState
 from roundel.errors import RecipeError
-from roundel.evidence import gather
 from roundel.improve.memory import run_key
 from roundel.improve.probe import Toggles
 from roundel.measure.advice import combined, find_head, remedies, widening
 from roundel.measure.layers import Head, Layer, LayerCost, LayerKind, Sensitivity, cost_db, layers_of
 from roundel.model.files import Portable
 from roundel.model.load import ModelSource
-from roundel.plan import build_plan
-from roundel.preparation import load_prepared
 from roundel.recipe.load import RecipeSource, load_recipe
 from roundel.recipe.settings import Recipe
+from roundel.state import Context
 from roundel.types import Arrays, Listener, Sample, Silent
 from roundel.work.checkpoints import open_store
 from roundel.work.executors import Executor
@@ -184,19 +181,17 @@ def _measured(
 ) -> Sensitivity:
     plain = calibrated_only(settings, max(counts[0], _CHECKED))
     told.step("load and prepare")
-    ready = load_prepared(source, plain)
-    plan = build_plan(ready.model, plain)
-    evidence = gather(ready.model, plan, plain, data, None, told, work)
-    state = refine(ready.model, resolve(ready.model, plan, evidence.stats, plain), plain.npu)
-    layers = layers_of(ready.model, state)
+    seen = stages.collect(stages.plan(stages.prepare(source, plain)), data, Context(told, work))
+    state = stages.resolve(seen)
+    layers = layers_of(state.model, state)
     if not layers:
         raise RecipeError(
             "Nothing is stored in integers, so that no layer can be measured.",
             where=f"recipe {settings.name}",
             expected="a static recipe of int8 or int16, such as a8w8, and operators that it quantizes",
         )
-    every = [name for name in state.params if name in plan.tensors]
-    board = Board(ready.model, state, every, plain, evidence.inputs, evidence.outputs, work)
+    every = [name for name in state.params if name in state.plan.tensors]
+    board = Board(state.model, state, every, plain, state.inputs, state.outputs, work)
     costs, by_tensor = _costs(board, layers, counts[0], told)
     ranked = _ranked(
         costs,
@@ -206,20 +201,20 @@ def _measured(
     )
     advised = [layer for layer in ranked[: counts[1]] if costs[layer].left >= _WORTH]
     for layer in advised:
-        found = remedies(layer, costs[layer], ready.model, state, settings)
+        found = remedies(layer, costs[layer], state.model, state, settings)
         costs[layer] = replace(costs[layer], remedies=found)
     whole = _check(board, every, advised, costs, told)
-    head = find_head(ready.model, plan, evidence.inputs[: counts[0]])
+    head = find_head(state.model, state.plan, state.inputs[: counts[0]])
     return Sensitivity(
-        model=ready.loaded.path.name if ready.loaded.path else "in memory",
+        model=state.loaded.path.name if state.loaded.path else "in memory",
         recipe=settings.name,
-        samples=min(counts[0], len(evidence.inputs)),
+        samples=min(counts[0], len(state.inputs)),
         sqnr_db=cost_db(whole),
         layers=tuple(costs[layer] for layer in ranked),
         together=combined([costs[layer] for layer in advised], settings),
         head=None if head is None else _weighed(head, costs.values()),
         seconds=time.perf_counter() - start,
-        notes=(*ready.notes, *evidence.notes, *_doubts(settings, state)),
+        notes=(*seen.notes, *_doubts(settings, state)),
     )
 
 

@@ -16,15 +16,15 @@ from numpy.typing import NDArray
 from roundel.data import Samples
 from roundel.data.kept import JUDGED_EVERY, held_out, learning_part, repeatable
 from roundel.errors import DataError, RecipeError, did_you_mean
-from roundel.evidence import open_data
 from roundel.measure.evaluate import Metric, load_metric, scores
 from roundel.measure.infer import Predictor
 from roundel.measure.labels import Labels
 from roundel.measure.looks import class_scores
 from roundel.model.load import ModelSource
 from roundel.numerics.metrics import Closeness
-from roundel.preparation import load_prepared
 from roundel.recipe.settings import Recipe
+from roundel.stages import open_data
+from roundel.stages import prepare as load_prepared
 from roundel.types import Listener, Sample, Silent
 
 Outputs = dict[str, NDArray[Any]]

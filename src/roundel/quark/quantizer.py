@@ -162,7 +162,7 @@ def _temporary_folder(folder: str | Path | None) -> Iterator[None]:
 def explain(config: AnyConfig, model: Model) -> QuantPlan:
     """What every tensor would become, without data; for tests and for the curious."""
     from roundel.plan import build_plan
-    from roundel.preparation import load_prepared
+    from roundel.stages import prepare as load_prepared
 
     recipe = translate(config, model).recipe
     return build_plan(load_prepared(model, recipe).model, recipe)

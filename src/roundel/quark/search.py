@@ -16,7 +16,6 @@ import numpy as np
 from roundel.data import Samples
 from roundel.data.kept import repeatable
 from roundel.errors import did_you_mean
-from roundel.evidence import open_data
 from roundel.measure.folders import similarity
 from roundel.measure.infer import Predictor
 from roundel.model.files import write_text
@@ -29,6 +28,7 @@ from roundel.quark.specs import QLayerConfig, QTensorConfig
 from roundel.quark.translate import translate
 from roundel.recipe.settings import Data
 from roundel.report.console import terminal
+from roundel.stages import open_data
 from roundel.trials.space import Choice, Span
 from roundel.trials.study import Sampler, Study, Trial
 from roundel.types import Listener, Silent

@@ -21,10 +21,10 @@ from rich.progress import (
 from rich.table import Table
 
 from roundel.errors import RoundelError
-from roundel.improve.judge import StepReport
 from roundel.improve.reports import FinetuneReport, LayerReport
 from roundel.plan.types import QuantPlan
 from roundel.report.record import Record
+from roundel.state import StepReport
 
 Report = LayerReport | FinetuneReport
 _STEPS = 2

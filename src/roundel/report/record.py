@@ -14,9 +14,9 @@ from importlib import metadata
 from typing import Any
 
 from roundel.gate import OutputReport
-from roundel.improve.judge import StepReport
 from roundel.plan.types import QuantPlan, Role
 from roundel.recipe.settings import Recipe
+from roundel.state import StepReport
 from roundel.version import VERSION
 
 RECORD_VERSION = 1

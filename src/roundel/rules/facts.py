@@ -18,7 +18,6 @@ from roundel.passes.cleanup import LiftConstants
 from roundel.plan import build_plan
 from roundel.plan.adjust import on_grid, saturates, upper_bound, will_saturate
 from roundel.plan.types import Observed, QuantPlan, Shared
-from roundel.preparation import load_prepared
 from roundel.qdq.read import QUARK, StoredTensors, strip_pairs
 from roundel.recipe.load import RecipeSource
 from roundel.recipe.settings import Recipe
@@ -26,6 +25,7 @@ from roundel.rules.formats import Recognised, format_of, intended, is_quantized,
 from roundel.rules.patterns import close_batch, conv_before, is_depthwise
 from roundel.rules.placement import Situation, predict
 from roundel.rules.types import Prediction
+from roundel.stages import prepare as load_prepared
 from roundel.targets.npu import Compiler, Device, Format
 from roundel.types import ScaleKind, Scheme
 

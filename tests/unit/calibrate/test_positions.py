@@ -13,9 +13,9 @@ from roundel.calibrate import positions
 from roundel.calibrate.positions import breaches, position, refine
 from roundel.calibrate.statistics import QuantState
 from roundel.errors import RecipeError, VerifyError
-from roundel.pipeline import load_prepared
 from roundel.plan import build_plan
 from roundel.recipe.load import load_recipe
+from roundel.stages import prepare as load_prepared
 from roundel.targets.shifts import ShiftLimits
 from roundel.types import QParams, QType
 

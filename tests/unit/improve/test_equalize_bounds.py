@@ -15,9 +15,9 @@ from roundel.improve.channels import read_layer
 from roundel.improve.equalize import EqualizeReport, check_equalized, equalize
 from roundel.model.session import open_session
 from roundel.passes.shapes import refresh_shapes
-from roundel.pipeline import load_prepared
 from roundel.recipe.load import load_recipe
 from roundel.recipe.settings import Equalize
+from roundel.stages import prepare as load_prepared
 
 X = {"x": (1, 4, 8, 8)}
 SIX = {"lo": np.float32(0), "hi": np.float32(6)}

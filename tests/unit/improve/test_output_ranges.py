@@ -8,16 +8,16 @@ import pytest
 
 from helpers import build, node, normal
 from roundel.calibrate.statistics import QuantState
-from roundel.evidence import gather
 from roundel.improve.probe import Switchboard
 from roundel.improve.ranges import choose_ranges, movable
 from roundel.model.session import open_session
 from roundel.numerics.affine import fake_quantize
 from roundel.numerics.metrics import Closeness
-from roundel.pipeline import build_plan, load_prepared, resolve
+from roundel.plan import build_plan
 from roundel.recipe.load import load_recipe
 from roundel.recipe.settings import Recipe
-from roundel.types import Sample, Silent
+from roundel.stages import collect, plan, prepare, resolve
+from roundel.types import Sample
 
 Case = tuple[ir.Model, QuantState, list[Sample], list[Sample], Recipe]
 
@@ -38,11 +38,9 @@ def calibrated(preset: str, *, loud: float = 100.0, quiet: float = 1e-5) -> Case
         {"w": first, "b": np.zeros(8, np.float32), "k": second},
     )
     recipe = load_recipe(preset, {"effort": "fast"})
-    prepared = load_prepared(model, recipe).model
-    plan = build_plan(prepared, recipe)
     data = [{"x": normal(1, 3, 8, 8, seed=i)} for i in range(8)]
-    seen = gather(prepared, plan, recipe, data, None, Silent())
-    return prepared, resolve(prepared, plan, seen.stats, recipe), seen.inputs, seen.outputs, recipe
+    state = resolve(collect(plan(prepare(model, recipe)), data))
+    return state.model, state, state.inputs, state.outputs, recipe
 
 
 @pytest.mark.parametrize("preset", ["a8w8_minmax", "a16w8_minmax", "u8s8_aaws", "xint8_plain"])

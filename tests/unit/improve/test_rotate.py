@@ -18,9 +18,9 @@ from roundel.model.graph import values_by_name
 from roundel.model.session import open_session
 from roundel.passes.base import constant
 from roundel.passes.shapes import refresh_shapes
-from roundel.preparation import load_prepared
 from roundel.recipe.load import load_recipe
 from roundel.recipe.settings import Rotate
+from roundel.stages import prepare as load_prepared
 from roundel.types import Sample
 from transformer_models import OUTLIERS, WIDTH, Kind, tokens, transformer
 

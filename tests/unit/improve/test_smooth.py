@@ -15,8 +15,8 @@ from roundel.improve.smooth import SmoothReport, find_groups, look_at_channels, 
 from roundel.passes.base import constant
 from roundel.passes.shapes import refresh_shapes
 from roundel.plan import build_plan
-from roundel.preparation import load_prepared
 from roundel.recipe.load import load_recipe
+from roundel.stages import prepare as load_prepared
 from roundel.types import Sample
 from transformer_models import Kind, tokens, transformer
 

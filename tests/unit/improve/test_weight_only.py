@@ -288,7 +288,7 @@ def test_inputs_that_overflow() -> None:
 
 
 def test_data_that_do_not_fit_into_memory_are_told(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("roundel.evidence._KEPT_BYTES", sum(t["ids"].nbytes for t in texts()[:18]))
+    monkeypatch.setattr("roundel.stages._KEPT_BYTES", sum(t["ids"].nbytes for t in texts()[:18]))
     result = packed(transformer(), texts(), algorithm="gptq")
     assert any("the first 18 of 20 samples" in note for note in result.record.notes)
 

@@ -6,9 +6,10 @@ import io
 
 from rich.console import Console
 
-from roundel.improve.judge import StepReport, verdict
 from roundel.improve.reports import FinetuneReport, LayerReport
+from roundel.improve.steps import verdict
 from roundel.report.console import ProgressListener, layer_table
+from roundel.state import StepReport
 
 LONG = "/model/backbone/stages.3/blocks.11/depthwise_separable/conv_dw/Conv"
 COUNT = 20

@@ -1,0 +1,156 @@
+"""Who decides whether a step stays: the whole model's error on samples that the step has not learned from."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import replace
+
+import numpy as np
+import onnx_ir as ir
+
+from roundel.calibrate.statistics import QuantState
+from roundel.data import open_samples
+from roundel.improve.layers import quantized_layers
+from roundel.improve.probe import OutputErrors, together
+from roundel.improve.reports import held_out_count
+from roundel.improve.weight_only import packed_sqnr
+from roundel.model.graph import input_specs
+from roundel.model.session import open_session
+from roundel.qdq import simulate, write_qdq
+from roundel.stages import collect, plan, resolve, write
+from roundel.state import State
+from roundel.types import QType, Sample
+
+_FINER = 8  # the weights' step against the one that leaves the error of rounding: 2.5 to 10 were seen
+_FINENESSES = (2, 4, 8)  # one rounding of the weights is one draw; with other steps it is another
+_LEAST, _MOST = 16, 64  # samples
+_ELEMENTS = 3_600_000  # of their inputs: 24 images of 224 x 224; smaller ones are cheap, so there are more
+
+
+def held_out(state: State) -> float:
+    """The quantized model's SQNR in dB on samples that no step has learned from."""
+    return _held_out_sqnr(state, state)
+
+
+def ahead_of_rounding(state: State) -> float:
+    """The same, with weights as rounding will about leave them."""
+    return _held_out_sqnr(state, as_if_rounded(state.model.graph, state))
+
+
+def _held_out_sqnr(state: State, judged: QuantState) -> float:
+    inputs, outputs = to_learn(state)
+    held = held_out_count(len(inputs))
+    return output_sqnr(state, judged, inputs[-held:], outputs[-held:])
+
+
+def to_learn(state: State) -> tuple[Sequence[Sample], Sequence[Sample]]:
+    """The samples of the steps, with the float model's outputs; the last fifth judges."""
+    count = state.recipe.improve.samples
+    return state.inputs[:count], state.outputs[:count]
+
+
+def held_out_packed(state: State) -> float:
+    """The same for weights in few bits, whose error the float model shows when it computes with them."""
+    held = state.inputs[-held_out_count(len(state.inputs)) :]
+    return packed_sqnr(state.model, state.plan, state.packed, held)
+
+
+# Before calibration: the state as it would come out, from a few samples.
+
+
+def outliers(state: State) -> float:
+    """The model that calibration on the few samples gives, on those of them that it has not seen."""
+    first = first_held(state)
+    done = _calibrated(state, state.few.inputs[:first])
+    assert done.written is not None
+    session = open_session(done.written, simulate=True)
+    errors = OutputErrors(state.model.graph)
+    numbers = range(first, len(state.few.inputs))
+    pairs = ((state.few.inputs[n], state.few.wanted[n]) for n in numbers)
+    return together(errors.of(wanted, session.run(errors.names, sample)) for sample, wanted in pairs).sqnr_db
+
+
+def equalization(state: State) -> float:
+    """The model calibrated on a few samples, on the same: no factor has been chosen by any of them.
+
+    Where rounding follows, it is the mean over weights of several finenesses, which share the samples.
+    """
+    numbers = spread_evenly(state.few.inputs)
+    inputs, wanted = [state.few.inputs[n] for n in numbers], [state.few.wanted[n] for n in numbers]
+    now = resolve(collect(plan(replace(state, notes=())), open_samples(inputs, input_specs(state.model))))
+    if not state.recipe.improve.rounding or len(inputs) < len(_FINENESSES):
+        return output_sqnr(now, now, inputs, wanted)
+    found = []
+    for first, finer in enumerate(_FINENESSES):
+        finely, part = as_if_rounded(now.model.graph, now, finer), slice(first, None, len(_FINENESSES))
+        found.append(output_sqnr(now, finely, inputs[part], wanted[part]))
+    return sum(found) / len(found)  # infinities of both signs make nan, which never wins
+
+
+def first_held(state: State) -> int:
+    """The number of the first of the few samples that judge."""
+    return len(state.few.inputs) - held_out_count(len(state.few.inputs))
+
+
+def spread_evenly(samples: Sequence[Sample]) -> list[int]:
+    """The numbers of the samples that judge equalization, evenly spread."""
+    size = max(1, sum(array.size for array in samples[0].values()))
+    count = min(len(samples), _MOST, max(_LEAST, _ELEMENTS // size))
+    return [int(index) for index in np.linspace(0, len(samples) - 1, count).round()]
+
+
+def _plainly(state: State) -> State:
+    """A copy that keeps no samples and goes through no steps."""
+    plain = {"effort": "none", "verify": {"samples": 1}, "weight_only": {"algorithm": "round"}}
+    tuning = {"improve": {"finetune": {"algorithm": "none"}}}
+    return replace(state, recipe=state.recipe.merged({**plain, **tuning}), notes=())
+
+
+def _calibrated(state: State, samples: Sequence[Sample]) -> State:
+    planned = plan(_plainly(state))
+    return write(resolve(collect(planned, open_samples(samples, input_specs(state.model)))))
+
+
+# Errors.
+
+
+def as_if_rounded(graph: ir.Graph, state: QuantState, finer: int = _FINER) -> QuantState:
+    """The state with finer weights: what a step before rounding should be judged by.
+
+    Plainly rounded weights often make a hundred times the error of everything else, most of which rounding
+    takes away. Beside them a better range or channel cannot be told from a worse one.
+
+    Args:
+        graph: the prepared float model.
+        state: calibrated.
+        finer: how many times smaller the weights' steps become.
+    """
+    params = dict(state.params)
+    layers = quantized_layers(graph, state.plan)
+    for name in (name for layer in layers for name in (layer.weight, layer.bias) if name is not None):
+        old = params[name]
+        if old.qtype is QType.INT8 and name not in state.codes:
+            scale = np.asarray(old.scale / finer, np.float32)
+            params[name] = replace(
+                old, scale=scale, zero_point=old.zero_point.astype(np.int16), qtype=QType.INT16
+            )
+    return replace(state, params=params)
+
+
+def output_sqnr(
+    state: State, judged: QuantState, samples: Sequence[Sample], outputs: Sequence[Sample]
+) -> float:
+    """SQNR of the quantized model in dB, over all its float outputs, which count alike.
+
+    Args:
+        state: the float model and the recipe.
+        judged: says how it is quantized.
+        samples: inputs.
+        outputs: the float model's outputs for them.
+    """
+    written = write_qdq(state.model, judged, state.recipe)
+    simulate(written, judged, state.recipe.npu)
+    session = open_session(written, simulate=True)
+    errors = OutputErrors(state.model.graph)
+    pairs = zip(samples, outputs, strict=True)
+    return together(errors.of(wanted, session.run(errors.names, sample)) for sample, wanted in pairs).sqnr_db

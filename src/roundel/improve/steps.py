@@ -1,0 +1,344 @@
+"""All that is tried on the way to a quantized model, in order: a new algorithm is an entry here."""
+
+from __future__ import annotations
+
+import time
+from collections import Counter
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, replace
+from typing import Any
+
+from roundel.calibrate.positions import refine
+from roundel.calibrate.statistics import QuantState
+from roundel.data import Samples
+from roundel.errors import DataError
+from roundel.improve import judges
+from roundel.improve.biases import correct_biases, find_shifts
+from roundel.improve.equalize import equalize
+from roundel.improve.finetune import finetune
+from roundel.improve.memory import once, run_key
+from roundel.improve.mixed import mix_layers
+from roundel.improve.ranges import choose_ranges
+from roundel.improve.reports import FEWEST, LayerReport, Moment, held_out_count
+from roundel.improve.rotate import rotate
+from roundel.improve.rounding import walk
+from roundel.improve.smooth import find_groups, look_at_channels, smooth
+from roundel.improve.weight_only import gptq_walk
+from roundel.passes import refresh_shapes
+from roundel.plan import build_plan
+from roundel.plan.weight_only import weight_layers
+from roundel.stages import float_outputs, most_samples
+from roundel.state import Context, Few, Layers, State, StepReport
+from roundel.types import Listener
+from roundel.work.checkpoints import Memory
+
+Judge = Callable[[State], float]
+_NAMES = {"adaround": "AdaRound", "adaquant": "AdaQuant"}
+_ROUNDING = "rounding"
+
+
+@dataclass(frozen=True, slots=True)
+class Step:
+    """One thing to try.
+
+    Attributes:
+        name: for people, in the record and in the times.
+        applies: whether the recipe asks for it and the model and the data have what it needs.
+        run: the state as it would have it.
+        judge: how good a state is, in dB; None where the step itself reaches what the user asked for.
+    """
+
+    name: str
+    applies: Callable[[State], bool]
+    run: Callable[[State, Context], State]
+    judge: Judge | None
+
+
+def keep_if_better(step: Step, state: State, context: Context) -> State:
+    """The state with the step where an error on unseen samples falls by it, else without it."""
+    if not step.applies(state):
+        return state
+    start = time.perf_counter()
+    tried = step.run(state, context)
+    story, layers = tried.said, tried.layers
+    nothing = tried is state or (story != "" and tried.same_as(state))
+    tried = replace(tried, said="", layers=())
+    if story:
+        state, tried = state.noted(f"{step.name}: {story}"), tried.noted(f"{step.name}: {story}")
+    if step.judge is None:
+        return tried.spent(step.name, time.perf_counter() - start)
+    if nothing:
+        return state.spent(step.name, time.perf_counter() - start)
+    judge = _judge(step, state)
+    before = state.judged[1] if state.judged and state.judged[0] is judge else judge(state)
+    after = before if tried.same_as(state) else judge(tried)
+    took = time.perf_counter() - start
+    early = judge in (judges.ahead_of_rounding, judges.equalization)
+    foreseen = early and state.recipe.improve.rounding
+    report = verdict(step.name, (before, after), took, layers, foreseen=foreseen)
+    chosen = tried if report.kept else state
+    done = replace(chosen, judged=(judge, report.after_db), steps=(*state.steps, report))
+    return done.spent(step.name, took)
+
+
+def verdict(
+    step: str, errors: tuple[float, float], seconds: float, layers: Layers = (), *, foreseen: bool = False
+) -> StepReport:
+    """A step is kept where the SQNR with it (the second number) is higher than without it (the first)."""
+    before, tried = errors
+    if tried > before:
+        return StepReport(step, before, tried, True, seconds, layers, foreseen=foreseen)
+    return StepReport(step, before, before, False, seconds, layers, refused_db=tried, foreseen=foreseen)
+
+
+def _judge(step: Step, state: State) -> Judge:
+    """Before rounding, weights count as it will leave them."""
+    assert step.judge is not None
+    if step.judge is not judges.held_out or step.name == _ROUNDING:
+        return step.judge
+    behind = any(report.step == _ROUNDING for report in state.steps)
+    return judges.ahead_of_rounding if state.recipe.improve.rounding and not behind else step.judge
+
+
+# Steps that change the float graph, exactly: tried on a few samples, before anything is calibrated.
+
+
+def take_few(state: State, samples: Samples | None) -> State:
+    """The samples that the graph steps need, and the float model's outputs for those that judge."""
+    wanted = [step for step in GRAPH_STEPS if _wants(step.name, state)]
+    if samples is None or not wanted:
+        return state
+    start = time.perf_counter()
+    inputs = samples.first(_few(state))
+    if len(inputs) < FEWEST:
+        told = [step.name for step in wanted if step.name != _EQUALIZATION]
+        note = f"{' and '.join(told)} need{'s' * (len(told) == 1)} {FEWEST} samples or more: left out"
+        return state.noted(*([note] if told else []))
+    numbers: set[int] = set()
+    if _wants(_EQUALIZATION, state):
+        numbers |= {*judges.spread_evenly(inputs)}
+    if any(step.name != _EQUALIZATION for step in wanted):
+        numbers |= {*range(len(inputs) - held_out_count(len(inputs)), len(inputs))}
+    some = sorted(numbers)
+    outputs = float_outputs(state.model, [inputs[n] for n in some])
+    state = replace(state, few=Few(inputs, dict(zip(some, outputs, strict=True))))
+    return state.spent("first samples", time.perf_counter() - start)
+
+
+def _few(state: State) -> int:
+    """As many samples as the steps behind calibration look at."""
+    recipe = state.recipe
+    outliers = recipe.improve.rotate.enabled or recipe.improve.smooth.enabled
+    most = most_samples(recipe, state.model)
+    return most if outliers else min(recipe.improve.samples, max(recipe.verify.samples, most))
+
+
+_ROTATION, _SMOOTHING, _EQUALIZATION = "rotation", "smoothing", "equalization"
+
+
+def _wants(name: str, state: State) -> bool:
+    recipe = state.recipe
+    options: Mapping[str, Any] = {
+        _ROTATION: recipe.improve.rotate,
+        _SMOOTHING: recipe.improve.smooth,
+        _EQUALIZATION: recipe.improve.equalize,
+    }
+    usual = name != _EQUALIZATION or (recipe.effort != "none" and recipe.mode == "static")
+    return bool(options[name].enabled) and usual
+
+
+def _can(name: str) -> Callable[[State], bool]:
+    return lambda state: _wants(name, state) and len(state.few.inputs) >= FEWEST
+
+
+def _rotated(state: State, context: Context) -> State:
+    """Before smoothing: it folds the scales of the norms into the layers, and would undo that."""
+    context.told.step("rotate")
+    model = state.model.clone()
+    reports = rotate(model, state.recipe.improve.rotate)
+    turned, left = ([r for r in reports if r.kept is kept] for kept in (True, False))
+    told = [
+        f"stream '{r.tensor}', {r.width} wide, {r.norms} norms, {r.layers} layers: {r.where}" for r in turned
+    ]
+    if left:
+        several = f"; {len(left) - 1} more likewise" if len(left) > 1 else ""
+        told.append(f"stream '{left[0].tensor}' stays as it is: {left[0].where}{several}")
+    said = "; ".join(told) or "no norm over the last axis was found, so there is no residual stream"
+    if not turned:
+        return replace(state, said=said)
+    refresh_shapes(model)
+    return replace(state, model=model, said=said)
+
+
+def _smoothed(state: State, context: Context) -> State:
+    context.told.step("smooth")
+    model, recipe = state.model.clone(), state.recipe
+    first = judges.first_held(state)
+    plan = build_plan(model, recipe)
+    groups = find_groups(model.graph, plan)
+    inputs = state.few.inputs
+    seen = look_at_channels(model, groups, inputs[:first], inputs[first:]) if groups else {}
+    reports = smooth(model, groups, seen, plan, recipe)
+    places = Counter(report.where for report in reports)
+    told = ", ".join(f"{count} x {where}" for where, count in places.most_common())
+    said = f"{len(reports)} tensors before layers: {told}" if told else "no quantized MatMul or Gemm found"
+    if not any(report.kept for report in reports):
+        return replace(state, said=said)
+    refresh_shapes(model)
+    layers = tuple(layer for report in reports for layer in report.layers)
+    return replace(state, model=model, said=said, layers=layers)
+
+
+def _equalized(state: State, context: Context) -> State:
+    context.told.step("try equalization")
+    model = state.model.clone()
+    done = equalize(
+        model, state.recipe.improve.equalize, power_of_two=state.recipe.weights.scale == "power_of_two"
+    )
+    if not done.layers:
+        return state
+    return replace(state, model=model, rewrites={**state.rewrites, "equalize": done.channels})
+
+
+GRAPH_STEPS = (
+    Step(_ROTATION, _can(_ROTATION), _rotated, judges.outliers),
+    Step(_SMOOTHING, _can(_SMOOTHING), _smoothed, judges.outliers),
+    Step(_EQUALIZATION, _can(_EQUALIZATION), _equalized, judges.equalization),
+)
+
+
+# Steps that choose numbers for a plan, behind calibration.
+
+
+def too_few(state: State) -> State:
+    """With a note where there are too few samples to try anything."""
+    recipe, count = state.recipe, len(judges.to_learn(state)[0])
+    if not state.plan.tensors or recipe.mode != "static" or recipe.effort == "none" or count >= FEWEST:
+        return state
+    return state.noted(
+        f"nothing was improved beyond calibration: {recipe.effort} effort needs {FEWEST} samples"
+    )
+
+
+def _learns(state: State) -> bool:
+    """Whether there is something to improve, and samples to learn it from."""
+    usual = state.recipe.mode == "static" and state.recipe.effort != "none" and bool(state.plan.tensors)
+    return usual and len(judges.to_learn(state)[0]) >= FEWEST
+
+
+def _mixed(state: State, context: Context) -> State:
+    """The plan in which data has decided which layers take the recipe's second type."""
+    context.told.step("choose mixed layers")
+    count = state.recipe.verify.samples
+    plan, note = mix_layers(
+        state.model,
+        state.stats,
+        state.inputs[:count],
+        state.outputs[:count],
+        state.recipe,
+        lambda done, total: context.told.advance(done),
+    )
+    return replace(state, plan=plan).noted(note)
+
+
+def _ranges(state: State, context: Context) -> State:
+    inputs, outputs = judges.to_learn(state)
+    held = held_out_count(len(inputs))
+
+    def work(now: QuantState) -> tuple[QuantState, tuple[LayerReport, ...]]:
+        found, tensors = choose_ranges(
+            state.model, now, inputs[:-held], outputs[:-held], state.recipe, progress=context.told
+        )
+        return refine(state.model, found, state.recipe.npu), tensors
+
+    return _worked(state, *once(_memory("ranges", state, context), state, work))
+
+
+def _corrected(state: State, context: Context) -> State:
+    inputs = judges.to_learn(state)[0]
+
+    def work(now: QuantState) -> tuple[QuantState, tuple[LayerReport, ...]]:
+        return correct_biases(state.model, now, inputs, state.recipe, progress=context.told)
+
+    return _worked(state, *once(_memory("biases", state, context), state, work))
+
+
+def _rounded(state: State, context: Context) -> State:
+    inputs, memory = judges.to_learn(state)[0], _memory("rounding", state, context)
+    return _worked(
+        state, *walk(state.model, state, inputs, state.recipe, progress=context.told, memory=memory)
+    )
+
+
+def _tuned(state: State, context: Context) -> State:
+    inputs, memory = judges.to_learn(state)[0], _memory("finetune", state, context)
+    heard = _heard(context.told, _NAMES[state.recipe.finetuning])
+    return _worked(state, *finetune(state.model, state, inputs, state.recipe, progress=heard, memory=memory))
+
+
+def _heard(told: Listener, name: str) -> Callable[[Moment], None]:
+    def hear(now: Moment) -> None:
+        if now.loss is None:
+            told.step(f"fine-tune by {name}", now.total)
+        else:
+            told.say(f"loss {now.loss:.1e}")
+        told.advance(now.done)
+
+    return hear
+
+
+def _packed(state: State, context: Context) -> State:
+    """GPTQ for weights in few bits.
+
+    Raises:
+        DataError: there are too few samples.
+    """
+    if len(state.inputs) < FEWEST:
+        raise DataError(
+            "GPTQ needs more samples.",
+            where="weight_only.algorithm: gptq",
+            observed=f"{len(state.inputs)} samples",
+            expected=f"at least {FEWEST}, and 100 are usual: the last fifth judges what the others taught",
+        )
+    layers = weight_layers(state.model.graph, state.plan.nodes)
+    packed, reports = gptq_walk(
+        state.model, layers, state.packed, state.inputs, state.recipe.weight_only, context.told
+    )
+    return replace(state, packed=packed, layers=reports)
+
+
+def _memory(step: str, state: State, context: Context) -> Memory | None:
+    if context.work.store is None:
+        return None
+    key = run_key(state.model, state, judges.to_learn(state)[0], state.recipe)
+    return context.work.store.memory(step, key)
+
+
+def _worked(state: State, found: QuantState, layers: Layers) -> State:
+    assert isinstance(found, State)
+    return replace(found, layers=layers)
+
+
+# Before resolve: another plan for the same statistics.
+PLAN_STEPS = (Step("mixed precision", lambda s: s.recipe.mixed.searched, _mixed, None),)
+
+STATE_STEPS = (
+    Step("ranges", lambda s: _learns(s) and s.recipe.improve.ranges, _ranges, judges.held_out),
+    # Before rounding, which makes up in integer layers for what is still missing behind these.
+    Step(
+        "bias correction",
+        lambda s: _learns(s) and s.recipe.improve.biases and any(find_shifts(s.model.graph, s.plan)),
+        _corrected,
+        judges.held_out,
+    ),
+    Step(_ROUNDING, lambda s: _learns(s) and s.recipe.improve.rounding, _rounded, judges.held_out),
+    Step("fine-tuning", lambda s: _learns(s) and s.recipe.finetuning != "none", _tuned, judges.held_out),
+    Step(
+        "gptq",
+        lambda s: (
+            s.recipe.weight_only.algorithm == "gptq" and s.recipe.mode == "weight_only" and bool(s.packed)
+        ),
+        _packed,
+        judges.held_out_packed,
+    ),
+)

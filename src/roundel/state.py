@@ -1,0 +1,131 @@
+"""What a run knows: one frozen value that every stage and every step takes and returns.
+
+May import the rooms of models, recipes and plans; it holds what they make, and does nothing itself.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from typing import TYPE_CHECKING, Any
+
+import onnx_ir as ir
+
+from roundel.calibrate.statistics import QuantState
+from roundel.data.lint_values import FirstNorm
+from roundel.model import LoadedModel
+from roundel.plan.types import QuantPlan
+from roundel.recipe.settings import Recipe
+from roundel.types import Listener, Sample, Silent
+from roundel.work.work import Work
+
+if TYPE_CHECKING:
+    from roundel.calibrate.observers import Observer
+    from roundel.improve.reports import FinetuneReport, LayerReport
+    from roundel.numerics.packed import Packed
+
+Layers = tuple["LayerReport", ...] | tuple["FinetuneReport", ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Context:
+    """What surrounds a run and decides no number in its result: who listens, and where the work is done."""
+
+    told: Listener = field(default_factory=Silent)
+    work: Work = field(default_factory=lambda: Work(None, None))
+
+
+@dataclass(frozen=True, slots=True)
+class StepReport:
+    """One step, and what it did to the whole model's held-out SQNR in dB.
+
+    Attributes:
+        step: its name.
+        before_db: without it.
+        after_db: with it where it was kept, else without it.
+        kept: whether the error fell.
+        seconds: what it cost, judging included.
+        layers: the same layer by layer, where the step works so.
+        refused_db: with it where it was not kept.
+        foreseen: whether that was judged with weights as rounding, which follows, will about leave them.
+    """
+
+    step: str
+    before_db: float
+    after_db: float
+    kept: bool
+    seconds: float
+    layers: Layers = ()
+    refused_db: float | None = None
+    foreseen: bool = False
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Few:
+    """The first samples of the data, for steps that come before calibration.
+
+    Attributes:
+        inputs: as many as the steps behind calibration will see.
+        wanted: what the float model, as it was prepared, makes of some of them, by their number.
+    """
+
+    inputs: Sequence[Sample] = ()
+    wanted: Mapping[int, Sample] = field(default_factory=dict)
+
+
+@dataclass(frozen=True, slots=True, eq=False, kw_only=True)
+class State(QuantState):
+    """A run so far.
+
+    Attributes:
+        recipe: what was asked for.
+        model: the float model as it is now.
+        loaded: where it came from.
+        norms: its first normalisations as it was given: they tell what the data was like in training.
+        rewrites: how often each pass and rewrite changed it.
+        few: samples for the steps before calibration.
+        stats: what calibration saw of each tensor.
+        inputs: the samples that were kept.
+        outputs: what the float model makes of them.
+        facts: about the data, for the record.
+        packed: mode weight_only: weights in few bits.
+        written: the quantized model.
+        steps: what was tried.
+        layers, said: what the step that ran last tells of each layer, and in words.
+        judged: who judged this state last, and the result: the next step need not ask again.
+        seconds: wall time by stage and step.
+    """
+
+    plan: QuantPlan = field(default_factory=lambda: QuantPlan({}, {}, {}))
+    params: Mapping[str, Any] = field(default_factory=dict)
+    recipe: Recipe
+    model: ir.Model
+    loaded: LoadedModel
+    norms: tuple[FirstNorm, ...] = ()
+    rewrites: Mapping[str, int] = field(default_factory=dict)
+    few: Few = field(default_factory=Few)
+    stats: Mapping[str, Observer] = field(default_factory=dict)
+    inputs: Sequence[Sample] = ()
+    outputs: Sequence[Sample] = ()
+    facts: Mapping[str, Any] = field(default_factory=dict)
+    packed: Mapping[tuple[str, bool], Packed] = field(default_factory=dict)
+    written: ir.Model | None = None
+    steps: tuple[StepReport, ...] = ()
+    layers: Layers = ()
+    said: str = ""
+    judged: tuple[object, float] | None = None
+    seconds: Mapping[str, float] = field(default_factory=dict)
+
+    def noted(self, *notes: str) -> State:
+        """With more notes, each once."""
+        new = [note for note in dict.fromkeys(notes) if note not in self.notes]
+        return replace(self, notes=(*self.notes, *new)) if new else self
+
+    def spent(self, name: str, seconds: float) -> State:
+        """With more time booked under a name."""
+        return replace(self, seconds={**self.seconds, name: self.seconds.get(name, 0.0) + seconds})
+
+    def same_as(self, other: State) -> bool:
+        """Whether a step that has returned this state has left the other one as it was."""
+        tables = ("model", "plan", "params", "float_scales", "values", "codes", "packed")
+        return all(getattr(self, name) is getattr(other, name) for name in tables)
