@@ -15,9 +15,9 @@ from onnx import TensorProto, helper, numpy_helper
 
 import roundel
 from roundel.numerics.metrics import Closeness
-from roundel.pipeline import QuantizeResult
 from roundel.plan import QuantPlan, build_plan
 from roundel.recipe.load import load_recipe
+from roundel.result import QuantizeResult
 from roundel.stages import prepare as load_prepared
 
 Feed = dict[str, NDArray[Any]]

@@ -34,12 +34,13 @@ if TYPE_CHECKING:
     from roundel.measure.infer import infer
     from roundel.measure.lint import lint_data
     from roundel.measure.sensitivity import sensitivity
-    from roundel.pipeline import QuantizeResult, quantize
+    from roundel.pipeline import quantize
     from roundel.plan import QuantPlan
     from roundel.recipe.load import load_recipe, preset_names
     from roundel.recipe.settings import Recipe
     from roundel.reporting import write_report
     from roundel.reproduction import reproduce
+    from roundel.result import QuantizeResult
     from roundel.trials.auto import auto
     from roundel.trials.rungs import AutoResult
     from roundel.trials.search import SearchResult, search
@@ -62,7 +63,7 @@ _HOMES = {
     "ModelError": "roundel.errors",
     "OutputError": "roundel.errors",
     "QuantPlan": "roundel.plan",
-    "QuantizeResult": "roundel.pipeline",
+    "QuantizeResult": "roundel.result",
     "RandomData": "roundel.data",
     "Recipe": "roundel.recipe.settings",
     "RecipeError": "roundel.errors",

@@ -18,11 +18,11 @@ from roundel.measure.evaluate import ModelScore
 from roundel.measure.types import Comparison
 from roundel.model.files import check_writable, same_file, write_text
 from roundel.model.load import ModelSource
-from roundel.pipeline import QuantizeResult
 from roundel.recipe.settings import Data, Recipe
 from roundel.report.html import ReportContent, render
 from roundel.report.record import RECORD_VERSION
 from roundel.request import record_path
+from roundel.result import QuantizeResult
 from roundel.rules import CheckReport, check_model
 from roundel.targets.npu import device_named
 from roundel.types import Listener

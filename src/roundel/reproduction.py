@@ -12,9 +12,10 @@ from typing import Any
 from roundel.data import RandomSpec
 from roundel.errors import DataError, ModelError, RecipeError
 from roundel.model.files import model_sha256
-from roundel.pipeline import QuantizeResult, quantize
+from roundel.pipeline import quantize
 from roundel.recipe.load import load_recipe
 from roundel.report.record import RECORD_VERSION, versions
+from roundel.result import QuantizeResult
 from roundel.types import Listener
 
 _MAX_BYTES = 100_000_000

@@ -145,7 +145,7 @@ def test_a_result_that_fails_its_check_replaces_nothing(
     def fail(path: Path) -> None:
         raise VerifyError("The quantized model fails the ONNX checker.")
 
-    monkeypatch.setattr("roundel.pipeline.check_file", fail)
+    monkeypatch.setattr("roundel.result.check_file", fail)
     refused(model, VerifyError)
 
 

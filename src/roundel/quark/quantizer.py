@@ -12,7 +12,7 @@ from typing import Any
 import onnx
 
 from roundel.data import RandomSpec
-from roundel.pipeline import QuantizeResult, quantize
+from roundel.pipeline import quantize
 from roundel.plan import QuantPlan
 from roundel.quark.algorithms import AlgoConfig
 from roundel.quark.config import Config, QuantizationConfig
@@ -24,6 +24,7 @@ from roundel.quark.request import normalised
 from roundel.quark.runtime import show_evaluation
 from roundel.quark.translate import AnyConfig, Translation, translate
 from roundel.report.console import ProgressListener, show_plan, show_summary, terminal
+from roundel.result import QuantizeResult
 
 Model = str | Path | onnx.ModelProto
 

@@ -27,8 +27,8 @@ from roundel.model.graph import input_specs
 from roundel.model.load import load_model
 from roundel.model.session import open_session
 from roundel.numerics.metrics import Closeness
-from roundel.pipeline import QuantizeResult
 from roundel.quark.errors import QuarkConfigError, QuarkDataError, expected_names
+from roundel.result import QuantizeResult
 from roundel.types import Sample
 
 COP_DOMAIN = "com.amd.quark"

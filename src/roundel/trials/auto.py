@@ -14,9 +14,10 @@ from roundel.measure.evaluate import Metric
 from roundel.measure.yardstick import Judging, Question, prepare_judging
 from roundel.model.files import check_writable, same_file, write_text
 from roundel.model.load import ModelSource
-from roundel.pipeline import QuantizeResult, quantize
+from roundel.pipeline import quantize
 from roundel.recipe.load import load_recipe
 from roundel.request import changed, record_path
+from roundel.result import QuantizeResult
 from roundel.rules.report import check_model
 from roundel.trials.budget import Deadline, Drop, OutOfTime, RungForecast, parse_drop, parse_time
 from roundel.trials.rungs import AutoResult, Rung, RungStep, RungVerdict, chosen_rungs, mixtures, refused

@@ -22,7 +22,7 @@ from roundel.targets.npu import Format, device_named
 from roundel.types import Listener
 
 if TYPE_CHECKING:
-    from roundel.pipeline import QuantizeResult
+    from roundel.result import QuantizeResult
 
 
 @dataclass(frozen=True, slots=True)

@@ -17,10 +17,11 @@ from roundel.measure.yardstick import Judging, Question, prepare_judging
 from roundel.model import load_model
 from roundel.model.graph import fingerprint
 from roundel.model.load import ModelSource
-from roundel.pipeline import QuantizeResult, quantize
+from roundel.pipeline import quantize
 from roundel.recipe.load import RecipeSource, load_recipe, preset_names
 from roundel.recipe.settings import Recipe, merge
 from roundel.request import changed
+from roundel.result import QuantizeResult
 from roundel.rules.report import check_model
 from roundel.trials.space import PRESET, SpaceSource, nested, read_space
 from roundel.trials.study import Sampler, Study, Trial

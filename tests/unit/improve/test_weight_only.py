@@ -16,7 +16,7 @@ from helpers import Feed, assert_sound, build, initializers, node, normal, ops, 
 from roundel.errors import DataError, RecipeError
 from roundel.model.memory import Budget, within
 from roundel.numerics.metrics import Closeness
-from roundel.pipeline import QuantizeResult
+from roundel.result import QuantizeResult
 
 WIDTH, HEADS, WORDS = 48, 4, 60
 

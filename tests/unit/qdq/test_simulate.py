@@ -11,8 +11,8 @@ from onnx import helper
 
 from helpers import Feed, assert_sound, build, feeds, initializers, node, normal, ops, quantize, rng, run
 from roundel.numerics.affine import pool_gain, reciprocal_gain
-from roundel.pipeline import QuantizeResult
 from roundel.recipe.settings import Npu
+from roundel.result import QuantizeResult
 
 ALL_OFF = dict.fromkeys(
     (
