@@ -59,8 +59,7 @@ from roundel.recipe.load import RecipeSource, load_recipe, unfolded
 from roundel.recipe.settings import Recipe, WeightOnly, merge
 from roundel.report.record import Clock, Record, plan_counts, recipe_dict
 from roundel.rules.fitting import for_device, for_effort, remaining
-from roundel.torch import Exported, is_torch_source, opened
-from roundel.torch.export import require_torch
+from roundel.torch import Exported, is_torch_source, opened, require_torch
 from roundel.types import Listener, Sample, Silent
 from roundel.version import VERSION
 from roundel.work.checkpoints import Store, open_store
@@ -94,7 +93,7 @@ class QuantizeResult:
 
     def as_torch(self) -> Any:
         """The quantized model as a torch module for evaluation: tensors in, tensors out; needs torch."""
-        require_torch()
+        require_torch("A module for evaluation needs")
         from roundel.torch.evaluation import QuantizedModule
 
         return QuantizedModule(self.ir)
