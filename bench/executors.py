@@ -27,7 +27,7 @@ from roundel.plan import build_plan
 from roundel.preparation import load_prepared
 from roundel.recipe.load import load_recipe
 from roundel.work.checkpoints import open_store
-from roundel.work.work import Work, executor
+from roundel.work.executors import Work, executor
 
 
 def main() -> None:

@@ -24,7 +24,7 @@ from roundel.preparation import Prepared
 from roundel.recipe.settings import Recipe
 from roundel.report.record import Clock
 from roundel.types import Listener
-from roundel.work.work import Work
+from roundel.work.executors import Work
 
 
 @dataclass(frozen=True, slots=True, eq=False)

@@ -34,7 +34,7 @@ from roundel.model.session import give_memory_back, open_session
 from roundel.plan import QuantPlan
 from roundel.recipe.settings import Data, Recipe
 from roundel.types import BlockScheme, Listener, Sample
-from roundel.work.work import Work
+from roundel.work.executors import Work
 
 _KEPT_BYTES = 256_000_000
 

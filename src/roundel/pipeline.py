@@ -63,8 +63,7 @@ from roundel.torch import Exported, is_torch_source, opened, require_torch
 from roundel.types import Listener, Sample, Silent
 from roundel.version import VERSION
 from roundel.work.checkpoints import Store, open_store
-from roundel.work.executors import Executor
-from roundel.work.work import Work
+from roundel.work.executors import Executor, Work
 
 _NOTHING = "nothing to quantize: the float model was passed through"
 _QUANTIZERS = frozenset({"QuantizeLinear", "DequantizeLinear", "DynamicQuantizeLinear"})

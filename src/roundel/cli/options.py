@@ -381,7 +381,7 @@ def _work_options(
         )
     chosen: Executor | None = None
     if executor is not None:
-        from roundel.work.work import executor as named
+        from roundel.work.executors import executor as named
 
         chosen = named(executor, address=address, workers=workers, shared_files=shared_files)
     return WorkChoice(executor=chosen, checkpoint=checkpoint, resume=resume)

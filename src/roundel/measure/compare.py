@@ -7,7 +7,7 @@ from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import Any
 
-from roundel.data.lint_difference import record_findings
+from roundel.data.lint import record_findings
 from roundel.errors import ModelError
 from roundel.evidence import open_data
 from roundel.measure.match import Matches, match
@@ -34,8 +34,7 @@ from roundel.qdq.read import QUARK, StoredTensors
 from roundel.recipe.settings import Data
 from roundel.types import Listener, Silent
 from roundel.work.checkpoints import open_store
-from roundel.work.executors import Executor, usable_cores
-from roundel.work.work import Work
+from roundel.work.executors import Executor, Work, usable_cores
 
 _STRANGE_DB = 3.0  # the coarsest formats stay above; a weight below is another weight
 
