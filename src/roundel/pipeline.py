@@ -18,7 +18,7 @@ from roundel.data import open_samples
 from roundel.errors import OutputError, RecipeError
 from roundel.evidence import Evidence, gather, most_samples, open_data
 from roundel.execution import choose_execution
-from roundel.forecasting import Forecast, look_ahead
+from roundel.forecasting import Forecast, run_budget
 from roundel.gate import (
     OutputReport,
     advice,
@@ -181,7 +181,7 @@ def quantize(
             ready = entrance = load_prepared(model, settings)
         _refuse_external_target(target, ready.loaded)
         data = data if data is None else open_data(ready.model, settings.data, data)
-        cleanup.enter_context(within(look_ahead(ready.model, settings, data, limit, on_forecast)))
+        cleanup.enter_context(within(run_budget(ready.model, settings, data, limit, on_forecast)))
         with clock("outliers"):
             spread, data = _spread(ready.model, settings, data, told)
         ready = replace(ready, model=spread.model, notes=(*ready.notes, *spread.notes))
