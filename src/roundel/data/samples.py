@@ -126,10 +126,6 @@ class Samples:
             return None
         return known if self._limit is None else min(known, self._limit)
 
-    def __length_hint__(self) -> int:
-        count = self.count
-        return NotImplemented if count is None else count
-
     @property
     def description(self) -> dict[str, object]:
         """What the record says about the data; complete once a pass has ended."""
