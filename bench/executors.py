@@ -27,7 +27,7 @@ from roundel.recipe.load import load_recipe
 from roundel.stages import open_data
 from roundel.stages import prepare as load_prepared
 from roundel.work.checkpoints import open_store
-from roundel.work.work import Work, executor
+from roundel.work.executors import Work, executor
 
 
 def main() -> None:

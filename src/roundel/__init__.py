@@ -44,7 +44,7 @@ if TYPE_CHECKING:
     from roundel.trials.auto import auto
     from roundel.trials.rungs import AutoResult
     from roundel.trials.search import SearchResult, search
-    from roundel.work.work import executor
+    from roundel.work.executors import executor
 
 __version__ = VERSION
 
@@ -76,7 +76,7 @@ _HOMES = {
     "convert": "roundel.conversion",
     "evaluate_folders": "roundel.measure.folders",
     "evaluate_models": "roundel.measure.evaluate",
-    "executor": "roundel.work.work",
+    "executor": "roundel.work.executors",
     "forecast": "roundel.forecasting",
     "infer": "roundel.measure.infer",
     "lint_data": "roundel.measure.lint",

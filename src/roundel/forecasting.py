@@ -85,39 +85,31 @@ class Forecast:
         return ", ".join(parts)
 
 
-def foresee(model: ir.Model, recipe: Recipe, samples: Samples | None, limit: int | None = None) -> Forecast:
-    """Look ahead. A sample is run only where the graph alone promises a long run.
-
-    Args:
-        model: the prepared float model.
-        recipe: what is to be done.
-        samples: the data; None where the recipe needs none.
-        limit: `max_memory`.
-    """
-    facts = footprint(model)
-    chosen = budget_for(facts, recipe, limit)
-    memory, least = (_memory(facts, recipe, given) for given in (chosen, _tightest(facts)))
+def _forecast(
+    model: ir.Model, facts: Footprint, recipe: Recipe, samples: Samples | None, given: Budget
+) -> Forecast:
+    """A sample is run only where the graph alone promises a long run."""
     count = samples.count if samples is not None else 0
     one = facts.macs / _RATE + facts.nodes * _NODE_SECONDS
     rough = _seconds(facts, recipe, 1 if count is None else count, one)
     timed = samples is not None and rough > _LONG_SECONDS
     if timed and samples is not None:
-        with within(chosen):
+        with within(given):
             one = _timed(model, samples)
     several, more = (_seconds(facts, recipe, number, one) for number in (count or 0, (count or 0) + 1))
     return Forecast(
         seconds=more if count is None else several,
         each=more - several,
-        memory=memory,
-        least=least,
+        memory=_memory(facts, recipe, given),
+        least=_memory(facts, recipe, _tightest(facts)),
         disk=_file_bytes(facts, recipe),
-        temporary=_temporary(model, facts, recipe, count, chosen),
+        temporary=_temporary(model, facts, recipe, count, given),
         samples=count,
         timed=timed,
     )
 
 
-def budget_for(facts: Footprint, recipe: Recipe, limit: int | None) -> Budget:
+def _budget(facts: Footprint, recipe: Recipe, limit: int | None) -> Budget:
     """How a run shares out the memory that it may take.
 
     Raises:
@@ -239,23 +231,31 @@ def _duration(seconds: float) -> str:
     return f"{minutes} min" if minutes < 120 else f"{minutes / 60:.1f} h"
 
 
-def look_ahead(
+def run_budget(
     model: ir.Model,
     recipe: Recipe,
     samples: Samples | None,
     limit: int | None,
-    hear: Callable[[Forecast], None] | None = None,
+    on_forecast: Callable[[Forecast], None] | None = None,
 ) -> Budget:
-    """The budget of a run; whoever asked hears the forecast before the run begins.
+    """How a run shares out the memory that it may take; whoever asked is told the forecast before it begins.
+
+    Args:
+        model: the prepared float model.
+        recipe: what is to be done.
+        samples: the data; None where the recipe needs none.
+        limit: `max_memory`, in bytes.
+        on_forecast: hears what the run is expected to take.
 
     Raises:
         RecipeError: the limit is too low; the message names the least that would do.
     """
-    chosen = budget_for(footprint(model), recipe, limit)
+    facts = footprint(model)
+    chosen = _budget(facts, recipe, limit)
     if limit is not None:
         save_heap()
-    if hear is not None:
-        hear(foresee(model, recipe, samples, limit))
+    if on_forecast is not None:
+        on_forecast(_forecast(model, facts, recipe, samples, chosen))
     return chosen
 
 
@@ -289,4 +289,6 @@ def forecast(
     settings = load_recipe(recipe, tree)
     ready = load_prepared(model, settings)
     opened = None if data is None else open_data(ready.model, settings.data, data)
-    return foresee(ready.model, settings, opened, None if max_memory is None else parse_size(max_memory))
+    facts = footprint(ready.model)
+    given = _budget(facts, settings, None if max_memory is None else parse_size(max_memory))
+    return _forecast(ready.model, facts, settings, opened, given)

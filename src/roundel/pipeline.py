@@ -10,7 +10,7 @@ from typing import Any
 
 from roundel.data import Samples
 from roundel.execution import choose_execution
-from roundel.forecasting import Forecast, look_ahead
+from roundel.forecasting import Forecast, run_budget
 from roundel.improve.finetune import check_tuning
 from roundel.improve.steps import GRAPH_STEPS, PLAN_STEPS, STATE_STEPS, keep_if_better, take_few, too_few
 from roundel.model.memory import parse_size, within
@@ -24,8 +24,7 @@ from roundel.stages import collect, open_data, plan, prepare, resolve, write
 from roundel.state import Context, State
 from roundel.types import Listener, Silent
 from roundel.work.checkpoints import open_store
-from roundel.work.executors import Executor
-from roundel.work.work import Work
+from roundel.work.executors import Executor, Work
 
 
 def quantize(
@@ -103,7 +102,7 @@ def quantize(
         state = replace(state, notes=(*chosen.notes, *(exported.notes if exported else ()), *state.notes))
         refuse_external_target(target, state.loaded)
         opened = None if data is None else open_data(state.model, state.recipe.data, data)
-        budget = look_ahead(state.model, state.recipe, opened, limit, on_forecast)
+        budget = run_budget(state.model, state.recipe, opened, limit, on_forecast)
         cleanup.enter_context(within(budget))
         found = _quantized(state, opened, stats, Context(told, work))
         request = Request(source, exported, target, device, state)

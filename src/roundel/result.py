@@ -38,8 +38,7 @@ from roundel.report.record import Record, plan_counts, recipe_dict
 from roundel.request import record_path
 from roundel.rules.fitting import remaining
 from roundel.state import State
-from roundel.torch import Exported
-from roundel.torch.opening import require_torch
+from roundel.torch import Exported, require_torch
 
 _QUANTIZERS = frozenset({"QuantizeLinear", "DequantizeLinear", "DynamicQuantizeLinear"})
 
@@ -67,7 +66,7 @@ class QuantizeResult:
 
     def as_torch(self) -> Any:
         """The quantized model as a torch module for evaluation: tensors in, tensors out; needs torch."""
-        require_torch()
+        require_torch("A module for evaluation needs")
         from roundel.torch.evaluation import QuantizedModule
 
         return QuantizedModule(self.ir)

@@ -17,7 +17,7 @@ from roundel.model import LoadedModel
 from roundel.plan.types import QuantPlan
 from roundel.recipe.settings import Recipe
 from roundel.types import Listener, Sample, Silent
-from roundel.work.work import Work
+from roundel.work.executors import Work
 
 if TYPE_CHECKING:
     from roundel.calibrate.observers import Observer

@@ -9,9 +9,10 @@ from typing import Any, Protocol
 import numpy as np
 from numpy.typing import NDArray
 
+Array = NDArray[Any]
 FloatArray = NDArray[np.floating[Any]]
 Doubles = NDArray[np.float64]
-Arrays = dict[str, NDArray[Any]]
+Arrays = dict[str, Array]
 Sample = Arrays
 
 

@@ -13,31 +13,45 @@ import pytest
 
 from fuzzing.seeds import models
 
+MODELS = {"convolutions": 0, "transformer": 2}
+PRESETS = ("xint8", "a8w8", "bf16")
+# All files of one setting in one process: starting Python takes longer than quantizing.
 SCRIPT = """
-import sys
+import os, sys
 from pathlib import Path
-import roundel
-model, out, preset, cores = sys.argv[1:]
-if cores == "1" and hasattr(__import__("os"), "sched_setaffinity"):
-    import os
+folder, cores, *presets = sys.argv[1:]
+if cores == "1" and hasattr(os, "sched_setaffinity"):
     os.sched_setaffinity(0, {min(os.sched_getaffinity(0))})
-data = roundel.RandomData(count=6, ranges={"ids": (0, 30)} if "transformer" in model else {})
-roundel.quantize(model, out, recipe=preset, data=data)
+import roundel
+for model in sorted(Path(folder).glob("*.onnx")):
+    data = roundel.RandomData(count=6, ranges={"ids": (0, 30)} if "transformer" in model.name else {})
+    for preset in presets:
+        roundel.quantize(model, Path(folder) / preset / model.name, recipe=preset, data=data)
 """
 
 
-def digest(model: Path, out: Path, preset: str, threads: str, seed: str) -> str:
+def digests(folder: Path, threads: str, seed: str) -> dict[str, str]:
+    """Of every file that a process with so many threads and that order of sets writes."""
+    for name, index in MODELS.items():
+        onnx.save(models()[index], folder / f"{name}.onnx")
+    for preset in PRESETS:
+        (folder / preset).mkdir()
     environment = {**os.environ, "OMP_NUM_THREADS": threads, "PYTHONHASHSEED": seed}
-    command = [sys.executable, "-c", SCRIPT, str(model), str(out), preset, threads]
+    command = [sys.executable, "-c", SCRIPT, str(folder), threads, *PRESETS]
     subprocess.run(command, env=environment, check=True, capture_output=True)
-    return hashlib.sha256(out.read_bytes()).hexdigest()
+    written = {f"{preset} {name}": folder / preset / f"{name}.onnx" for preset in PRESETS for name in MODELS}
+    return {name: hashlib.sha256(path.read_bytes()).hexdigest() for name, path in written.items()}
 
 
-@pytest.mark.parametrize("preset", ["xint8", "a8w8", "bf16"])
-@pytest.mark.parametrize(("name", "index"), [("convolutions", 0), ("transformer", 2)])
-def test_same_bytes(preset: str, name: str, index: int, tmp_path: Path) -> None:
-    model = tmp_path / f"{name}.onnx"
-    onnx.save(models()[index], model)
-    one = digest(model, tmp_path / "one.onnx", preset, "1", "1")
-    two = digest(model, tmp_path / "two.onnx", preset, "2", "4711")
-    assert one == two
+@pytest.fixture(scope="module")
+def both(tmp_path_factory: pytest.TempPathFactory) -> tuple[dict[str, str], dict[str, str]]:
+    """One thread and one order of sets; two threads and another."""
+    one = digests(tmp_path_factory.mktemp("one"), "1", "1")
+    return one, digests(tmp_path_factory.mktemp("two"), "2", "4711")
+
+
+@pytest.mark.parametrize("preset", PRESETS)
+@pytest.mark.parametrize("name", MODELS)
+def test_same_bytes(preset: str, name: str, both: tuple[dict[str, str], dict[str, str]]) -> None:
+    one, two = both
+    assert one[f"{preset} {name}"] == two[f"{preset} {name}"]

@@ -15,6 +15,7 @@ from typing import Any
 
 import numpy as np
 import onnx
+import onnxruntime as ort
 
 import roundel
 from fuzzing import files, seeds
@@ -154,9 +155,18 @@ def _model_case(box: Sandbox, chance: Random, *, structured: bool) -> Call:
     def run() -> None:
         count = 6 if effort == "fast" else 2
         data = roundel.RandomData(count=count)
-        roundel.quantize(path, box.out / "out.onnx", recipe=preset, data=data, effort=effort, changes=changes)
+        written = box.out / "out.onnx"
+        roundel.quantize(path, written, recipe=preset, data=data, effort=effort, changes=changes)
+        _load(written)
 
     return Call(f"model, {preset}", run)
+
+
+def _load(path: Path) -> None:
+    """What was written is a model for anybody's ONNX Runtime; an exception is a finding."""
+    options = ort.SessionOptions()
+    options.log_severity_level = 4
+    ort.InferenceSession(path, options, providers=["CPUExecutionProvider"])
 
 
 def _recipe_case(box: Sandbox, chance: Random) -> Call:

@@ -65,7 +65,7 @@ def test_the_same_file_whatever_lies_in_memory(
     data = feeds(SMALL, count=12)
     usual = roundel.quantize(small(), recipe=recipe, data=data, effort=effort)
     tight = Budget(live=1, held=0)
-    monkeypatch.setattr(pipeline, "look_ahead", lambda *_: tight)
+    monkeypatch.setattr(pipeline, "run_budget", lambda *_: tight)
     spilled = roundel.quantize(small(), recipe=recipe, data=data, effort=effort)
     assert usual.model.SerializeToString() == spilled.model.SerializeToString()
 
@@ -73,7 +73,7 @@ def test_the_same_file_whatever_lies_in_memory(
 def test_without_copies_of_the_weights_the_result_is_as_good(monkeypatch: pytest.MonkeyPatch) -> None:
     data = feeds(SMALL, count=12)
     usual = roundel.quantize(small(), recipe="xint8", data=data)
-    monkeypatch.setattr(pipeline, "look_ahead", lambda *_: Budget(lean=0))
+    monkeypatch.setattr(pipeline, "run_budget", lambda *_: Budget(lean=0))
     lean = roundel.quantize(small(), recipe="xint8", data=data)
     assert lean.record.outputs[0].sqnr_db == pytest.approx(usual.record.outputs[0].sqnr_db, abs=1.0)
 

@@ -107,6 +107,23 @@ def test_every_import_is_declared() -> None:
     assert foreign <= allowed, f"not declared: {sorted(foreign - allowed)}"
 
 
+def test_only_worker_processes_unpickle() -> None:
+    """As docs/security.md says: files are read as plain arrays, never as Python's objects."""
+    unpickling = {}
+    for path in (ROOT / "src").rglob("*.py"):
+        calls = [n for n in ast.walk(ast.parse(path.read_text(encoding="utf-8"))) if isinstance(n, ast.Call)]
+        for call in calls:
+            options = {word.arg: ast.unparse(word.value) for word in call.keywords}
+            match ast.unparse(call.func):
+                case "np.load":
+                    assert options.get("allow_pickle") == "False", f"{path}, line {call.lineno}"
+                case "torch.load":
+                    assert options.get("weights_only") == "True", f"{path}, line {call.lineno}"
+                case "pickle.load" | "pickle.loads" | "pickle.Unpickler":
+                    unpickling[path.name] = call.lineno
+    assert set(unpickling) == {"worker.py"}
+
+
 def test_every_runtime_dependency_has_its_reason() -> None:
     project = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
     page = (ROOT / "docs" / "decisions" / "dependencies.md").read_text()

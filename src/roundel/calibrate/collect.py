@@ -22,8 +22,7 @@ from roundel.errors import DataError, ModelError, did_you_mean
 from roundel.model.graph import is_constant, values_by_name
 from roundel.model.session import give_memory_back
 from roundel.types import Sample
-from roundel.work.executors import usable_cores
-from roundel.work.work import Work
+from roundel.work.executors import Work, usable_cores
 
 _TIDY = 50  # samples, after which free pieces of the heap go back: they would add up
 

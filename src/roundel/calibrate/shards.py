@@ -15,14 +15,13 @@ from numpy.typing import NDArray
 
 from roundel.calibrate.observers import INFINITE, OBSERVERS, NonFiniteError, Observer, StatKind, new_observer
 from roundel.calibrate.runner import Extremes, Runner
-from roundel.data.feeding import Reading, feed_of
-from roundel.data.shards import Shard
+from roundel.data.shards import Reading, Shard, feed_of
 from roundel.errors import DataError, InfiniteTensorError
 from roundel.model.files import Portable
 from roundel.model.graph import fingerprint
 from roundel.model.memory import Budget, budget, within
 from roundel.types import Arrays, Sample
-from roundel.work.work import Work, mapped
+from roundel.work.executors import Work, mapped
 
 
 @dataclass(frozen=True, slots=True, eq=False)

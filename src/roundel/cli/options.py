@@ -381,7 +381,7 @@ def _work_options(
         )
     chosen: Executor | None = None
     if executor is not None:
-        from roundel.work.work import executor as named
+        from roundel.work.executors import executor as named
 
         chosen = named(executor, address=address, workers=workers, shared_files=shared_files)
     return WorkChoice(executor=chosen, checkpoint=checkpoint, resume=resume)
@@ -423,7 +423,7 @@ def _example(shapes: list[str] | None) -> object:
     if not shapes:
         return None
     pass
-    from roundel.torch.opening import require_exporter
+    from roundel.torch import require_exporter
 
     require_exporter()
     import torch

@@ -17,10 +17,10 @@ from typing import IO, Any
 import numpy as np
 from numpy.lib import format as npy
 
-from roundel.data.arrays import Array, Shape, Stack, by_name, common_count, fit_shape, fixed_batch, stack_of
+from roundel.data.arrays import Shape, Stack, by_name, common_count, fit_shape, fixed_batch, listed, stack_of
 from roundel.data.samples import Item, Source
 from roundel.errors import DataError
-from roundel.types import InputSpec
+from roundel.types import Array, InputSpec
 
 
 @dataclass(frozen=True, slots=True)
@@ -188,19 +188,18 @@ def npy_source(path: Path, inputs: Sequence[InputSpec]) -> Source:
             "One .npy file cannot feed several inputs",
             where=path,
             observed="one array",
-            expected="; ".join(str(spec) for spec in inputs),
+            expected=listed(inputs),
             hint="Use an .npz file with one array per input, or a folder with one sub-folder per input.",
         )
     stack = stack_of(npy_header(path).shape, inputs[0], str(path))
-    count = common_count([(inputs[0].name, stack)])
+    count = common_count({inputs[0].name: stack})
 
     def items() -> Generator[Item, None, None]:
         with reading(path):
             array = np.load(path, mmap_mode="r" if count else None, allow_pickle=False)
         for index in range(count):
-            row = array[index : index + 1] if stack.keep_axis else array[index]
             # A copy, so that the sample outlives the mapping.
-            yield Item(np.array(array if stack.count is None else row), f"{path.name}[{index}]")
+            yield Item(np.array(stack.at(array, index)), f"{path.name}[{index}]")
 
     rows = fixed_batch(inputs) if stack.count is None else count
     return Source(".npy file", items, count=count, rows=rows, facts={"path": str(path)})
@@ -211,12 +210,12 @@ def npz_source(path: Path, inputs: Sequence[InputSpec]) -> Source:
     headers = npz_headers(path)
     chosen = pick_arrays(headers, inputs, str(path))
     stacks = {spec.name: stack_of(headers[chosen[spec.name]].shape, spec, str(path)) for spec in inputs}
-    count = common_count(list(stacks.items()))
+    count = common_count(stacks)
     for spec in inputs:
         header, stack = headers[chosen[spec.name]], stacks[spec.name]
         if stack.count is not None and count:
-            one = (1, *header.shape[1:]) if stack.keep_axis else header.shape[1:]
-            check_sample(Header(one, header.dtype, fortran_order=False), spec, str(path), inputs)
+            one = Header(stack.one(header.shape), header.dtype, fortran_order=False)
+            check_sample(one, spec, str(path), inputs)
 
     def items() -> Generator[Item, None, None]:
         with reading(path), zipfile.ZipFile(path) as archive:
@@ -242,9 +241,8 @@ def _rows(archive: zipfile.ZipFile, name: str, stack: Stack) -> Iterator[Array]:
             array = array.transpose() if header.fortran_order else array
             yield from [array] if stack.count is None else (array[i] for i in range(stack.count))
             return
-        one = (1, *header.shape[1:]) if stack.keep_axis else header.shape[1:]
         for _ in range(stack.count):
-            yield _filled(stream, one, header.dtype)
+            yield _filled(stream, stack.one(header.shape), header.dtype)
 
 
 def _filled(stream: IO[bytes], shape: Shape, dtype: np.dtype[Any]) -> Array:

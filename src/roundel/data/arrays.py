@@ -7,12 +7,9 @@ from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
-from numpy.typing import NDArray
 
 from roundel.errors import DataError, did_you_mean
-from roundel.types import InputSpec, Sample
-
-Array = NDArray[Any]
+from roundel.types import Array, InputSpec, Sample
 
 
 def is_array(value: object) -> bool:
@@ -281,6 +278,18 @@ class Stack:
     count: int | None
     keep_axis: bool = True
 
+    def at(self, array: Array, index: int) -> Array:
+        """One sample of the array."""
+        if self.count is None:
+            return array
+        return array[index : index + 1] if self.keep_axis else array[index]
+
+    def one(self, shape: Shape) -> Shape:
+        """The shape of one sample."""
+        if self.count is None:
+            return shape
+        return (1, *shape[1:]) if self.keep_axis else shape[1:]
+
 
 def stack_of(shape: Shape, spec: InputSpec, where: str) -> Stack:
     """Read the rank of an array against the rank of its input.
@@ -314,13 +323,13 @@ def stack_of(shape: Shape, spec: InputSpec, where: str) -> Stack:
     )
 
 
-def common_count(stacks: Sequence[tuple[str, Stack]]) -> int:
+def common_count(stacks: Mapping[str, Stack]) -> int:
     """The number of samples that all inputs agree on.
 
     Raises:
         DataError: when they do not.
     """
-    counts = {name: 1 if stack.count is None else stack.count for name, stack in stacks}
+    counts = {name: 1 if stack.count is None else stack.count for name, stack in stacks.items()}
     if len(set(counts.values())) > 1:
         raise DataError(
             "The inputs have different numbers of samples",

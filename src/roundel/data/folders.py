@@ -18,11 +18,11 @@ from roundel.data.arrayfiles import (
     npz_headers,
     pick_arrays,
 )
-from roundel.data.arrays import Array, fixed_batch, listed
+from roundel.data.arrays import fixed_batch, listed
 from roundel.data.images import ImagePlan
 from roundel.data.samples import Item, Source
 from roundel.errors import DataError, did_you_mean
-from roundel.types import InputSpec
+from roundel.types import Array, InputSpec
 
 _DIGITS = re.compile(r"([0-9]+)")
 

@@ -10,9 +10,9 @@ from typing import TYPE_CHECKING, Any, Literal
 
 import numpy as np
 
-from roundel.data.arrays import Array, is_float
+from roundel.data.arrays import is_float, listed
 from roundel.errors import DataError
-from roundel.types import InputSpec
+from roundel.types import Array, InputSpec
 
 if TYPE_CHECKING:
     from PIL.Image import Image
@@ -303,7 +303,7 @@ def _image_input(
         "The model has no input that takes images"
         if not found
         else "Several inputs of the model take images",
-        observed="; ".join(str(spec) for spec in inputs),
+        observed=listed(inputs),
         expected="one input with 3 or 1 channels" + (f", as {options.layout}" if options.layout else ""),
         hint="Set layout when the model leaves its channels open, or feed arrays by input name.",
     )

@@ -1,4 +1,4 @@
-"""What calibration data shows about itself: samples that say nothing, say the same, or are noise.
+"""What data shows about itself and beside other data: samples that say nothing or the same, noise, scales.
 
 One `SampleWatch` sees every sample as it passes on its way to the model. It costs a fraction of the forward
 pass and keeps a few numbers for each sample.
@@ -7,17 +7,21 @@ pass and keeps a few numbers for each sample.
 from __future__ import annotations
 
 import hashlib
+import json
+import math
 from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
-from math import comb
-from typing import Any, Literal
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Literal
 
 import numpy as np
-from numpy.typing import NDArray
 
 from roundel.data.arrays import is_float
-from roundel.types import Sample
+from roundel.types import Array, Doubles, Sample
+
+if TYPE_CHECKING:
+    from roundel.data.samples import Samples
 
 Level = Literal["warning", "note"]
 
@@ -37,15 +41,15 @@ class DataFinding:
 
     Attributes:
         rule: a short name for it.
-        level: warning (the calibration is likely to suffer) or note.
         message: what was seen, in one sentence.
         hint: what to do about it.
+        level: warning (the calibration is likely to suffer) or note.
     """
 
     rule: str
-    level: Level
     message: str
-    hint: str
+    hint: str = ""
+    level: Level = "warning"
 
     def __str__(self) -> str:
         return f"{self.message} {self.hint}".strip()
@@ -145,7 +149,7 @@ class SampleWatch:
         self._digests.append(digest.digest())
         self._count += 1
 
-    def _look_at(self, name: str, array: NDArray[Any]) -> None:
+    def _look_at(self, name: str, array: Array) -> None:
         low, high = float(array.min()), float(array.max())
         if low == high:
             self._constant.setdefault(name, []).append(self._count)
@@ -167,7 +171,6 @@ class SampleWatch:
         for name, where in self._constant.items():
             yield DataFinding(
                 "constant-samples",
-                "warning",
                 f"{len(where)} of {self._count} samples of input '{name}' hold one value only"
                 f" (samples {_listed(where)}).",
                 "Remove them: they widen no range, and fine-tuning learns nothing from them.",
@@ -178,7 +181,6 @@ class SampleWatch:
         if self._count > 1 and copies > _DUPLICATES * self._count:
             yield DataFinding(
                 "duplicate-samples",
-                "warning",
                 f"{copies} of {self._count} samples are copies of others.",
                 "Use different samples: copies cost time and add nothing.",
             )
@@ -188,7 +190,6 @@ class SampleWatch:
             if len(values) >= _FEWEST_FOR_NOISE and float(np.median(values)) < _NOISE_CORRELATION:
                 yield DataFinding(
                     "random-samples",
-                    "warning",
                     f"Input '{name}' looks like random noise: neighbouring values are not alike"
                     f" (correlation {float(np.median(values)):.2f}; pictures have 0.8 and more).",
                     "Calibrate on real data: ranges from noise mean nothing for real inputs.",
@@ -198,7 +199,7 @@ class SampleWatch:
 _POINT = 1074  # binary places of the smallest float64: sums of whole numbers of these units are exact
 
 
-def _exact(values: NDArray[np.float64]) -> list[int]:
+def _exact(values: Doubles) -> list[int]:
     """Numbers in units of 2**-1074, without rounding."""
     ratios = (value.as_integer_ratio() for value in values.tolist())
     return [top << (_POINT + 1 - bottom.bit_length()) for top, bottom in ratios]
@@ -226,7 +227,7 @@ class _Sums:
         self.low, self.high = np.inf, -np.inf
         self._totals: dict[int, _Totals] = {}  # by the number of channels; the first sample's is what counts
 
-    def add(self, array: NDArray[Any], low: float, high: float) -> None:
+    def add(self, array: Array, low: float, high: float) -> None:
         values = by_channel(array)
         total = values.sum(axis=1, dtype=np.float64)
         squares = np.einsum("cn,cn->c", values, values, dtype=np.float64, casting="same_kind")
@@ -278,7 +279,7 @@ def colour_axis(shape: Sequence[int]) -> int | None:
     return None
 
 
-def by_channel(array: NDArray[Any]) -> NDArray[Any]:
+def by_channel(array: Array) -> Array:
     """(channels, values): the colours of a picture, or one row of everything."""
     axis = colour_axis(array.shape)
     if axis is None:
@@ -286,7 +287,7 @@ def by_channel(array: NDArray[Any]) -> NDArray[Any]:
     return np.moveaxis(array, axis, 0).reshape(array.shape[axis], -1)
 
 
-def _neighbour_correlation(array: NDArray[Any]) -> float | None:
+def _neighbour_correlation(array: Array) -> float | None:
     """Correlation of values side by side, in the middle of the first picture; None where there is none."""
     axis = colour_axis(array.shape)
     if axis is None:
@@ -343,30 +344,115 @@ def range_findings(extremes: Extremes) -> list[DataFinding]:
         return [
             DataFinding(
                 "few-samples",
-                "warning" if growth > _STILL_GROWING or total < _FEW // 2 else "note",
                 f"{total} samples: half of them reach {1 - growth:.0%} of the ranges on average, so that more"
                 " are likely to widen them.",
                 "Use 64 or more.",
+                "warning" if growth > _STILL_GROWING or total < _FEW // 2 else "note",
             )
         ]
     if total == 1:
-        return [DataFinding("few-samples", "warning", "There is one sample only.", "Use 64 or more.")]
+        return [DataFinding("few-samples", "There is one sample only.", "Use 64 or more.")]
     enough = next((n for n in _STEPS if n <= total // 2 and coverage(extremes, n) >= _ENOUGH), None)
     if enough is None or total < _MANY:
         return []
     return [
         DataFinding(
             "more-than-needed",
-            "note",
             f"{enough} of the {total} samples would have done: they reach {coverage(extremes, enough):.0%}"
             " of the ranges.",
-            "",
+            level="note",
         )
     ]
 
 
-def _weights(total: int, count: int) -> NDArray[np.float64]:
+def _weights(total: int, count: int) -> Doubles:
     """The chance that the k-th largest is the largest of `count` out of `total`."""
-    whole = comb(total, count)
-    chances = [comb(total - k - 1, count - 1) / whole if total - k >= count else 0.0 for k in range(total)]
+    whole = math.comb(total, count)
+    chances = [
+        math.comb(total - k - 1, count - 1) / whole if total - k >= count else 0.0 for k in range(total)
+    ]
     return np.array(chances)
+
+
+_FEWEST = 8
+_SHIFT, _SHIFT_OF_FEW = 0.35, 1.5  # of a standard deviation; the mean of a few pictures varies
+_WIDER = 1.7
+
+
+def difference_findings(
+    calibration: Mapping[str, Profile], other: Mapping[str, Profile], what: str = "evaluation data"
+) -> list[DataFinding]:
+    """Inputs whose values are not alike in both.
+
+    Args:
+        calibration: profiles by input.
+        other: likewise.
+        what: the other data, in words.
+    """
+    findings = []
+    for name, ours in calibration.items():
+        theirs = other.get(name)
+        if theirs is None or min(ours.samples, theirs.samples) < _FEWEST:
+            continue
+        if len(ours.mean) != len(theirs.mean) or not _differ(ours, theirs):
+            continue
+        findings.append(
+            DataFinding(
+                "different-preprocessing",
+                f"Input '{name}' has mean {_words(ours.mean)} and standard deviation {_words(ours.std)} in"
+                f" the calibration data, and {_words(theirs.mean)} and {_words(theirs.std)} in the {what}.",
+                "Preprocess both alike.",
+            )
+        )
+    return findings
+
+
+def preprocessing_finding(
+    calibration: object, other: object, what: str = "evaluation data"
+) -> DataFinding | None:
+    """Image folders whose recorded preprocessing differs, whatever the values."""
+    if not calibration or not other or calibration == other:
+        return None
+    return DataFinding(
+        "different-preprocessing",
+        f"Calibration images were preprocessed as '{calibration}', the {what} as '{other}'.",
+        "Preprocess both alike.",
+    )
+
+
+def record_findings(model: Path | None, samples: Samples) -> list[DataFinding]:
+    """Whether data looks like that which a model was calibrated on, by the record beside the model.
+
+    Args:
+        model: the quantized model's file; None for one in memory, which has no record.
+        samples: the data at hand, after a pass over it.
+    """
+    record = None if model is None else model.with_suffix(".json")
+    if record is None or not record.is_file() or samples.description.get("random"):
+        return []
+    try:
+        facts = json.loads(record.read_text(encoding="utf-8"))["data"]
+        profiles = {name: Profile.from_dict(tree) for name, tree in facts.get("inputs", {}).items()}
+    except (ValueError, KeyError, TypeError, AttributeError):
+        return []  # another file of that name
+    if facts.get("random"):
+        return []
+    here = samples.description
+    words = preprocessing_finding(facts.get("preprocessing"), here.get("preprocessing"), "data")
+    if words is not None:
+        return [words]
+    return difference_findings(profiles, samples.profiles, "data")
+
+
+def _differ(ours: Profile, theirs: Profile) -> bool:
+    few = min(ours.samples, theirs.samples)
+    allowed = _SHIFT + _SHIFT_OF_FEW / math.sqrt(few)
+    for mean, other_mean, std, other_std in zip(ours.mean, theirs.mean, ours.std, theirs.std, strict=True):
+        narrow, wide = min(std, other_std), max(std, other_std)
+        if wide > _WIDER * narrow or abs(mean - other_mean) > allowed * max(wide, 1e-12):
+            return True
+    return False
+
+
+def _words(values: tuple[float, ...]) -> str:
+    return "/".join(f"{value:.3g}" for value in values)

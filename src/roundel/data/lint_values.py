@@ -5,14 +5,13 @@ from __future__ import annotations
 import enum
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any
 
 import numpy as np
 import onnx_ir as ir
-from numpy.typing import NDArray
 
 from roundel.data.lint import DataFinding, Profile, colour_axis
 from roundel.model.graph import constant_array, only_reader, op_key
+from roundel.types import Array, Doubles
 
 _PIXEL_SCALE = 1 / 50  # a model that makes its input this much smaller takes pixels 0..255
 _FEWEST = 8
@@ -85,45 +84,40 @@ def _affine(node: ir.Node, value: ir.Value) -> tuple[float, float] | None:
 
 def scaling_findings(graph: ir.Graph, profiles: Mapping[str, Profile]) -> list[DataFinding]:
     """Data that was scaled although the model scales its input itself, or was not although it should be."""
-    findings = []
-    for name, profile in profiles.items():
-        scaling = own_scaling(graph, name)
-        if scaling is None:
-            continue
-        takes_pixels = abs(scaling.factor) <= _PIXEL_SCALE
-        seen = f"values from {profile.low:.3g} to {profile.high:.3g}"
-        if takes_pixels and max(abs(profile.low), abs(profile.high)) <= 4:
-            findings.append(
-                DataFinding(
-                    "scaled-twice",
-                    "warning",
-                    f"The model divides input '{name}' by {1 / abs(scaling.factor):.0f} itself, and the data"
-                    f" has {seen}.",
-                    "Feed pixels 0..255 (--scale raw), without mean and std.",
-                )
-            )
-        elif not takes_pixels and abs(scaling.factor) > 1 and form_of(profile) is Form.RAW:
-            findings.append(
-                DataFinding(
-                    "not-scaled",
-                    "warning",
-                    f"The model normalises input '{name}' as if it lay in 0..1, and the data has {seen}.",
-                    "Divide the pixels by 255 (--scale unit).",
-                )
-            )
-        elif (
-            not takes_pixels and abs(scaling.factor) > 1 and form_of(profile) in (Form.SIGNED, Form.STANDARD)
-        ):
-            findings.append(
-                DataFinding(
-                    "scaled-twice",
-                    "warning",
-                    f"The model normalises input '{name}' itself, and the data has {seen}: it seems to be"
-                    " normalised already.",
-                    "Leave out mean and std.",
-                )
-            )
-    return findings
+    found = (_scaling_finding(graph, name, profile) for name, profile in profiles.items())
+    return [finding for finding in found if finding is not None]
+
+
+def _scaling_finding(graph: ir.Graph, name: str, profile: Profile) -> DataFinding | None:
+    scaling = own_scaling(graph, name)
+    if scaling is None:
+        return None
+    seen, form = f"values from {profile.low:.3g} to {profile.high:.3g}", form_of(profile)
+    if abs(scaling.factor) <= _PIXEL_SCALE:  # it takes pixels
+        if max(abs(profile.low), abs(profile.high)) > 4:
+            return None
+        return DataFinding(
+            "scaled-twice",
+            f"The model divides input '{name}' by {1 / abs(scaling.factor):.0f} itself, and the data has"
+            f" {seen}.",
+            "Feed pixels 0..255 (--scale raw), without mean and std.",
+        )
+    if abs(scaling.factor) <= 1:
+        return None
+    if form is Form.RAW:
+        return DataFinding(
+            "not-scaled",
+            f"The model normalises input '{name}' as if it lay in 0..1, and the data has {seen}.",
+            "Divide the pixels by 255 (--scale unit).",
+        )
+    if form in (Form.SIGNED, Form.STANDARD):
+        return DataFinding(
+            "scaled-twice",
+            f"The model normalises input '{name}' itself, and the data has {seen}: it seems to be normalised"
+            " already.",
+            "Leave out mean and std.",
+        )
+    return None
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -141,8 +135,8 @@ class FirstNorm:
 
     input: str
     tensor: str
-    mean: NDArray[np.float64]
-    std: NDArray[np.float64]
+    mean: Doubles
+    std: Doubles
 
 
 def first_norms(graph: ir.Graph) -> tuple[FirstNorm, ...]:
@@ -168,7 +162,7 @@ def _first_norm(start: ir.Value) -> FirstNorm | None:
     return None
 
 
-def norm_finding(norm: FirstNorm, arrays: Sequence[NDArray[Any]]) -> DataFinding | None:
+def norm_finding(norm: FirstNorm, arrays: Sequence[Array]) -> DataFinding | None:
     """Whether the first layer gives on this data about what it gave in training.
 
     Args:
@@ -186,15 +180,14 @@ def norm_finding(norm: FirstNorm, arrays: Sequence[NDArray[Any]]) -> DataFinding
         return None
     return DataFinding(
         "not-as-in-training",
-        "warning",
         f"Behind the first layer, input '{norm.input}' spreads {spread:.2g} times as wide as in training and"
         f" lies {shift:.1f} standard deviations off: it is not normalised as it was then.",
         "Set mean, std and scale (or resize and crop) as in training.",
     )
 
 
-Answer = Callable[[NDArray[Any]], NDArray[Any]]
-Change = Callable[[NDArray[Any]], NDArray[Any]]
+Answer = Callable[[Array], Array]
+Change = Callable[[Array], Array]
 
 _FIRST_LOOK = 16  # samples; only a reading that seems better then is tried on all
 _CLEARLY = 0.08  # nats
@@ -205,8 +198,8 @@ _STD = np.array([0.229, 0.224, 0.225], np.float32)
 
 def alternative_findings(
     name: str,
-    samples: Sequence[NDArray[Any]],
-    scores: Sequence[NDArray[Any]],
+    samples: Sequence[Array],
+    scores: Sequence[Array],
     profile: Profile,
     answer: Answer,
 ) -> list[DataFinding]:
@@ -237,19 +230,18 @@ def alternative_findings(
     return [
         DataFinding(
             "another-reading",
-            "warning",
             f"The model is surer of its answers, and tells samples better apart, with input '{name}' {what}.",
             hint,
         )
     ]
 
 
-def _gain(before: Sequence[NDArray[Any]], after: Sequence[NDArray[Any]]) -> NDArray[np.float64]:
+def _gain(before: Sequence[Array], after: Sequence[Array]) -> Doubles:
     """How much surer each answer has become."""
     return certainty(np.concatenate(after)) - certainty(np.concatenate(before))
 
 
-def certainty(scores: NDArray[Any]) -> NDArray[np.float64]:
+def certainty(scores: Array) -> Doubles:
     """How far each answer is from the average answer, in nats (Kullback-Leibler)."""
     logits = scores.astype(np.float64)
     if (logits >= 0).all() and np.allclose(logits.sum(axis=1), 1, atol=1e-3):
@@ -294,7 +286,7 @@ def _converter(form: Form, target: Form, axis: int) -> Change:
     shape[axis] = 3
     mean, std = _MEAN.reshape(shape), _STD.reshape(shape)
 
-    def convert(array: NDArray[Any]) -> NDArray[Any]:
+    def convert(array: Array) -> Array:
         unit = array
         if form is Form.SIGNED:
             unit = (array + 1) / 2

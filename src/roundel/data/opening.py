@@ -7,6 +7,7 @@ from collections.abc import Generator, Iterable, Sequence
 from pathlib import Path
 
 from roundel.data.arrayfiles import npy_source, npz_source
+from roundel.data.arrays import listed
 from roundel.data.folders import (
     ARRAY_SUFFIXES,
     IMAGE_SUFFIXES,
@@ -24,7 +25,6 @@ from roundel.data.sources import (
     iterable_source,
     random_source,
     reader_source,
-    refuse,
     stacked_source,
 )
 from roundel.errors import DataError, did_you_mean
@@ -55,16 +55,13 @@ def open_samples(
         DataError: when the data are missing, of no known kind, or do not fit the model. What can be seen
             without reading samples is raised here, the rest during iteration.
     """
-    if limit is not None and limit < 1:
-        raise DataError("The sample limit is too small", observed=limit, expected="1 or more")
     if not inputs:
         return Samples(_no_inputs(data), inputs, limit=limit)
     if random is not None:
         return Samples(_only_random(data, images, random, inputs), inputs, limit=limit)
     if isinstance(data, str | os.PathLike):
         return _open_path(Path(data), inputs, limit, images)
-    source = _in_memory(data, inputs)
-    return Samples(source, inputs, limit=limit, plan=plan_images(images, inputs) if images else None)
+    return _planned(_in_memory(data, inputs), inputs, limit, images)
 
 
 def _no_inputs(data: object) -> Source:
@@ -100,7 +97,7 @@ def _in_memory(data: object, inputs: Sequence[InputSpec]) -> Source:
         raise DataError(
             "There are no calibration data",
             observed="None",
-            expected="data for " + "; ".join(str(spec) for spec in inputs),
+            expected="data for " + listed(inputs),
             hint="Pass a folder, arrays, a reader or an iterable; ask for random samples only for a trial.",
         )
     if callable(getattr(data, "get_next", None)):
@@ -109,7 +106,11 @@ def _in_memory(data: object, inputs: Sequence[InputSpec]) -> Source:
         return stacked_source(data, inputs)
     if isinstance(data, Iterable) and not isinstance(data, bytes | bytearray):
         return iterable_source(data, inputs)
-    raise refuse(data)
+    raise DataError(
+        "This is not a source of calibration data",
+        observed=f"an object of type {type(data).__name__}",
+        expected="a reader with get_next(), arrays, an iterable of samples, or the path of a folder or file",
+    )
 
 
 def _open_path(
@@ -123,7 +124,7 @@ def _open_path(
         folder, files = path, files_below(path)
     elif suffix in ARRAY_SUFFIXES:
         source = npy_source(path, inputs) if suffix == ".npy" else npz_source(path, inputs)
-        return Samples(source, inputs, limit=limit, plan=plan_images(images, inputs) if images else None)
+        return _planned(source, inputs, limit, images)
     elif suffix in IMAGE_SUFFIXES:
         folder, files = path.parent, [Path(path.name)]
     else:
@@ -139,14 +140,20 @@ def _open_path(
                 "Image files cannot feed a model with several inputs",
                 where=path,
                 observed="images",
-                expected="arrays for " + "; ".join(str(spec) for spec in inputs),
+                expected="arrays for " + listed(inputs),
                 hint="Use .npz files with one array per input, or yield dicts from a generator.",
             )
         image_plan = plan_images(images or ImagePreprocess(), inputs)
         found = image_folder_source(folder, files, image_plan, images_wanted(limit, inputs))
         # No plan for the Samples: the source has preprocessed the images already, on its threads.
         return Samples(found, inputs, limit=limit)
-    source = array_folder_source(folder, files, inputs)
+    return _planned(array_folder_source(folder, files, inputs), inputs, limit, images)
+
+
+def _planned(
+    source: Source, inputs: Sequence[InputSpec], limit: int | None, images: ImagePreprocess | None
+) -> Samples:
+    """Arrays, of which uint8 ones may be pixels."""
     return Samples(source, inputs, limit=limit, plan=plan_images(images, inputs) if images else None)
 
 

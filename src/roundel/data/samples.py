@@ -2,32 +2,35 @@
 
 from __future__ import annotations
 
+import hashlib
 import itertools
 from collections.abc import Callable, Generator, Iterable, Iterator, Mapping, Sequence
 from contextlib import closing
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
 from roundel.data.arrays import (
-    Array,
     Regrouper,
     by_name,
     check_finite,
     fit_dtype,
     fit_shape,
     fixed_batch,
+    listed,
     to_array,
 )
 from roundel.data.lint import DataFinding, Profile, SampleWatch
-from roundel.data.shards import Division, Reader
 from roundel.errors import DataError, RoundelError
-from roundel.types import InputSpec, Sample
+from roundel.types import Array, InputSpec, Sample
 
 if TYPE_CHECKING:
     from roundel.data.images import ImagePlan
+
+
+Reader = Callable[[Path], Any]
 
 
 @dataclass(frozen=True, slots=True)
@@ -122,10 +125,6 @@ class Samples:
         if known is None:
             return None
         return known if self._limit is None else min(known, self._limit)
-
-    def __length_hint__(self) -> int:
-        count = self.count
-        return NotImplemented if count is None else count
 
     @property
     def description(self) -> dict[str, object]:
@@ -289,6 +288,101 @@ class Samples:
             "The calibration data are empty",
             where=self._source.facts.get("path", self._source.kind),
             observed="no samples",
-            expected="at least one sample for " + "; ".join(str(spec) for spec in self._inputs),
+            expected="at least one sample for " + listed(self._inputs),
             hint="A generator or reader that was read before has nothing left: create a new one.",
         )
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Division:
+    """A folder whose files are one sample each; it travels by pickle.
+
+    Attributes:
+        kind: what it is, in words.
+        folder: where the files are.
+        files: relative to it, in the order of the samples.
+        read: one file's content.
+        inputs: what the model takes.
+        plan: how raw pixels become model input, where `read` does not do that.
+        first: the position of the first file among all samples.
+    """
+
+    kind: str
+    folder: Path
+    files: Sequence[Path]
+    read: Reader
+    inputs: tuple[InputSpec, ...]
+    plan: ImagePlan | None = None
+    first: int = 0
+
+    def part(self, first: int, count: int) -> Division:
+        """Some of the files."""
+        return replace(self, files=self.files[first : first + count], first=self.first + first)
+
+    def open(self) -> Samples:
+        """The samples of these files, checked like all others."""
+
+        def items() -> Generator[Item, None, None]:
+            for file in self.files:
+                yield Item(self.read(self.folder / file), str(file))
+
+        source = Source(self.kind, items, count=len(self.files))
+        return Samples(source, self.inputs, plan=self.plan, first=self.first)
+
+    def digest(self) -> str:
+        """Of the files' names, sizes and times of change; their content is not read."""
+        digest = hashlib.blake2b(digest_size=16)
+        for file in self.files:
+            found = (self.folder / file).stat()
+            digest.update(f"{file} {found.st_size} {found.st_mtime_ns}\n".encode())
+        return digest.hexdigest()
+
+
+JUDGED_EVERY = 4  # one item of so many is held out, where nothing else judges
+
+_OF_A_PASS = frozenset({"kind", "count", "limit", "inputs", "notes"})
+
+
+def held_out(index: int, every: int) -> bool:
+    """Whether an item judges; these are spread over the data, which may be sorted by class."""
+    return index % every == every - 1
+
+
+def repeatable(samples: Samples) -> Samples:
+    """The same data, held in memory where its source can be read only once."""
+    if samples.repeatable:
+        return samples
+    held = [
+        Item({name: array.copy() for name, array in sample.items()}, origin)
+        for origin, sample in samples.named()
+    ]
+
+    def items() -> Generator[Item, None, None]:
+        yield from held
+
+    return _derived(samples, items, len(held), {"held": "in memory"})
+
+
+def learning_part(samples: Samples, every: int) -> Samples:
+    """The items that are not held out, of data that can be read more than once."""
+
+    def items() -> Generator[Item, None, None]:
+        with closing(samples.named()) as named:
+            for index, (origin, sample) in enumerate(named):
+                if not held_out(index, every):
+                    yield Item(sample, origin)
+
+    whole = samples.count
+    count = None if whole is None else whole - whole // every
+    return _derived(samples, items, count, {"part": f"one item of {every} is held out"})
+
+
+def _derived(
+    samples: Samples,
+    items: Callable[[], Generator[Item, None, None]],
+    count: int | None,
+    more: dict[str, object],
+) -> Samples:
+    told = samples.description
+    facts = {key: value for key, value in told.items() if key not in _OF_A_PASS}
+    return Samples(Source(str(told["kind"]), items, count=count, facts={**facts, **more}), samples.inputs)

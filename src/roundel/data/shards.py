@@ -1,75 +1,18 @@
-"""Data that workers can read for themselves, piece by piece: files on a disk that all of them see."""
+"""Samples in shards for workers, sent to them or read by them from files that they see, too; and digests."""
 
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Callable, Generator, Sequence
-from dataclasses import dataclass
-from pathlib import Path
-from typing import TYPE_CHECKING, Any
-
-from roundel.types import InputSpec
-
-if TYPE_CHECKING:
-    from roundel.data.images import ImagePlan
-    from roundel.data.samples import Item, Samples
 import json
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import dataclass
 
 import numpy as np
 
-from roundel.data.arrays import Array
-from roundel.types import Sample
-
-Reader = Callable[[Path], Any]
-
-
-@dataclass(frozen=True, slots=True, eq=False)
-class Division:
-    """A folder whose files are one sample each; it travels by pickle.
-
-    Attributes:
-        kind: what it is, in words.
-        folder: where the files are.
-        files: relative to it, in the order of the samples.
-        read: one file's content.
-        inputs: what the model takes.
-        plan: how raw pixels become model input, where `read` does not do that.
-        first: the position of the first file among all samples.
-    """
-
-    kind: str
-    folder: Path
-    files: Sequence[Path]
-    read: Reader
-    inputs: tuple[InputSpec, ...]
-    plan: ImagePlan | None = None
-    first: int = 0
-
-    def part(self, first: int, count: int) -> Division:
-        """Some of the files."""
-        files = tuple(self.files[first : first + count])
-        return Division(self.kind, self.folder, files, self.read, self.inputs, self.plan, self.first + first)
-
-    def open(self) -> Samples:
-        """The samples of these files, checked like all others."""
-        from roundel.data.samples import Item, Samples, Source
-
-        def items() -> Generator[Item, None, None]:
-            for file in self.files:
-                yield Item(self.read(self.folder / file), str(file))
-
-        source = Source(self.kind, items, count=len(self.files))
-        return Samples(source, self.inputs, plan=self.plan, first=self.first)
-
-    def digest(self) -> str:
-        """Of the files' names, sizes and times of change; their content is not read."""
-        digest = hashlib.blake2b(digest_size=16)
-        for file in self.files:
-            found = (self.folder / file).stat()
-            digest.update(f"{file} {found.st_size} {found.st_mtime_ns}\n".encode())
-        return digest.hexdigest()
-
+from roundel.data.lint import SampleWatch
+from roundel.data.samples import Division, Samples
+from roundel.types import Array, Arrays, Sample
+from roundel.work.checkpoints import as_array, as_tree
 
 DIGEST_SIZE = 32
 """Bytes of a digest."""
@@ -105,33 +48,23 @@ class SampleDigest:
 
 def digest_of(sample: Sample) -> bytes:
     """A blake2b digest over names, types, shapes and bytes of one sample."""
-    one = _One()
+    digest = hashlib.blake2b(digest_size=DIGEST_SIZE)
+
+    def block(data: bytes) -> None:
+        # The length before it, so that no two samples write the same bytes.
+        digest.update(len(data).to_bytes(8, "little") + data)
+
     header = {name: [str(array.dtype), list(array.shape)] for name, array in sorted(sample.items())}
-    # The header has a length before it, so that no two samples write the same bytes.
-    one.block(json.dumps(header).encode())
+    block(json.dumps(header).encode())
     for name in header:
-        one.values(sample[name])
-    return one.digest()
-
-
-class _One:
-    def __init__(self) -> None:
-        self._hash = hashlib.blake2b(digest_size=DIGEST_SIZE)
-
-    def digest(self) -> bytes:
-        return self._hash.digest()
-
-    def block(self, data: bytes) -> None:
-        self._hash.update(len(data).to_bytes(8, "little"))
-        self._hash.update(data)
-
-    def values(self, array: Array) -> None:
+        array = sample[name]
         if array.dtype.kind in "OUST":
             for value in array.reshape(-1).tolist():
-                self.block(value if isinstance(value, bytes) else str(value).encode())
-            return
-        native = array.astype(array.dtype.newbyteorder("<"), copy=False)
-        self._hash.update(np.ascontiguousarray(native).reshape(-1).view(np.uint8).data)
+                block(value if isinstance(value, bytes) else str(value).encode())
+        else:
+            native = array.astype(array.dtype.newbyteorder("<"), copy=False)
+            digest.update(np.ascontiguousarray(native).reshape(-1).view(np.uint8).data)
+    return digest.digest()
 
 
 SIZE = 8
@@ -192,3 +125,102 @@ def _shard(number: int, samples: list[Sample]) -> Shard:
     for sample in samples:
         digest.update(sample)
     return Shard(number, number * SIZE, tuple(samples), digest.hexdigest())
+
+
+_DIGESTS, _TOLD = "digests", "told"
+
+
+class Reading:
+    """In a worker: the samples of some files, one at a time, and what the driver must know of them.
+
+    Args:
+        files: to read.
+    """
+
+    def __init__(self, files: Division) -> None:
+        self._samples, self._digests = files.open(), bytearray()
+
+    def __iter__(self) -> Iterator[Sample]:
+        for sample in self._samples:
+            self._digests += digest_of(sample)
+            yield sample
+
+    def told(self) -> Arrays:
+        """What is known once all samples have passed."""
+        digests = np.frombuffer(bytes(self._digests), np.uint8)
+        seen = len(digests) // DIGEST_SIZE
+        told = {"watch": self._samples.watch.state(), "notes": self._samples.notes, "seen": seen}
+        return {_DIGESTS: digests, _TOLD: as_array(told)}
+
+
+class Feed:
+    """A pass over the data in shards, and what is known of it at the end: read here, and sent."""
+
+    def __init__(self, samples: Iterable[Sample]) -> None:
+        self._samples, self._digest = samples, SampleDigest()
+
+    @property
+    def digest(self) -> str:
+        """`SampleDigest` of all samples in order."""
+        return self._digest.hexdigest()
+
+    def shards(self, *, digests: bool, long: bool = False) -> Iterator[Shard]:
+        """The parts; with `digests`, each can be told from one of other data.
+
+        `long` ones are for results that merge exactly, in any grouping.
+        """
+        return shards(self._digest.watch(self._samples))
+
+    def example(self, shard: Shard) -> Sample:
+        """The first sample of a shard."""
+        return shard.samples[0]
+
+    def taken(self, shard: Shard, arrays: Mapping[str, Array]) -> int:
+        """Take in what a worker tells of its samples; how many there were."""
+        return len(shard.samples)
+
+    def sample(self, shard: Shard, arrays: Mapping[str, Array], index: int) -> Sample:
+        """One of a shard's samples that are kept."""
+        return shard.samples[index - shard.first]
+
+    def finish(self, seen: int) -> None:
+        """All shards are done."""
+
+
+class _ReadThere(Feed):
+    """Read by the workers; what they saw is put together in the order of the shards."""
+
+    def __init__(self, samples: Samples, division: Division) -> None:
+        super().__init__(samples)
+        self._source, self._division = samples, division
+        self._watch = SampleWatch()
+        self._notes: dict[str, None] = {}
+
+    def shards(self, *, digests: bool, long: bool = False) -> Iterator[Shard]:
+        size = long_shard(len(self._division.files)) if long else SIZE
+        return file_shards(self._division, size, digests=digests)
+
+    def example(self, shard: Shard) -> Sample:
+        return next(iter(self._division.part(shard.first, 1).open()))
+
+    def taken(self, shard: Shard, arrays: Mapping[str, Array]) -> int:
+        for digest in arrays[_DIGESTS].reshape(-1, DIGEST_SIZE):
+            self._digest.add(digest.tobytes())
+        told = as_tree(arrays[_TOLD])
+        self._watch.merge(SampleWatch.from_state(told["watch"]))
+        self._notes |= dict.fromkeys(told["notes"])
+        return int(told["seen"])
+
+    def sample(self, shard: Shard, arrays: Mapping[str, Array], index: int) -> Sample:
+        return {spec.name: arrays[f"in.{index}.{spec.name}"] for spec in self._division.inputs}
+
+    def finish(self, seen: int) -> None:
+        self._source.adopt(self._watch, seen, self._notes)
+
+
+def feed_of(samples: Iterable[Sample], *, sees_files: bool) -> Feed:
+    """The way that suits the data and the workers."""
+    division = samples.division if isinstance(samples, Samples) and sees_files else None
+    if isinstance(samples, Samples) and division is not None and division.files:
+        return _ReadThere(samples, division)
+    return Feed(samples)

@@ -9,9 +9,7 @@ from typing import Any
 import numpy as np
 
 from roundel.data.arrays import (
-    Array,
     Shape,
-    Stack,
     by_name,
     common_count,
     fixed_batch,
@@ -22,7 +20,7 @@ from roundel.data.arrays import (
 )
 from roundel.data.samples import Item, Source
 from roundel.errors import DataError, did_you_mean
-from roundel.types import InputSpec
+from roundel.types import Array, InputSpec
 
 
 def reader_source(reader: Any, inputs: Sequence[InputSpec]) -> Source:
@@ -67,14 +65,7 @@ def _one_run_each(source: Source, inputs: Sequence[InputSpec]) -> Source:
     batch = fixed_batch(inputs)
     if batch is None or source.count is None:
         return source
-    return Source(
-        source.kind,
-        source.items,
-        count=source.count,
-        rows=source.count * batch,
-        repeatable=source.repeatable,
-        facts=source.facts,
-    )
+    return replace(source, rows=source.count * batch)
 
 
 def _length(data: Any) -> int | None:
@@ -99,41 +90,17 @@ def stacked_source(data: object, inputs: Sequence[InputSpec]) -> Source:
     """Arrays whose first axis are the samples: one array, a mapping, or one array per input."""
     notes: dict[str, None] = {}
     parts = by_name(data, inputs, "the data", notes)
-    stacks: list[_Rows] = []
-    for spec in inputs:
-        array = to_array(parts[spec.name], f"the data for input '{spec.name}'")
-        stacks.append(_Rows(array, stack_of(array.shape, spec, "the data")))
-    count = common_count([(spec.name, rows.stack) for spec, rows in zip(inputs, stacks, strict=True)])
+    arrays = {spec.name: to_array(parts[spec.name], f"the data for input '{spec.name}'") for spec in inputs}
+    stacks = {spec.name: stack_of(arrays[spec.name].shape, spec, "the data") for spec in inputs}
+    count = common_count(stacks)
 
     def items() -> Generator[Item, None, None]:
         for index in range(count):
-            yield Item({spec.name: rows.at(index) for spec, rows in zip(inputs, stacks, strict=True)})
+            yield Item({name: stack.at(arrays[name], index) for name, stack in stacks.items()})
 
     facts: dict[str, object] = {"dropped": list(notes)} if notes else {}
-    whole = all(rows.stack.count is None for rows in stacks)
+    whole = all(stack.count is None for stack in stacks.values())
     return Source("arrays", items, count=count, rows=fixed_batch(inputs) if whole else count, facts=facts)
-
-
-@dataclass(frozen=True, slots=True, eq=False)
-class _Rows:
-    array: Array
-    stack: Stack
-
-    def at(self, index: int) -> Array:
-        if self.stack.count is None:
-            return self.array
-        return self.array[index : index + 1] if self.stack.keep_axis else self.array[index]
-
-
-def refuse(data: object) -> DataError:
-    """The error for something that is no data source."""
-    return DataError(
-        "This is not a source of calibration data",
-        observed=f"an object of type {type(data).__name__}",
-        expected=(
-            "a reader with get_next(), arrays, an iterable of samples, or the path of a folder or file"
-        ),
-    )
 
 
 _IMAGE_SIDE = 224

@@ -22,9 +22,10 @@ from roundel.improve.finetune_rows import ArrayStore, gather_rows, layer_seed
 from roundel.improve.finetune_units import Block, Unit, find_units, with_blocks
 from roundel.improve.memory import params_as_arrays, unpacked_params
 from roundel.improve.reports import FinetuneReport, Moment
-from roundel.improve.torch_device import infer_device, optim_device, require_torch
+from roundel.improve.torch_device import infer_device, optim_device
 from roundel.numerics.metrics import layer_db
 from roundel.recipe.settings import Recipe
+from roundel.torch import require_torch
 from roundel.types import QParams, Sample
 from roundel.work.checkpoints import Memory, as_array, as_tree
 
@@ -106,7 +107,7 @@ def finetune(
     used = samples[: settings.data_size]
     if algorithm == "none" or len(used) < 2:
         return state, ()
-    require_torch()
+    require_torch("Fine-tuning needs")
     run = _Run(model, state, used, recipe, progress)
     if memory is not None:
         run.remember(memory)
@@ -127,7 +128,7 @@ def check_tuning(recipe: Recipe) -> None:
     """
     if recipe.finetuning == "none":
         return
-    require_torch()
+    require_torch("Fine-tuning needs")
     settings = recipe.improve.finetune
     optim_device(settings.optim_device)
     infer_device(settings.infer_device)

@@ -2,28 +2,13 @@
 
 from __future__ import annotations
 
-import importlib.util
 import re
 
 import onnxruntime as ort
 
-from roundel.errors import DependencyError, RecipeError
+from roundel.errors import RecipeError
 
 _DEVICE = re.compile(r"cpu|cuda(?::(\d+))?")
-
-
-def require_torch() -> None:
-    """Raise where torch is not installed.
-
-    Raises:
-        DependencyError: it is not.
-    """
-    if importlib.util.find_spec("torch") is None:
-        raise DependencyError(
-            "Fine-tuning needs PyTorch, which is not installed.",
-            where="improve.finetune",
-            hint="pip install 'roundel[torch]'",
-        )
 
 
 def optim_device(name: str) -> str:

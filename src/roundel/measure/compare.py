@@ -7,7 +7,7 @@ from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import Any
 
-from roundel.data.lint_difference import record_findings
+from roundel.data.lint import record_findings
 from roundel.errors import ModelError
 from roundel.measure.match import Matches, match
 from roundel.measure.points import Point, find_points, strip_stored, with_plain_constants
@@ -34,8 +34,7 @@ from roundel.recipe.settings import Data
 from roundel.stages import open_data
 from roundel.types import Listener, Silent
 from roundel.work.checkpoints import open_store
-from roundel.work.executors import Executor, usable_cores
-from roundel.work.work import Work
+from roundel.work.executors import Executor, Work, usable_cores
 
 _STRANGE_DB = 3.0  # the coarsest formats stay above; a weight below is another weight
 

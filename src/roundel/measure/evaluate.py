@@ -16,7 +16,7 @@ from typing import Any
 import numpy as np
 
 from roundel.data import Samples
-from roundel.data.lint_difference import record_findings
+from roundel.data.lint import record_findings
 from roundel.errors import DataError, ModelError, RecipeError, did_you_mean
 from roundel.measure.infer import Predictor
 from roundel.measure.labels import Labels
@@ -27,8 +27,7 @@ from roundel.recipe.settings import Data
 from roundel.stages import open_data
 from roundel.types import InputSpec, Listener, Silent
 from roundel.work.checkpoints import open_store
-from roundel.work.executors import Executor
-from roundel.work.work import Work
+from roundel.work.executors import Executor, Work
 
 Metric = Callable[[list[Any], list[Any] | None], Any]
 

@@ -11,8 +11,14 @@ from numpy.typing import NDArray
 
 from roundel.calibrate.collect import collect
 from roundel.calibrate.observers import Observer, StatKind
-from roundel.data.lint import DataFinding, Profile, SampleWatch, range_findings
-from roundel.data.lint_difference import difference_findings, preprocessing_finding
+from roundel.data.lint import (
+    DataFinding,
+    Profile,
+    SampleWatch,
+    difference_findings,
+    preprocessing_finding,
+    range_findings,
+)
 from roundel.data.lint_values import (
     FirstNorm,
     Form,

@@ -21,7 +21,7 @@ from roundel.model.graph import fingerprint
 from roundel.model.load import ModelSource
 from roundel.numerics.metrics import Closeness
 from roundel.types import Arrays, Sample
-from roundel.work.work import Work, mapped
+from roundel.work.executors import Work, mapped
 
 TOP = 5
 _SUMS = ("signal", "noise", "cross", "other", "worst")

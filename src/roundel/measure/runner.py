@@ -19,8 +19,7 @@ import onnxruntime as ort
 from numpy.typing import NDArray
 
 from roundel.calibrate.runner import grouped, run_session, tensor_bytes
-from roundel.data.feeding import Reading, feed_of
-from roundel.data.shards import SIZE, Shard
+from roundel.data.shards import SIZE, Reading, Shard, feed_of
 from roundel.errors import DataError
 from roundel.measure.match import cut_to
 from roundel.measure.points import Point, channel_axis
@@ -37,7 +36,7 @@ from roundel.numerics.metrics import Closeness
 from roundel.qdq.read import QUARK
 from roundel.types import Arrays, Sample
 from roundel.work.checkpoints import as_array, as_tree
-from roundel.work.work import Work, mapped
+from roundel.work.executors import Work, mapped
 
 MAX_LIVE_BYTES = 1_500_000_000
 """Tensors of all runs in flight; a sample that needs more runs once for each group of points."""

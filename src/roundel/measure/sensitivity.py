@@ -26,8 +26,7 @@ from roundel.recipe.settings import Recipe
 from roundel.state import Context
 from roundel.types import Arrays, Listener, Sample, Silent
 from roundel.work.checkpoints import open_store
-from roundel.work.executors import Executor
-from roundel.work.work import Work, mapped
+from roundel.work.executors import Executor, Work, mapped
 
 
 @dataclass(frozen=True, slots=True)

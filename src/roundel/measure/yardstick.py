@@ -14,7 +14,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from roundel.data import Samples
-from roundel.data.kept import JUDGED_EVERY, held_out, learning_part, repeatable
+from roundel.data.samples import JUDGED_EVERY, held_out, learning_part, repeatable
 from roundel.errors import DataError, RecipeError, did_you_mean
 from roundel.measure.evaluate import Metric, load_metric, scores
 from roundel.measure.infer import Predictor

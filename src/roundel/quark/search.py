@@ -14,7 +14,7 @@ from typing import Any
 import numpy as np
 
 from roundel.data import Samples
-from roundel.data.kept import repeatable
+from roundel.data.samples import repeatable
 from roundel.errors import did_you_mean
 from roundel.measure.folders import similarity
 from roundel.measure.infer import Predictor

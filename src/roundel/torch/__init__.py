@@ -2,6 +2,6 @@
 
 from __future__ import annotations
 
-from roundel.torch.opening import Exported, is_torch_source, opened
+from roundel.torch.opening import Exported, is_torch_source, opened, require_exporter, require_torch
 
-__all__ = ["Exported", "is_torch_source", "opened"]
+__all__ = ["Exported", "is_torch_source", "opened", "require_exporter", "require_torch"]

@@ -1,7 +1,8 @@
 """Files of torch.export (.pt2), read without running what a stranger may have put into them.
 
 torch.export.load unpickles what it finds and evaluates the sizes in the file as Python expressions. So the
-archive is looked through first: pickles may hold tensors only, sizes must be plain arithmetic.
+archive is looked through first: pickles may hold tensors only, sizes must be plain arithmetic. While torch
+reads it, its own reader for tensors is the only one, also where torch would fall back to Python's pickle.
 """
 
 from __future__ import annotations
@@ -9,10 +10,12 @@ from __future__ import annotations
 import ast
 import io
 import json
+import os
 import re
 import zipfile
 from collections import Counter
 from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -20,7 +23,9 @@ import torch
 
 from roundel.errors import ModelError
 
-_PICKLED = re.compile(r"data/(weights|constants|sample_inputs)/[^/]+\.pt")
+# The names of today, and those of archives up to torch 2.7, which torch still reads.
+_PICKLED = re.compile(r"data/(weights|constants|sample_inputs)/[^/]+\.pt|serialized_[^/]+\.pt")
+_TENSORS_ONLY = {"TORCH_FORCE_WEIGHTS_ONLY_LOAD": "1", "TORCH_FORCE_NO_WEIGHTS_ONLY_LOAD": "0"}
 _PAYLOADS = re.compile(r"data/(weights|constants)/[^/]+\.json")
 _OBJECTS = ("custom_obj_", "opaque_obj_")
 # Sizes as torch writes them: symbols, numbers, and the functions of its own arithmetic.
@@ -54,7 +59,8 @@ def load_program(path: Path) -> Any:
     try:
         with zipfile.ZipFile(path) as archive:
             _look_through(archive, path)
-        return torch.export.load(path)
+        with _tensors_only():
+            return torch.export.load(path)
     except ModelError:
         raise
     # Deliberately broad: torch raises whatever its reader meets in a damaged file.
@@ -65,6 +71,21 @@ def load_program(path: Path) -> Any:
             observed=f"{type(error).__name__}: {' '.join(str(error).split())[:200]}",
             expected="a file written by torch.export.save, by this version of torch or an older one",
         ) from error
+
+
+@contextmanager
+def _tensors_only() -> Iterator[None]:
+    """Meanwhile torch.load builds tensors and nothing else, whatever its caller asks for."""
+    before = {name: os.environ.get(name) for name in _TENSORS_ONLY}
+    os.environ.update(_TENSORS_ONLY)
+    try:
+        yield
+    finally:
+        for name, value in before.items():
+            if value is None:
+                del os.environ[name]
+            else:
+                os.environ[name] = value
 
 
 def _look_through(archive: zipfile.ZipFile, path: Path) -> None:

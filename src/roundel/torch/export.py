@@ -1,4 +1,4 @@
-"""An nn.Module or an ExportedProgram becomes an onnx-ir model, proved equal to it on the examples."""
+"""A module becomes an ONNX model, which is proved to compute the same on the examples."""
 
 from __future__ import annotations
 

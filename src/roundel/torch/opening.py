@@ -1,8 +1,10 @@
-"""The front door: whatever of PyTorch is given becomes an ONNX model; torch is imported where it is used."""
+"""The front door: whatever of PyTorch is given becomes an ONNX model, and a sentence for the record.
+
+Nothing here imports torch before it is certain that something of torch was given.
+"""
 
 from __future__ import annotations
 
-import importlib
 import importlib.util
 import os
 import re
@@ -18,14 +20,92 @@ import onnx_ir as ir
 
 from roundel.errors import DependencyError, ModelError, did_you_mean
 
+SUFFIX = ".pt2"
+_NAME = re.compile(r"(?P<home>[A-Za-z_]\w*(?:\.[A-Za-z_]\w*)*|.+\.py):(?P<factory>[A-Za-z_]\w*)")
 
-def require_torch() -> None:
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Exported:
+    """An ONNX model that came from PyTorch.
+
+    Attributes:
+        model: the model.
+        name: of the module or file.
+        path: the file, where there is one.
+        notes: how it was made, and how close it is to the module.
+    """
+
+    model: ir.Model
+    name: str
+    path: Path | None
+    notes: tuple[str, ...]
+
+
+def is_torch_source(model: object) -> bool:
+    """Whether this is something of PyTorch: a module, a program, a .pt2 file or `module:factory`."""
+    if isinstance(model, str | Path):
+        return Path(model).suffix == SUFFIX or (":" in str(model) and not Path(model).exists())
+    torch: Any = sys.modules.get("torch")
+    if torch is None:  # then nobody can have made a module
+        return False
+    return isinstance(model, torch.nn.Module) or type(model).__name__ == "ExportedProgram"
+
+
+def opened(
+    model: Any,
+    example_inputs: object = None,
+    *,
+    dynamic_batch: bool = False,
+    dynamic_shapes: Any = None,
+) -> Exported:
+    """Export a module, a torch.export program, a .pt2 file, or what `module:factory` makes.
+
+    Args:
+        model: any of these; a module is left as it was.
+        example_inputs: a tensor, a tuple of arguments, a dict by parameter name, or a list of such examples:
+            the first is traced, all are compared. A program and a factory may bring their own.
+        dynamic_batch: leave the first dimension of all inputs open.
+        dynamic_shapes: open dimensions in torch.export's notation; names may stand for Dim objects.
+
+    Raises:
+        DependencyError: torch or onnxscript is not installed.
+        ModelError: the model cannot be read or exported, or its export computes something else.
+        DataError: the examples are missing or do not fit.
+    """
+    require_exporter()
+    import torch
+
+    from roundel.torch import archive, export
+
+    name = Path(model).name if isinstance(model, str | Path) else type(model).__name__
+    path = Path(model) if isinstance(model, str | Path) and Path(model).suffix == SUFFIX else None
+    if path is not None:
+        model = archive.load_program(path)
+    elif isinstance(model, str | Path):
+        model, own = _from_factory(str(model))
+        example_inputs = own if example_inputs is None else example_inputs
+    if isinstance(model, torch.nn.Module):
+        examples = export.examples_of(example_inputs)
+        made = export.export_module(
+            model, examples, dynamic_batch=dynamic_batch, dynamic_shapes=dynamic_shapes
+        )
+    else:
+        export.refuse_shapes(name, dynamic_batch=dynamic_batch, dynamic_shapes=dynamic_shapes)
+        given = () if example_inputs is None else export.examples_of(example_inputs)
+        made = export.export_program(model, given)
+    return Exported(made[0], name, path, made[1])
+
+
+def require_torch(purpose: str) -> None:
     """Raise where torch is not installed.
+
+    Args:
+        purpose: what it is needed for, with its verb.
 
     Raises:
         DependencyError: it is not.
     """
-    _require("torch")
+    _require(purpose, "torch")
 
 
 def require_exporter() -> None:
@@ -34,29 +114,21 @@ def require_exporter() -> None:
     Raises:
         DependencyError: a package is missing.
     """
-    _require("torch", "onnxscript")
+    _require("Models in PyTorch need", "torch", "onnxscript")
 
 
-def _require(*packages: str) -> None:
+def _require(purpose: str, *packages: str) -> None:
     missing = [name for name in packages if importlib.util.find_spec(name) is None]
     if missing:
         raise DependencyError(
-            "Models in PyTorch need packages that are not installed.",
+            f"{purpose} packages that are not installed.",
             observed=f"no {' and no '.join(missing)}",
             hint="pip install 'roundel[torch]'",
         )
 
 
-_NAME = re.compile(r"(?P<home>[A-Za-z_]\w*(?:\.[A-Za-z_]\w*)*|.+\.py):(?P<factory>[A-Za-z_]\w*)")
-
-
-def is_factory(text: str) -> bool:
-    """Whether the text names a factory: `package.module:factory` or `folder/file.py:factory`."""
-    return _NAME.fullmatch(text) is not None
-
-
-def build_factory(text: str) -> tuple[Any, object]:
-    """The module that the factory makes, and example inputs where it gives them as well.
+def _from_factory(text: str) -> tuple[Any, object]:
+    """The module that `package.module:factory` makes, and example inputs where it gives them as well.
 
     Only the module that is named is imported, with the current folder among the places to look in.
 
@@ -122,78 +194,3 @@ def _importable(folder: Path) -> Iterator[None]:
         yield
     finally:
         sys.path.remove(entry)
-
-
-SUFFIX = ".pt2"
-
-
-@dataclass(frozen=True, slots=True, eq=False)
-class Exported:
-    """An ONNX model that came from PyTorch.
-
-    Attributes:
-        model: the model.
-        name: of the module or file.
-        path: the file, where there is one.
-        notes: how it was made, and how close it is to the module.
-    """
-
-    model: ir.Model
-    name: str
-    path: Path | None
-    notes: tuple[str, ...]
-
-
-def is_torch_source(model: object) -> bool:
-    """Whether this is something of PyTorch: a module, a program, a .pt2 file or `module:factory`."""
-    if isinstance(model, str | Path):
-        return Path(model).suffix == SUFFIX or (":" in str(model) and not Path(model).exists())
-    torch: Any = sys.modules.get("torch")
-    if torch is None:  # then nobody can have made a module
-        return False
-    return isinstance(model, torch.nn.Module) or type(model).__name__ == "ExportedProgram"
-
-
-def opened(
-    model: Any,
-    example_inputs: object = None,
-    *,
-    dynamic_batch: bool = False,
-    dynamic_shapes: Any = None,
-) -> Exported:
-    """Export a module, a torch.export program, a .pt2 file, or what `module:factory` makes.
-
-    Args:
-        model: any of these; a module is left as it was.
-        example_inputs: a tensor, a tuple of arguments, a dict by parameter name, or a list of such examples:
-            the first is traced, all are compared. A program and a factory may bring their own.
-        dynamic_batch: leave the first dimension of all inputs open.
-        dynamic_shapes: open dimensions in torch.export's notation; names may stand for Dim objects.
-
-    Raises:
-        DependencyError: torch or onnxscript is not installed.
-        ModelError: the model cannot be read or exported, or its export computes something else.
-        DataError: the examples are missing or do not fit.
-    """
-    require_exporter()
-    import torch
-
-    from roundel.torch import archive, export
-    from roundel.torch.export import examples_of
-
-    name = Path(model).name if isinstance(model, str | Path) else type(model).__name__
-    path = Path(model) if isinstance(model, str | Path) and Path(model).suffix == SUFFIX else None
-    if path is not None:
-        model = archive.load_program(path)
-    elif isinstance(model, str | Path):
-        model, own = build_factory(str(model))
-        example_inputs = own if example_inputs is None else example_inputs
-    if isinstance(model, torch.nn.Module):
-        made = export.export_module(
-            model, examples_of(example_inputs), dynamic_batch=dynamic_batch, dynamic_shapes=dynamic_shapes
-        )
-    else:
-        export.refuse_shapes(name, dynamic_batch=dynamic_batch, dynamic_shapes=dynamic_shapes)
-        given = () if example_inputs is None else examples_of(example_inputs)
-        made = export.export_program(model, given)
-    return Exported(made[0], name, path, made[1])

@@ -1,4 +1,4 @@
-"""Plain values beside arrays: a JSON text as an array of bytes."""
+"""What a run has done so far, on disk: files of plain arrays with a digest, never a pickle."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from roundel.errors import DataError, OutputError, RecipeError
-from roundel.types import Arrays
+from roundel.types import Array, Arrays
 from roundel.version import VERSION
 
 
@@ -25,7 +25,7 @@ def as_array(tree: Any) -> NDArray[np.uint8]:
     return np.frombuffer(json.dumps(tree).encode(), np.uint8)
 
 
-def as_tree(array: NDArray[Any]) -> Any:
+def as_tree(array: Array) -> Any:
     """The inverse of `as_array`."""
     return json.loads(array.tobytes())
 
@@ -38,7 +38,7 @@ _PLAIN = "biuf"
 _UNREADABLE = (OSError, KeyError, TypeError, ValueError, AttributeError, OverflowError, zlib.error)
 
 
-def write(path: Path, header: Mapping[str, Any], arrays: Mapping[str, NDArray[Any]]) -> None:
+def write_checkpoint(path: Path, header: Mapping[str, Any], arrays: Mapping[str, Array]) -> None:
     """Replace a file in one step that survives a crash of the machine.
 
     Raises:
@@ -61,8 +61,8 @@ def write(path: Path, header: Mapping[str, Any], arrays: Mapping[str, NDArray[An
         ) from error
 
 
-def read(path: Path) -> tuple[dict[str, Any], Arrays]:
-    """The header and the arrays of a file that `write` wrote.
+def read_checkpoint(path: Path) -> tuple[dict[str, Any], Arrays]:
+    """The header and the arrays of a file that `write_checkpoint` wrote.
 
     Raises:
         DataError: it is damaged, or something else.
@@ -93,7 +93,7 @@ def is_checkpoint(path: Path) -> bool:
         return False
 
 
-def _packed(header: Mapping[str, Any], arrays: Mapping[str, NDArray[Any]]) -> bytes:
+def _packed(header: Mapping[str, Any], arrays: Mapping[str, Array]) -> bytes:
     listed = [_described(name, np.asarray(array)) for name, array in arrays.items()]
     words = json.dumps({"header": dict(header), "arrays": [line for line, _ in listed]}).encode()
     # Counts of histograms are mostly zeros: the lowest level already takes most of it away.
@@ -101,7 +101,7 @@ def _packed(header: Mapping[str, Any], arrays: Mapping[str, NDArray[Any]]) -> by
     return len(words).to_bytes(_LENGTH, "little") + words + body
 
 
-def _described(name: str, array: NDArray[Any]) -> tuple[list[Any], bytes]:
+def _described(name: str, array: Array) -> tuple[list[Any], bytes]:
     if array.dtype.kind in "OUST":
         words = [w.decode("utf-8", "surrogateescape") if isinstance(w, bytes) else str(w) for w in array.flat]
         return [name, "text", list(array.shape), words], b""
@@ -181,7 +181,7 @@ class Store:
             step: its name, which begins the names of its files.
             key: digests of everything that decides its results, each under its name for people.
         """
-        return Memory(self, step, {**versions(), **key})
+        return Memory(self, step, {**_versions(), **key})
 
 
 @dataclass(frozen=True, slots=True)
@@ -211,8 +211,8 @@ class Memory:
         path = self._path(part)
         if not self.store.resume or not path.exists():
             return None
-        header, arrays = read(path)
-        check_key(path, header.get("key"), {**self.key, "set of samples": digest})
+        header, arrays = read_checkpoint(path)
+        _check_key(path, header.get("key"), {**self.key, "set of samples": digest})
         return arrays
 
     def save(self, part: int | str, arrays: Arrays, digest: str = "") -> None:
@@ -221,7 +221,7 @@ class Memory:
         Raises:
             OutputError: it cannot be written.
         """
-        write(self._path(part), {"key": {**self.key, "set of samples": digest}}, arrays)
+        write_checkpoint(self._path(part), {"key": {**self.key, "set of samples": digest}}, arrays)
 
     def _path(self, part: int | str) -> Path:
         return self.store.path(f"{self.step}-{part:06d}" if isinstance(part, int) else f"{self.step}-{part}")
@@ -261,7 +261,7 @@ def open_store(place: str | Path | None, *, resume: bool) -> Store | None:
     return Store(folder, resume)
 
 
-def check_key(path: Path, found: object, wanted: Mapping[str, str]) -> None:
+def _check_key(path: Path, found: object, wanted: Mapping[str, str]) -> None:
     """Refuse what another run has written.
 
     Raises:
@@ -279,7 +279,7 @@ def check_key(path: Path, found: object, wanted: Mapping[str, str]) -> None:
         )
 
 
-def versions() -> dict[str, str]:
+def _versions() -> dict[str, str]:
     """What a result depends on beside its inputs."""
     import onnxruntime
 

@@ -6,19 +6,18 @@ import os
 import uuid
 from concurrent.futures import Future
 from dataclasses import dataclass
-from types import TracebackType
-from typing import Any, Generic, Self, cast
+from typing import Any, cast
 
 from roundel.errors import DependencyError, ExecutorError
 from roundel.types import Arrays
-from roundel.work.executors import RETRIES, PartT, Task
+from roundel.work.executors import RETRIES, Executor, PartT, Session, Task
 
 _OPENED: dict[str, Any] = {}
 """In a worker: the opened task, by the session that it belongs to; one at a time."""
 
 
 @dataclass(frozen=True, slots=True)
-class RayExecutor:
+class RayExecutor(Executor):
     """Works in a Ray cluster, where Roundel must be installed on every machine.
 
     Attributes:
@@ -32,13 +31,7 @@ class RayExecutor:
     shared_files: bool = False
 
     @property
-    def name(self) -> str:
-        """In words, for people."""
-        return f"Ray at {self.address}" if self.address else "Ray on this machine"
-
-    @property
     def sees_files(self) -> bool:
-        """Whether workers can read the files that this process can."""
         return self.address is None or self.shared_files
 
     def start(self, task: Task[PartT]) -> RaySession[PartT]:
@@ -72,7 +65,7 @@ class RayExecutor:
             ) from error
 
 
-class RaySession(Generic[PartT]):
+class RaySession(Session[PartT]):
     """A cluster that has a task. Ray runs a part again where its worker or its machine died."""
 
     def __init__(self, ray: Any, task: Task[PartT], most: int) -> None:
@@ -85,7 +78,6 @@ class RaySession(Generic[PartT]):
         self.most = most
 
     def submit(self, part: PartT) -> Future[Arrays]:
-        """Hand in a part."""
         reference = self._run.remote(self._name, self._task, part)
         self._waiting.add(reference)
         future = cast("Future[Arrays]", reference.future())
@@ -93,11 +85,6 @@ class RaySession(Generic[PartT]):
         return future
 
     def result(self, future: Future[Arrays]) -> Arrays:
-        """Wait for a part.
-
-        Raises:
-            ExecutorError: its workers died again and again, or Ray gave up.
-        """
         errors = self._ray.exceptions
         try:
             return future.result()
@@ -110,12 +97,7 @@ class RaySession(Generic[PartT]):
                 hint="Most often memory ran out: use fewer --workers, or machines with more memory.",
             ) from error
 
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    def end(self) -> None:
         for reference in list(self._waiting):
             self._ray.cancel(reference, force=True)
 

@@ -1,4 +1,4 @@
-"""The one protocol: a task, opened once in each worker, turns parts into plain arrays.
+"""Where a run works: a task, opened once in each worker, turns parts into plain arrays.
 
 What a part gives depends on the task and the part alone, never on the worker, on the number of workers or on
 the order in which they finish. Whoever puts the results together does so in the order of the parts.
@@ -10,14 +10,18 @@ import os
 import pickle
 import subprocess
 import sys
+from abc import ABC, abstractmethod
+from collections import deque
+from collections.abc import Iterable, Iterator, Mapping
 from concurrent.futures import Future, ThreadPoolExecutor
+from contextlib import ExitStack
 from dataclasses import dataclass
 from queue import SimpleQueue
-from types import TracebackType
 from typing import Any, BinaryIO, Generic, Protocol, Self, TypeVar, cast
 
-from roundel.errors import ExecutorError
+from roundel.errors import ExecutorError, RecipeError, did_you_mean
 from roundel.types import Arrays
+from roundel.work.checkpoints import Memory, Store
 from roundel.work.worker import receive, send
 
 RETRIES = 3
@@ -62,14 +66,17 @@ class Task(Protocol[PartT_contra]):
         """
 
 
-class Session(Protocol[PartT_contra]):
-    """Workers that have a task."""
+class Session(ABC, Generic[PartT]):
+    """Workers that have a task; leaving the context ends all work.
 
-    @property
-    def most(self) -> int:
-        """How many parts to hand in before the first result is waited for."""
+    Attributes:
+        most: parts to hand in before the first result is waited for.
+    """
 
-    def submit(self, part: PartT_contra) -> Future[Arrays]:
+    most: int
+
+    @abstractmethod
+    def submit(self, part: PartT) -> Future[Arrays]:
         """Hand in a part."""
 
     def result(self, future: Future[Arrays]) -> Arrays:
@@ -79,26 +86,28 @@ class Session(Protocol[PartT_contra]):
             RoundelError: as the task raised it.
             ExecutorError: workers died too often.
         """
+        return future.result()
 
-    def __enter__(self) -> Self: ...
-
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    @abstractmethod
+    def end(self) -> None:
         """End all work."""
 
+    def __enter__(self) -> Self:
+        return self
 
-class Executor(Protocol):
+    def __exit__(self, *_: object) -> None:
+        self.end()
+
+
+class Executor(ABC):
     """A way to run tasks."""
-
-    @property
-    def name(self) -> str:
-        """In words, for people."""
 
     @property
     def sees_files(self) -> bool:
         """Whether workers can read the files that this process can."""
+        return True
 
+    @abstractmethod
     def start(self, task: Task[PartT]) -> Session[PartT]:
         """Workers for a task."""
 
@@ -110,7 +119,7 @@ def usable_cores() -> int:
 
 
 @dataclass(frozen=True, slots=True)
-class LocalExecutor:
+class LocalExecutor(Executor):
     """Works in this process.
 
     Attributes:
@@ -119,22 +128,12 @@ class LocalExecutor:
 
     workers: int | None = None
 
-    @property
-    def name(self) -> str:
-        """In words, for people."""
-        return "this process"
-
-    @property
-    def sees_files(self) -> bool:
-        """Whether workers can read the files that this process can."""
-        return True
-
     def start(self, task: Task[PartT]) -> LocalSession[PartT]:
         """Threads for a task."""
         return LocalSession(task.open(self.workers or usable_cores()))
 
 
-class LocalSession(Generic[PartT]):
+class LocalSession(Session[PartT]):
     """Threads that share an opened task."""
 
     def __init__(self, opened: Opened[PartT]) -> None:
@@ -143,24 +142,14 @@ class LocalSession(Generic[PartT]):
         self.most = max(1, opened.parallel)
 
     def submit(self, part: PartT) -> Future[Arrays]:
-        """Hand in a part."""
         return self._pool.submit(self._opened, part)
 
-    def result(self, future: Future[Arrays]) -> Arrays:
-        """Wait for a part."""
-        return future.result()
-
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    def end(self) -> None:
         self._pool.shutdown(cancel_futures=True)
 
 
 @dataclass(frozen=True, slots=True)
-class ProcessExecutor:
+class ProcessExecutor(Executor):
     """Works in processes of one thread each.
 
     They are started afresh, not forked (ONNX Runtime's threads do not survive that), and they do not import
@@ -171,16 +160,6 @@ class ProcessExecutor:
     """
 
     workers: int | None = None
-
-    @property
-    def name(self) -> str:
-        """In words, for people."""
-        return f"{self.workers or usable_cores()} processes"
-
-    @property
-    def sees_files(self) -> bool:
-        """Whether workers can read the files that this process can."""
-        return True
 
     def start(self, task: Task[PartT]) -> ProcessSession[PartT]:
         """Processes for a task."""
@@ -228,7 +207,7 @@ class _Process:
                 continue
 
 
-class ProcessSession(Generic[PartT]):
+class ProcessSession(Session[PartT]):
     """Processes that have a task, each with a thread here that talks to it."""
 
     def __init__(self, task: bytes, workers: int) -> None:
@@ -242,12 +221,7 @@ class ProcessSession(Generic[PartT]):
         self.most = 2 * workers
 
     def submit(self, part: PartT) -> Future[Arrays]:
-        """Hand in a part."""
         return self._pool.submit(self._work, part)
-
-    def result(self, future: Future[Arrays]) -> Arrays:
-        """Wait for a part."""
-        return future.result()
 
     def _work(self, part: PartT) -> Arrays:
         process = self._free.get()
@@ -273,15 +247,125 @@ class ProcessSession(Generic[PartT]):
             hint="Most often memory ran out: use fewer --workers.",
         )
 
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    def end(self) -> None:
         self._closing = True
         for process in list(self._alive):
             process.end()
         self._pool.shutdown(cancel_futures=True)
         for process in list(self._alive):  # started while the others ended
             process.end()
+
+
+@dataclass(frozen=True, slots=True)
+class Work:
+    """Where a run's parts are worked on and written down.
+
+    Attributes:
+        executor: None for this process.
+        store: None where nothing is written down.
+        device: the number of the GPU that runs models, or None for the CPU.
+    """
+
+    executor: Executor | None = None
+    store: Store | None = None
+    device: int | None = None
+
+    @property
+    def alone(self) -> bool:
+        """Whether there is nothing to send and nothing to write down."""
+        return self.store is None and (self.executor is None or isinstance(self.executor, LocalExecutor))
+
+    @property
+    def threads(self) -> int | None:
+        """How many threads the user wants in this process, if that was said."""
+        return self.executor.workers if isinstance(self.executor, LocalExecutor) else None
+
+    @property
+    def sees_files(self) -> bool:
+        """Whether workers can read the files that this process can."""
+        return self.executor is None or self.executor.sees_files
+
+    def memory(self, step: str, key: Mapping[str, str]) -> Memory | None:
+        """What is known about a step."""
+        return None if self.store is None else self.store.memory(step, key)
+
+
+def mapped(
+    work: Work, task: Task[PartT], parts: Iterable[PartT], memory: Memory | None = None
+) -> Iterator[tuple[PartT, Arrays]]:
+    """Every part with its results, in the order of the parts; each is written down when its turn has come.
+
+    Raises:
+        RoundelError: as the task raised it.
+        ExecutorError: workers died too often.
+        DataError: what was written down is damaged, or of another run.
+    """
+    waiting: deque[tuple[PartT, Arrays | Future[Arrays]]] = deque()
+    session: Session[PartT] | None = None
+
+    def take() -> tuple[PartT, Arrays]:
+        part, found = waiting.popleft()
+        if not isinstance(found, Future):
+            return part, found
+        assert session is not None
+        results = session.result(found)
+        if memory is not None:
+            memory.save(part.number, results, part.digest)
+        return part, results
+
+    with ExitStack() as stack:
+        for part in parts:
+            known = memory.load(part.number, part.digest) if memory is not None else None
+            if known is not None:
+                waiting.append((part, known))
+            else:
+                if session is None:  # where all parts are known, no worker starts
+                    session = stack.enter_context((work.executor or LocalExecutor()).start(task))
+                waiting.append((part, session.submit(part)))
+            while waiting and (session is None or len(waiting) > session.most):
+                yield take()
+        while waiting:
+            yield take()
+
+
+NAMES = ("local", "processes", "ray")
+
+
+def executor(
+    name: str, *, address: str | None = None, workers: int | None = None, shared_files: bool = False
+) -> Executor:
+    """Where work runs.
+
+    Args:
+        name: local (threads of this process), processes (of this machine), or ray (a cluster).
+        address: of a running Ray cluster; without one, Ray starts on this machine.
+        workers: how many at once; one to a core when not given.
+        shared_files: the machines of a Ray cluster see this machine's files under the same names, so that
+            workers read the data themselves; otherwise it is sent to them.
+
+    Raises:
+        RecipeError: there is no such executor, or an option does not belong to it.
+    """
+    if name not in NAMES:
+        raise RecipeError(
+            f"There is no executor '{name}'.", expected=", ".join(NAMES), hint=did_you_mean(name, NAMES)
+        )
+    if workers is not None and workers < 1:
+        raise RecipeError("There are too few workers.", observed=workers, expected="1 or more")
+    if shared_files and address is None:
+        raise RecipeError(
+            "Shared files are for a Ray cluster of several machines.",
+            expected="--executor ray --address …, too",
+        )
+    if address is not None and name != "ray":
+        raise RecipeError(
+            "An address is for Ray.",
+            where=f"--address {address}",
+            observed=f"executor {name}",
+            expected="ray",
+        )
+    if name == "ray":
+        from roundel.work.cluster import RayExecutor
+
+        return RayExecutor(address, workers, shared_files)
+    return ProcessExecutor(workers) if name == "processes" else LocalExecutor(workers)

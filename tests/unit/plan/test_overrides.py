@@ -140,7 +140,7 @@ def test_later_overrides_win(model: onnx.ModelProto) -> None:
 @pytest.mark.parametrize(
     ("override", "message", "hint"),
     [
-        ({"tensors": ["cc"], "type": "int16"}, "No tensor matches", "explain"),
+        ({"tensors": ["cc"], "type": "int16"}, "No tensor matches", "'c'"),
         ({"tensors": ["re:^z"], "type": "int16"}, "No tensor matches", "explain"),
         ({"nodes": ["convv"], "type": "int16"}, "No node or tensor", "conv"),
     ],
@@ -151,7 +151,7 @@ def test_overrides_of_nothing(
     with pytest.raises(SelectionError, match=message) as caught:
         plan_of(model, overrides=[override])
     assert "overrides[0]" in str(caught.value.where)
-    assert hint in str(caught.value.hint) or "'c'" in str(caught.value.hint)
+    assert hint in str(caught.value.hint)
 
 
 def test_an_override_of_a_float_tensor_says_why_it_is_float() -> None:

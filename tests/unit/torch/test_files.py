@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import io
 import json
+import os
 import pickle
 import shutil
 import zipfile
@@ -15,12 +16,14 @@ import pytest
 from typer.testing import CliRunner
 
 import roundel
+from helpers import build, node, normal
 from roundel.cli.app import app
-from roundel.errors import ModelError, RecipeError, RoundelError
+from roundel.errors import DependencyError, ModelError, RecipeError, RoundelError
 from roundel.torch import is_torch_source
 
 torch = pytest.importorskip("torch")
 pytest.importorskip("onnxscript")
+EXAMPLE = (torch.zeros(2, 3, 9, 11),)
 NETWORKS = Path(__file__).parent / "networks.py"
 
 
@@ -103,6 +106,44 @@ def test_a_weight_that_is_a_pickle_is_not_read(saved: Path, tmp_path: Path, monk
     assert not Path("trapped").exists()
 
 
+@pytest.mark.parametrize("looked_through", [True, False])
+def test_an_older_archive_s_pickle_is_not_read(
+    looked_through: bool, saved: Path, tmp_path: Path, monkeypatch: Any
+) -> None:
+    """torch reads tensors first and, where that fails, falls back to Python's pickle."""
+    from roundel.torch import archive
+
+    monkeypatch.chdir(tmp_path)
+    bad = older(saved, tmp_path / "bad.pt2", (Trap(),))
+    if not looked_through:  # torch, too, would not run it
+        monkeypatch.setattr(archive, "_look_through", lambda *_: None)
+    with pytest.raises(ModelError, match="run as code" if looked_through else "torch.export can load"):
+        roundel.quantize(bad, data=roundel.RandomData(1))
+    assert not Path("trapped").exists()
+    assert "TORCH_FORCE_WEIGHTS_ONLY_LOAD" not in os.environ
+
+
+def test_an_older_archive_of_tensors(saved: Path, tmp_path: Path) -> None:
+    state = dict(torch.export.load(saved).state_dict)
+    result = roundel.quantize(older(saved, tmp_path / "old.pt2", state), data=roundel.RandomData(2))
+    assert result.record.counts["quantized_nodes"]["Conv"] == 1
+
+
+def older(source: Path, target: Path, state: Any) -> Path:
+    """An archive as torch 2.7 wrote it."""
+    from torch._export.serde.schema import SCHEMA_VERSION
+
+    with zipfile.ZipFile(source) as old, zipfile.ZipFile(target, "w") as new:
+        (program,) = (old.read(name) for name in old.namelist() if name.endswith("models/model.json"))
+        new.writestr("version", ".".join(map(str, SCHEMA_VERSION)))
+        new.writestr("serialized_exported_program.json", program)
+        for name, content in (("state_dict", state), ("constants", {}), ("example_inputs", (EXAMPLE, {}))):
+            buffer = io.BytesIO()
+            torch.save(content, buffer)
+            new.writestr(f"serialized_{name}.pt", buffer.getvalue())
+    return target
+
+
 @pytest.mark.parametrize(
     "size",
     ["__import__('pathlib').Path('trapped').touch()", "Max('open(\\'trapped\\', \\'w\\')')", "s0.x", "[s0]"],
@@ -158,6 +199,19 @@ def test_a_factory_by_name(tmp_path: Path, monkeypatch: Any) -> None:
 def test_factories_that_are_none(name: str, words: str) -> None:
     with pytest.raises(ModelError, match=words):
         roundel.quantize(name, data=roundel.RandomData(1))
+
+
+def test_without_torch_it_is_said_what_needs_it(monkeypatch: pytest.MonkeyPatch) -> None:
+    model = build([node("MatMul", ["x", "w"], ["y"])], {"x": [1, 4]}, ["y"], {"w": normal(4, 4)})
+    made = roundel.quantize(model, data=roundel.RandomData(2))
+    monkeypatch.setattr("importlib.util.find_spec", lambda name: None)
+    with pytest.raises(DependencyError, match="Models in PyTorch") as raised:
+        roundel.quantize(torch.nn.Linear(2, 2), example_inputs=torch.zeros(1, 2))
+    assert "no torch and no onnxscript" in str(raised.value.observed)
+    with pytest.raises(DependencyError, match="A module for evaluation"):
+        made.as_torch()
+    with pytest.raises(DependencyError, match="Fine-tuning"):
+        roundel.quantize(model, recipe="a8w8_adaround", data=roundel.RandomData(2))
 
 
 def test_what_is_of_pytorch(tmp_path: Path) -> None:

@@ -174,7 +174,7 @@ def test_fine_tuning_leaves_time_for_the_formats_behind_it(
     assert (why is None) is fits
     if left == 190:
         assert why == "would take about 125 s, 190 s are left, which a8w8, a16w8, bf16 need"
-    assert ladder_walk._too_long(tuned, (), forecast, 1000.0 + left) is None or left < 125
+    assert (ladder_walk._too_long(tuned, (), forecast, 1000.0 + left) is None) is (left > 125)
     quick = RUNGS[1]  # no fine-tuning: it comes first
     assert ladder_walk._too_long(quick, behind, forecast, 1000.0 + left) is None
 

@@ -30,8 +30,7 @@ from roundel.errors import DataError, DependencyError, ExecutorError, RecipeErro
 from roundel.model import load_model
 from roundel.model.graph import is_constant, is_float32, iter_values
 from roundel.types import Sample
-from roundel.work.executors import Executor
-from roundel.work.work import Work, executor, mapped
+from roundel.work.executors import Executor, Work, executor, mapped
 
 _SAMPLES = 43  # five shards and a part of one
 

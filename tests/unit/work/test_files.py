@@ -31,8 +31,8 @@ ARRAYS = {
 
 def test_what_goes_in_comes_out(tmp_path: Path) -> None:
     path = tmp_path / "x.ckpt"
-    checkpoints.write(path, {"key": {"model": "abc"}}, ARRAYS)
-    header, arrays = checkpoints.read(path)
+    checkpoints.write_checkpoint(path, {"key": {"model": "abc"}}, ARRAYS)
+    header, arrays = checkpoints.read_checkpoint(path)
     assert header == {"key": {"model": "abc"}}
     assert list(arrays) == list(ARRAYS)
     for name, array in ARRAYS.items():
@@ -53,18 +53,18 @@ def test_plain_values_come_back() -> None:
 
 def test_every_damage_is_seen(tmp_path: Path) -> None:
     path = tmp_path / "x.ckpt"
-    checkpoints.write(path, {}, {"a": np.arange(50)})
+    checkpoints.write_checkpoint(path, {}, {"a": np.arange(50)})
     whole = path.read_bytes()
     for place in range(len(whole)):
         path.write_bytes(whole[:place] + bytes([whole[place] ^ 1]) + whole[place + 1 :])
         with pytest.raises(DataError, match="cannot be read"):
-            checkpoints.read(path)
+            checkpoints.read_checkpoint(path)
         path.write_bytes(whole[:place])
         with pytest.raises(DataError, match="cannot be read"):
-            checkpoints.read(path)
+            checkpoints.read_checkpoint(path)
     path.write_bytes(whole + b"x")
     with pytest.raises(DataError, match="cannot be read"):
-        checkpoints.read(path)
+        checkpoints.read_checkpoint(path)
 
 
 def test_a_kill_while_writing_leaves_the_old_or_the_new(tmp_path: Path) -> None:
@@ -75,21 +75,22 @@ from pathlib import Path
 from roundel.work import checkpoints as files
 noise = np.random.default_rng(0).integers(0, 255, 3_000_000).astype(np.uint8)
 for number in range(10_000):
-    files.write(Path({str(path)!r}), {{"number": number}}, {{"a": noise + np.uint8(number % 256)}})
+    files.write_checkpoint(Path({str(path)!r}), {{"number": number}}, {{"a": noise + np.uint8(number % 256)}})
 """
     noise = np.random.default_rng(0).integers(0, 255, 3_000_000).astype(np.uint8)
     writer = subprocess.Popen([sys.executable, "-c", script])
     while not path.exists():
+        assert writer.poll() is None, "the writer failed"
         time.sleep(0.01)
     for pause in (0.0, 0.013, 0.031, 0.057):
         time.sleep(pause)
         os.kill(writer.pid, signal.SIGSTOP)  # as far as any reader can tell, this is a kill
-        header, arrays = checkpoints.read(path)
+        header, arrays = checkpoints.read_checkpoint(path)
         np.testing.assert_array_equal(arrays["a"], noise + np.uint8(header["number"] % 256))
         os.kill(writer.pid, signal.SIGCONT)
     writer.kill()
     writer.wait()
-    checkpoints.read(path)
+    checkpoints.read_checkpoint(path)
 
 
 def test_only_a_folder_that_can_be_used(tmp_path: Path) -> None:
