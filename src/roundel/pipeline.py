@@ -37,7 +37,6 @@ from roundel.measure.lint import quantize_findings
 from roundel.model import LoadedModel, save_model
 from roundel.model.files import (
     check_writable,
-    external_values,
     file_sha256,
     model_sha256,
     same_file,
@@ -197,7 +196,12 @@ def quantize(
             # The file takes its place only when everything below has ended well.
             shown = strip(result) if settings.output.strip_functions else result
             file = cleanup.enter_context(
-                staged_or_temporary(shown, target, external_data=settings.output.external_data)
+                staged_or_temporary(
+                    shown,
+                    target,
+                    external_data=settings.output.external_data,
+                    reads=ready.loaded.data_files,
+                )
             )
             # Operators without bodies run in no plain session: the same graph with them is the proof.
             proof = file if shown is result else cleanup.enter_context(staged_or_temporary(result, None))
@@ -422,8 +426,8 @@ def _refuse_overwriting(target: Path, source: Path, what: str) -> None:
 
 def _refuse_external_target(target: Path | None, loaded: LoadedModel) -> None:
     if target is not None:
-        for path in {str(tensor.path) for _, tensor in external_values(loaded.model)}:
-            _refuse_overwriting(target, Path(path), "input model's external data")
+        for path in loaded.data_files:
+            _refuse_overwriting(target, path, "input model's external data")
 
 
 def _signed(model: ir.Model) -> ir.Model:

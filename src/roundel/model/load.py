@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import math
+from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import onnx
+import onnx.numpy_helper
 import onnx.shape_inference
 import onnx.version_converter
 import onnx_ir as ir
@@ -15,57 +18,62 @@ from google.protobuf.message import DecodeError  # type: ignore[import-untyped, 
 from onnx_ir.passes import common
 
 from roundel.errors import ModelError, did_you_mean
-from roundel.model.files import external_values, self_contained
-from roundel.model.graph import attribute_int, name_nodes, op_key, opset_version
+from roundel.model.files import DATA_MARK, external_values, self_contained
+from roundel.model.graph import attribute_int, iter_values, name_nodes, op_key, opset_version
+from roundel.model.session import open_session
 from roundel.model.structure import ModelSource as ModelSource
 from roundel.model.structure import blaming, check_structure
 
-_HALF = ir.DataType.FLOAT16
+_SHORT = (ir.DataType.FLOAT16, ir.DataType.BFLOAT16)
 _FULL = ir.DataType.FLOAT
 
 
-def widen_float16(model: ir.Model) -> list[str]:
-    """Turn every float16 tensor, attribute and graph input or output into float32, in place."""
-    changed = sum(_widen_graph(graph) for graph in _graphs(model))
-    return [f"widened {changed} float16 tensors to float32"] if changed else []
+def widen_floats(model: ir.Model) -> list[str]:
+    """Turn every 16-bit float tensor, attribute and graph input or output into float32, in place. Exact."""
+    notes = []
+    for short in _SHORT:
+        changed = sum(_widen_graph(graph, short) for graph in _graphs(model))
+        if changed:
+            notes.append(f"widened {changed} {short.name.lower()} tensors to float32")
+    return notes
 
 
 def _graphs(model: ir.Model) -> list[ir.Graph]:
     return [model.graph, *(g for g in model.graph.subgraphs() if isinstance(g, ir.Graph))]
 
 
-def _widen_graph(graph: ir.Graph) -> int:
+def _widen_graph(graph: ir.Graph, short: ir.DataType) -> int:
     changed = 0
     for value in graph.initializers.values():
-        if value.const_value is not None and value.const_value.dtype is _HALF:
+        if value.const_value is not None and value.const_value.dtype is short:
             array = value.const_value.numpy().astype(np.float32)
             value.const_value = ir.tensor(array, name=value.name)
             value.dtype = _FULL
             changed += 1
     for value in (*graph.inputs, *graph.outputs):
-        changed += _widen_value(value)
+        changed += _widen_value(value, short)
     for node in graph:
         for value in node.outputs:
-            changed += _widen_value(value)
-        changed += _widen_attributes(node)
+            changed += _widen_value(value, short)
+        changed += _widen_attributes(node, short)
     return changed
 
 
-def _widen_value(value: ir.Value) -> int:
-    if value.dtype is not _HALF:
+def _widen_value(value: ir.Value, short: ir.DataType) -> int:
+    if value.dtype is not short:
         return 0
     value.dtype = _FULL
     return 1
 
 
-def _widen_attributes(node: ir.Node) -> int:
+def _widen_attributes(node: ir.Node, short: ir.DataType) -> int:
     changed = 0
     for name, attr in list(node.attributes.items()):
-        if attr.type is ir.AttributeType.TENSOR and attr.as_tensor().dtype is _HALF:
+        if attr.type is ir.AttributeType.TENSOR and attr.as_tensor().dtype is short:
             array = attr.as_tensor().numpy().astype(np.float32)
             node.attributes[name] = ir.AttrTensor(name, ir.tensor(array))
             changed += 1
-        elif name in ("to", "dtype", "output_dtype") and attr.value == _HALF.value:
+        elif name in ("to", "dtype", "output_dtype") and attr.value == short.value:
             node.attributes[name] = ir.AttrInt64(name, _FULL.value)
             changed += 1
     return changed
@@ -192,6 +200,8 @@ _QUANTIZED_OPS = {
     },
 }
 
+_SPARSE = onnx.AttributeProto.SPARSE_TENSOR
+_BODIES = (onnx.AttributeProto.GRAPH, onnx.AttributeProto.GRAPHS)
 _EXPORT_NOTES = ("pkg.torch.", "pkg.onnxscript.", "namespace")
 
 # What protobuf and onnx-ir raise for content that is no model.
@@ -200,13 +210,18 @@ _UNREADABLE = (DecodeError, ir.serde.SerdeError, ValueError, TypeError, KeyError
 
 @dataclass(frozen=True, slots=True)
 class LoadedModel:
-    """A model that is ready for the passes, and what loading did to it."""
+    """A model that is ready for the passes, and what loading did to it.
+
+    Attributes:
+        data_files: where the source's weights lie, as far as they have files of their own.
+    """
 
     model: ir.Model
     path: Path | None
     file_bytes: int | None
     source_opset: int
     notes: tuple[str, ...]
+    data_files: tuple[Path, ...] = ()
 
 
 def load_model(
@@ -220,11 +235,12 @@ def load_model(
         opaque: a domain whose functions are dropped instead of inlined: its operators stay nodes.
     """
     path = Path(source) if isinstance(source, str | Path) else None
-    model = _read(source)
+    model = read_model(source)
+    data_files = tuple(dict.fromkeys(Path(tensor.path) for _, tensor in external_values(model)))
     with blaming(source):
         notes, source_opset = _cleaned(model, path or "the model passed in", opaque, allow_quantized)
     size = path.stat().st_size if path else None
-    return LoadedModel(model, path, size, source_opset, tuple(notes))
+    return LoadedModel(model, path, size, source_opset, tuple(notes), data_files)
 
 
 def _cleaned(
@@ -245,8 +261,30 @@ def _cleaned(
     source_opset = opset_version(model)
     if not allow_quantized:
         notes += raise_opset(model, OPSET)
-        notes += widen_float16(model)
+        notes += widen_floats(model)
+    _declare_outputs(model)
     return notes, source_opset
+
+
+def _declare_outputs(model: ir.Model) -> None:
+    """Types and shapes of outputs that declare none, as ONNX Runtime infers them.
+
+    ONNX's checker refuses a file without them, and ONNX's inference knows no operator of another domain.
+    """
+    open_outputs = {v.name: v for v in model.graph.outputs if v.type is None or v.shape is None}
+    if not open_outputs:
+        return
+    try:
+        session = open_session(model, optimise=False)
+    except ModelError:
+        return  # whoever needs a session next says what is wrong
+    for seen in session.get_outputs():
+        value, kind = open_outputs.get(seen.name), seen.type.removeprefix("tensor(").removesuffix(")")
+        if value is None or seen.type != f"tensor({kind})":
+            continue
+        value.dtype = ir.DataType[kind.upper()]
+        if value.shape is None and seen.shape:  # an empty list stands for an unknown rank, too
+            value.shape = ir.Shape(seen.shape)
 
 
 def _make_readable(model: ir.Model) -> None:
@@ -265,7 +303,8 @@ def _make_readable(model: ir.Model) -> None:
                 del holder.metadata_props[key]
 
 
-def _read(source: ModelSource) -> ir.Model:
+def read_model(source: ModelSource) -> ir.Model:
+    """The model as it is written, but with sparse tensors written out; the source stays as it was."""
     if isinstance(source, ir.Model):
         return source.clone()
     if isinstance(source, onnx.ModelProto):
@@ -278,8 +317,7 @@ def _read(source: ModelSource) -> ir.Model:
             raise _missing(path)
         if path.is_dir():
             raise ModelError("The model path is a folder.", where=path, expected="an .onnx file")
-        # onnx-ir checks that external data stays inside the model's folder, but only for absolute paths.
-        return ir.load(path.absolute(), format="protobuf")
+        return _from_proto(onnx.load(path, load_external_data=False, format="protobuf"), path.parent, path)
     except _UNREADABLE as error:
         with path.open("rb") as file:
             raise _undecodable(path, file.read(64), error) from error
@@ -287,16 +325,109 @@ def _read(source: ModelSource) -> ir.Model:
         raise ModelError("The model cannot be read.", where=path, observed=error) from error
 
 
+def _from_proto(proto: onnx.ModelProto, folder: Path, where: object) -> ir.Model:
+    """The model, whose external data must lie in the folder.
+
+    onnx-ir proves that they do, but only where it is told a folder: with the empty name, as of a model in the
+    current directory, or of one that came as bytes, `../secret` would be read.
+    """
+    for graph in _graph_protos(proto.graph):
+        _check_references(graph, where)
+        _write_out_sparse(graph, where)
+    model: ir.Model = ir.from_proto(proto)
+    ir.external_data.set_base_dir(model.graph, folder.absolute())
+    return model
+
+
+def _graph_protos(graph: onnx.GraphProto) -> Iterator[onnx.GraphProto]:
+    yield graph
+    for node in graph.node:
+        for attribute in node.attribute:
+            for body in (attribute.g, *attribute.graphs) if attribute.type in _BODIES else ():
+                yield from _graph_protos(body)
+
+
+def _check_references(graph: onnx.GraphProto, where: object) -> None:
+    """What external data say of their place must be numbers that a file can have."""
+    for tensor in graph.initializer:
+        said = {entry.key: entry.value for entry in tensor.external_data}
+        for key in said.keys() & {"offset", "length"}:
+            if not said[key].isdecimal():
+                raise ModelError(
+                    "A weight's external data have no place in their file.",
+                    where=f"{where}, initializer '{tensor.name}'",
+                    observed=f"{said.get('location')}: {key} {said[key]} bytes",
+                    expected="0 bytes or more",
+                    hint="The file may be damaged: export or download the model again.",
+                )
+
+
+def _is_sparse(proto: onnx.ModelProto) -> bool:
+    return any(
+        graph.sparse_initializer or any(a.type == _SPARSE for node in graph.node for a in node.attribute)
+        for graph in _graph_protos(proto.graph)
+    )
+
+
+def _write_out_sparse(graph: onnx.GraphProto, where: object) -> None:
+    """Sparse initializers and constants as dense ones, in place; onnx-ir loses the former."""
+    graph.initializer.extend(_dense(tensor, where) for tensor in graph.sparse_initializer)
+    del graph.sparse_initializer[:]
+    for node in graph.node:
+        for attribute in node.attribute:
+            if attribute.type == _SPARSE and node.op_type == "Constant":
+                dense = _dense(attribute.sparse_tensor, f"{where}, node '{node.name}'")
+                attribute.CopyFrom(onnx.helper.make_attribute("value", dense))
+
+
+_MOST_DENSE = 1 << 30  # elements; a sparse tensor of a few bytes can claim any size
+
+
+def _dense(sparse: onnx.SparseTensorProto, where: object) -> onnx.TensorProto:
+    """A sparse tensor as what it stands for: runtimes for NPUs know no other form."""
+    name, shape = sparse.values.name, tuple(sparse.dims)
+    place = f"{where}, sparse tensor '{name}'"
+    size = math.prod(shape)
+    if min(shape, default=1) < 0 or size > _MOST_DENSE:
+        raise ModelError(
+            "A sparse tensor is too large to be written out.",
+            where=place,
+            observed=f"shape {list(shape)}",
+            expected=f"at most {_MOST_DENSE} elements",
+        )
+    try:
+        if onnx.TensorProto.EXTERNAL in (sparse.values.data_location, sparse.indices.data_location):
+            raise ValueError("its numbers lie in another file")
+        values, indices = (onnx.numpy_helper.to_array(part) for part in (sparse.values, sparse.indices))
+        places = indices.T if indices.ndim == 2 else np.unravel_index(indices, shape)
+        dense = np.zeros(shape, values.dtype)
+        if indices.size and indices.min() < 0:
+            raise ValueError(f"index {indices.min()}")
+        dense[tuple(places)] = values
+    except (ValueError, IndexError, TypeError) as error:
+        raise ModelError(
+            "A sparse tensor contradicts itself.",
+            where=place,
+            observed=error,
+            expected=f"values, and as many indices inside shape {list(shape)}, in the model's own file",
+            hint="Export the model with dense weights.",
+        ) from error
+    return onnx.numpy_helper.from_array(dense, name)
+
+
 def _decode(data: bytes) -> ir.Model:
     try:
-        return ir.from_proto(onnx.load_from_string(data))
+        return _from_proto(onnx.load_from_string(data), Path(), "the bytes passed in")
     except _UNREADABLE as error:
         raise _undecodable("the bytes passed in", data[:64], error) from error
 
 
 def _converted(proto: onnx.ModelProto, where: str) -> ir.Model:
     try:
-        return ir.from_proto(proto)
+        if _is_sparse(proto):
+            given, proto = proto, onnx.ModelProto()
+            proto.CopyFrom(given)
+        return _from_proto(proto, Path(), where)
     except _UNREADABLE as error:
         raise ModelError(
             "The model is not valid.", where=where, observed=_root_cause(error), expected="an ONNX model"
@@ -362,15 +493,33 @@ def quantized_node(model: ir.Model) -> ir.Node | None:
 
 def bfloat16_node(model: ir.Model) -> ir.Node | None:
     """A node that makes or reads bfloat16, or None."""
-    for node in model.graph.all_nodes():
-        reads = any(value is not None and value.dtype is ir.DataType.BFLOAT16 for value in node.inputs)
-        if reads or (node.op_type == "Cast" and attribute_int(node, "to", 0) == ir.DataType.BFLOAT16):
-            return node
-    return None
+    return next((node for _, node in _bfloat16_uses(model) if node is not None), None)
+
+
+def computes_in_bfloat16(model: ir.Model) -> bool:
+    """Whether the model is one of bfloat16 itself; one that was converted only casts there and back."""
+    return any(node is None or node.op_type != "Cast" for _, node in _bfloat16_uses(model))
+
+
+def _bfloat16_uses(model: ir.Model) -> Iterator[tuple[ir.Value, ir.Node | None]]:
+    """Each bfloat16 value with each of its readers, and with its maker; None for the model's caller."""
+    short = ir.DataType.BFLOAT16
+    for graph in _graphs(model):
+        for value in iter_values(graph):
+            maker = value.producer()
+            cast = maker is not None and maker.op_type == "Cast" and attribute_int(maker, "to", 0) == short
+            if not cast and value.dtype is not short:
+                continue
+            if maker is not None or value.is_graph_input():
+                yield value, maker
+            if value.is_graph_output():
+                yield value, None
+            for use in value.uses():
+                yield value, use.node
 
 
 def _refuse_quantized(model: ir.Model, where: object) -> None:
-    node, short = quantized_node(model), bfloat16_node(model)
+    node = quantized_node(model)
     if node is not None:
         raise ModelError(
             "The model is already quantized.",
@@ -379,7 +528,8 @@ def _refuse_quantized(model: ir.Model, where: object) -> None:
             expected="a float model",
             hint="Start from the float model that this one was made from.",
         )
-    if short is not None:
+    short = bfloat16_node(model)
+    if short is not None and not computes_in_bfloat16(model):
         raise ModelError(
             "The model is already in bfloat16.",
             where=where,
@@ -396,6 +546,14 @@ def _check_external(model: ir.Model, where: object) -> None:
             size = path.stat().st_size
         except (OSError, ValueError) as error:
             raise _unreadable_data(value, tensor, where, error) from error
+        if tensor.length is not None and tensor.length < tensor.nbytes:
+            raise ModelError(
+                "A weight's external data are shorter than the weight.",
+                where=f"{where}, initializer '{value.name}'",
+                observed=f"{path.name} gives it {tensor.length} bytes",
+                expected=f"{tensor.nbytes} bytes, for {tensor.dtype.name.lower()} {tensor.shape}",
+                hint="The file may be damaged: export or download the model again.",
+            )
         needed = (tensor.offset or 0) + (tensor.length or tensor.nbytes)
         if size < needed:
             raise ModelError(
@@ -457,7 +615,11 @@ def _inline(model: ir.Model, where: object) -> None:
 
 
 def _forget_export(model: ir.Model) -> None:
-    """Drop what torch's exporter noted for debugging: source lines and paths of the exporting machine."""
+    """Drop what torch's exporter noted for debugging: source lines and paths of the exporting machine.
+
+    And what Roundel noted of the source's own data file.
+    """
+    model.metadata_props.pop(DATA_MARK, None)
     for node in model.graph.all_nodes():
         for notes in (node.metadata_props, *(value.metadata_props for value in node.outputs)):
             for key in [key for key in notes if key.startswith(_EXPORT_NOTES)]:
