@@ -17,8 +17,8 @@ from roundel.calibrate.statistics import QuantState
 from roundel.improve.channel_walk import Trace
 from roundel.improve.channels import ChannelLayer, Ids, Settled
 from roundel.improve.judge import StepReport, as_if_rounded, output_sqnr, verdict
+from roundel.model.edit import Editor
 from roundel.model.session import open_session
-from roundel.passes.base import Editor
 from roundel.plan import build_plan
 from roundel.recipe.settings import Equalize, Recipe
 from roundel.types import Doubles, Sample

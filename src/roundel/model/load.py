@@ -18,8 +18,9 @@ from google.protobuf.message import DecodeError  # type: ignore[import-untyped, 
 from onnx_ir.passes import common
 
 from roundel.errors import ModelError, did_you_mean
+from roundel.model.edit import name_nodes
 from roundel.model.files import DATA_MARK, external_values, self_contained
-from roundel.model.graph import attribute_int, iter_values, name_nodes, op_key, opset_version
+from roundel.model.graph import attribute_int, iter_values, op_key, opset_version
 from roundel.model.session import open_session
 from roundel.model.structure import ModelSource as ModelSource
 from roundel.model.structure import blaming, check_structure

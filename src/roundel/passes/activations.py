@@ -8,10 +8,10 @@ from typing import ClassVar
 import numpy as np
 import onnx_ir as ir
 
-from roundel.passes.base import (
-    Editor,
-    Pass,
-    get_int,
+from roundel.model.edit import Editor
+from roundel.model.graph import (
+    attribute_int,
+    constant_scalar,
     input_at,
     is_op,
     is_private,
@@ -20,9 +20,9 @@ from roundel.passes.base import (
     producer,
     real_constant,
     same_rank,
-    scalar,
     with_number,
 )
+from roundel.passes.base import Pass
 
 _SINCE = 20
 
@@ -75,7 +75,7 @@ def _scaled_input(value: ir.Value | None) -> tuple[ir.Value, ir.Node] | None:
         pair = with_number(node, "Mul")
         found = None if pair is None else (pair[0], 1 / pair[1] if pair[1] else math.inf)
     else:
-        source, divisor = input_at(node, 0), scalar(input_at(node, 1))
+        source, divisor = input_at(node, 0), constant_scalar(input_at(node, 1))
         found = None if source is None or divisor is None else (source, divisor)
     if found is None:
         return None
@@ -98,7 +98,9 @@ def _product(source: ir.Value, add: ir.Node) -> tuple[ir.Node, set[ir.Node]] | N
     if second is None or not is_op(second, "Mul"):
         return None
     rest = next((b for a, b in operands(second) if a is first.outputs[0]), None)
-    if (other is source and scalar(rest) == 0.5) or (rest is source and scalar(other) == 0.5):
+    if (other is source and constant_scalar(rest) == 0.5) or (
+        rest is source and constant_scalar(other) == 0.5
+    ):
         return second, {first, second}
     return None
 
@@ -159,7 +161,7 @@ def rescalable(node: ir.Node) -> list[ir.Node] | None:
     maker = node.inputs[0].producer() if node.inputs[0] is not None else None
     if maker is None or not is_op(maker, *_LAYERS) or only_reader(maker.outputs[0]) is not node:
         return None
-    if scalar(input_at(node, 1)) != 0 or not (scalar(input_at(node, 2)) or 0) > 0:
+    if constant_scalar(input_at(node, 1)) != 0 or not (constant_scalar(input_at(node, 2)) or 0) > 0:
         return None
     if not _constant_layer(maker) or _depthwise(maker):
         return None
@@ -169,7 +171,7 @@ def rescalable(node: ir.Node) -> list[ir.Node] | None:
 def _depthwise(node: ir.Node) -> bool:
     """The NPU knows the pair of depthwise Conv and ReLU6 as it is, and no other bound for it."""
     weight = input_at(node, 1)
-    group = get_int(node, "group", 1)
+    group = attribute_int(node, "group", 1)
     return group > 1 and weight is not None and weight.shape is not None and weight.shape[1] == 1
 
 
@@ -177,7 +179,7 @@ def _rescale(editor: Editor, node: ir.Node) -> bool:
     behind = rescalable(node)
     if not behind:
         return False
-    bound = scalar(node.inputs[2])
+    bound = constant_scalar(node.inputs[2])
     maker = node.inputs[0].producer() if node.inputs[0] is not None else None
     assert bound is not None
     assert maker is not None
@@ -228,4 +230,4 @@ def _layers_behind(value: ir.Value) -> list[ir.Node] | None:
 
 def _zero_pad(node: ir.Node) -> bool:
     filler = input_at(node, 2) if node.op_type == "Pad" else None
-    return filler is None or scalar(filler) == 0
+    return filler is None or constant_scalar(filler) == 0

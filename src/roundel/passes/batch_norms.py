@@ -9,15 +9,14 @@ import numpy as np
 import onnx_ir as ir
 from numpy.typing import NDArray
 
-from roundel.passes.base import (
-    Editor,
-    Pass,
-    constant,
+from roundel.model.edit import Editor
+from roundel.model.graph import (
+    attribute_float,
+    attribute_int,
+    attribute_ints,
+    attribute_string,
+    constant_array,
     dims,
-    get_float,
-    get_int,
-    get_ints,
-    get_string,
     input_at,
     integers,
     is_op,
@@ -26,6 +25,7 @@ from roundel.passes.base import (
     producer,
     real_constant,
 )
+from roundel.passes.base import Pass
 
 _EPSILON = 1e-5  # the default of the ONNX operator
 
@@ -55,7 +55,7 @@ def inference_affine(node: ir.Node, opset: int) -> Affine | None:
         # Without channels there is nothing to compute, and a convolution of no groups is not one.
         return None
     gamma, beta, mean, variance = vectors
-    spread = variance + get_float(node, "epsilon", _EPSILON)
+    spread = variance + attribute_float(node, "epsilon", _EPSILON)
     if not np.all(spread > 0):
         return None
     scale = gamma / np.sqrt(spread)
@@ -97,12 +97,12 @@ def per_channel(array: NDArray[np.generic], rank: int, size: int) -> NDArray[np.
 def _is_inference(node: ir.Node, opset: int) -> bool:
     if any(value.uses() or value.is_graph_output() for value in node.outputs[1:]):
         return False
-    if get_int(node, "spatial", 1) != 1:
+    if attribute_int(node, "spatial", 1) != 1:
         return False
     if opset >= _TRAINING_MODE_SINCE:
-        return get_int(node, "training_mode", 0) == 0
+        return attribute_int(node, "training_mode", 0) == 0
     if opset < _TEST_MODE_UNTIL:
-        return get_int(node, "is_test", 0) != 0
+        return attribute_int(node, "is_test", 0) != 0
     # In between, a node that asks for the running statistics is in training.
     return len([value for value in node.outputs if value.name]) == 1
 
@@ -120,9 +120,9 @@ def channels(layer: ir.Node) -> int | None:
         case "Conv":
             return int(weight.shape[0])
         case "ConvTranspose":
-            return int(weight.shape[1]) * get_int(layer, "group", 1)
+            return int(weight.shape[1]) * attribute_int(layer, "group", 1)
         case "Gemm":
-            return int(weight.shape[0 if get_int(layer, "transB", 0) else 1])
+            return int(weight.shape[0 if attribute_int(layer, "transB", 0) else 1])
         case "MatMul":
             # Two-dimensional on both sides, it is a Gemm; with more dimensions channels are not last.
             source = input_at(layer, 0)
@@ -179,11 +179,11 @@ def _along_outputs(
             return scale.reshape(-1, 1, *spatial)
         case "ConvTranspose":
             # Weights are [inputs, outputs of one group, ...]: each group of inputs has its own outputs.
-            groups = get_int(layer, "group", 1)
+            groups = attribute_int(layer, "group", 1)
             per_group = scale.reshape(groups, 1, -1)
             rows = np.repeat(per_group, weight.shape[0] // groups, axis=1)
             return rows.reshape(weight.shape[0], -1, *spatial)
-        case "Gemm" if get_int(layer, "transB", 0):
+        case "Gemm" if attribute_int(layer, "transB", 0):
             return scale.reshape(-1, 1)
     return scale.reshape(1, -1)
 
@@ -193,7 +193,7 @@ def _new_bias(layer: ir.Node, affine: Affine) -> NDArray[np.float64]:
     if bias is None:
         return affine.shift
     if layer.op_type == "Gemm":
-        bias = bias * get_float(layer, "beta", 1.0)
+        bias = bias * attribute_float(layer, "beta", 1.0)
         # A bias of one row, or of one number, stays one row; one that varies by row keeps its rows.
         rows = bias.shape[0] if bias.ndim == 2 else 1
         bias = np.broadcast_to(bias, (rows, affine.scale.size))
@@ -324,7 +324,7 @@ def _fold_into_branches(editor: Editor, norm: ir.Node, affine: Affine) -> bool:
 
 
 def _joins_channels(concat: ir.Node) -> bool:
-    axis = get_int(concat, "axis", 1)
+    axis = attribute_int(concat, "axis", 1)
     shape = concat.outputs[0].shape
     return axis == 1 or (axis < 0 and shape is not None and axis + len(shape) == 1)
 
@@ -350,13 +350,13 @@ def _fold(editor: Editor, node: ir.Node) -> bool:
         or reader.inputs[0] is not node.outputs[0]
     ):
         return False
-    if get_string(reader, "auto_pad", "NOTSET") != "NOTSET" or not _pads_with_zero(node):
+    if attribute_string(reader, "auto_pad", "NOTSET") != "NOTSET" or not _pads_with_zero(node):
         return False
     rank = len(dims(node.outputs[0]) or dims(source) or ())
     extra = _spatial_pads(node, rank)
     if extra is None:
         return False
-    own = get_ints(reader, "pads") or (0,) * len(extra)
+    own = attribute_ints(reader, "pads") or (0,) * len(extra)
     if len(own) != len(extra):
         return False
     total = [a + b for a, b in zip(own, extra, strict=True)]
@@ -367,12 +367,12 @@ def _fold(editor: Editor, node: ir.Node) -> bool:
 
 
 def _pads_with_zero(node: ir.Node) -> bool:
-    if get_string(node, "mode", "constant") != "constant":
+    if attribute_string(node, "mode", "constant") != "constant":
         return False
     filler = input_at(node, 2)
     if filler is None:
         return True
-    array = constant(filler)
+    array = constant_array(filler)
     return array is not None and not array.any()
 
 

@@ -7,17 +7,17 @@ from typing import ClassVar
 import numpy as np
 import onnx_ir as ir
 
-from roundel.passes.base import (
-    Editor,
-    Pass,
-    constant,
-    get_int,
-    get_ints,
+from roundel.model.edit import Editor
+from roundel.model.graph import (
+    attribute_int,
+    attribute_ints,
+    constant_array,
     input_at,
     integers,
     is_op,
-    static_dims,
+    static_shape,
 )
+from roundel.passes.base import Pass
 
 
 class LiftConstants(Pass):
@@ -151,16 +151,16 @@ def _is_no_op(node: ir.Node, opset: int) -> bool:
         case "Dropout":
             return _is_inference_dropout(node, opset)
         case "Cast":
-            return source.dtype is not None and get_int(node, "to", -1) == source.dtype
+            return source.dtype is not None and attribute_int(node, "to", -1) == source.dtype
         case "Transpose":
-            perm = get_ints(node, "perm")
+            perm = attribute_ints(node, "perm")
             return perm is not None and perm == tuple(range(len(perm)))
         case "Pad":
-            pads = get_ints(node, "pads") if opset < 11 else integers(input_at(node, 1))
+            pads = attribute_ints(node, "pads") if opset < 11 else integers(input_at(node, 1))
             return pads is not None and not any(pads)
         case "Reshape" | "Expand":
-            shape = static_dims(source)
-            return shape is not None and shape == static_dims(node.outputs[0])
+            shape = static_shape(source)
+            return shape is not None and shape == static_shape(node.outputs[0])
         case "Concat":
             return len(node.inputs) == 1
     return False
@@ -171,9 +171,9 @@ def _is_inference_dropout(node: ir.Node, opset: int) -> bool:
         return False
     if opset >= _DROPOUT_SWITCH_IN:
         switch = input_at(node, 2)
-        flag = constant(switch)
+        flag = constant_array(switch)
         return switch is None or (flag is not None and not np.any(flag))
-    return opset >= _DROPOUT_SWITCH_OUT or get_int(node, "is_test", 0) != 0
+    return opset >= _DROPOUT_SWITCH_OUT or attribute_int(node, "is_test", 0) != 0
 
 
 def _bypass(editor: Editor, node: ir.Node) -> int:
@@ -207,7 +207,7 @@ class UnshareBiases(Pass):
             if not is_op(node, "Conv", "ConvTranspose", "Gemm"):
                 continue
             bias = input_at(node, 2)
-            array = constant(bias)
+            array = constant_array(bias)
             if bias is not None and array is not None and (len(bias.uses()) > 1 or bias.is_graph_output()):
                 node.replace_input_with(2, editor.initializer(bias.name or "bias", array))
                 count += 1
@@ -230,7 +230,7 @@ class UnshareWeights(Pass):
             if not is_op(node, "Conv", "ConvTranspose", "Gemm"):
                 continue
             weight = input_at(node, 1)
-            array = constant(weight)
+            array = constant_array(weight)
             if (
                 weight is not None
                 and array is not None

@@ -11,7 +11,9 @@ import onnx
 import onnx_ir as ir
 from numpy.typing import NDArray
 
-from roundel.passes.base import Editor, Pass, constant, get_int, input_at, integers, producer, static_dims
+from roundel.model.edit import Editor
+from roundel.model.graph import attribute_int, constant_array, input_at, integers, producer, static_shape
+from roundel.passes.base import Pass
 from roundel.passes.cleanup import to_initializer
 from roundel.passes.shapes import refresh_shapes
 
@@ -115,7 +117,7 @@ class _Selection:
     def _is_affordable(self, node: ir.Node) -> bool:
         elements = size = 0
         for value in node.outputs:
-            shape = static_dims(value)
+            shape = static_shape(value)
             if not value.name:
                 continue
             if shape is None or value.dtype is None:
@@ -123,7 +125,7 @@ class _Selection:
             elements += math.prod(shape)
             size += math.ceil(math.prod(shape) * value.dtype.itemsize)
         freed = {v for v in node.inputs if v is not None and len(v.consumers()) == 1}
-        if elements <= sum(math.prod(static_dims(value) or (0,)) for value in freed):
+        if elements <= sum(math.prod(static_shape(value) or (0,)) for value in freed):
             return True
         self.small_bytes += size
         return size <= _SMALL_BYTES and self.small_bytes <= _TOTAL_SMALL_BYTES
@@ -132,7 +134,7 @@ class _Selection:
 def _known_shape(node: ir.Node) -> NDArray[np.int64] | None:
     """The value of Shape or Size, or of a Gather or Slice that reads only known entries of a Shape."""
     if node.op_type in ("Shape", "Size"):
-        shape = static_dims(input_at(node, 0))
+        shape = static_shape(input_at(node, 0))
         if shape is None:
             return None
         return np.array(math.prod(shape) if node.op_type == "Size" else _cut(node, shape), dtype=np.int64)
@@ -145,7 +147,7 @@ def _known_shape(node: ir.Node) -> NDArray[np.int64] | None:
 
 def _cut(node: ir.Node, shape: tuple[object, ...]) -> tuple[object, ...]:
     end = node.attributes.get("end")
-    return shape[get_int(node, "start", 0) : None if end is None else end.as_int()]
+    return shape[attribute_int(node, "start", 0) : None if end is None else end.as_int()]
 
 
 def _picked(node: ir.Node, source: ir.Node) -> NDArray[Any] | None:
@@ -154,7 +156,7 @@ def _picked(node: ir.Node, source: ir.Node) -> NDArray[Any] | None:
         return None
     entries = np.array([*_cut(source, tuple(value.shape)), None], dtype=object)[:-1]
     if node.op_type == "Gather":
-        indices = constant(input_at(node, 1))
+        indices = constant_array(input_at(node, 1))
         if indices is None or np.any(indices >= len(entries)) or np.any(indices < -len(entries)):
             return None
         return np.asarray(entries[indices], dtype=object)

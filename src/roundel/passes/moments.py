@@ -6,14 +6,14 @@ from dataclasses import dataclass
 
 import onnx_ir as ir
 
-from roundel.passes.base import (
-    get_int,
+from roundel.model.graph import (
+    attribute_int,
+    constant_scalar,
     input_at,
     is_op,
     operands,
     producer,
     reduced_axes,
-    scalar,
     with_number,
 )
 
@@ -84,7 +84,7 @@ def deviation(value: ir.Value | None) -> Deviation | None:
     """Match `sqrt(variance + epsilon)`."""
     value, casts = _behind_cast(value)
     node = producer(value, "Sqrt", "Pow")
-    if node is None or (node.op_type == "Pow" and scalar(input_at(node, 1)) != 0.5):
+    if node is None or (node.op_type == "Pow" and constant_scalar(input_at(node, 1)) != 0.5):
         return None
     found = _padded_variance(node.inputs[0])
     return None if found is None else found.joined(node, *casts)
@@ -97,9 +97,9 @@ def reciprocal_deviation(value: ir.Value | None) -> Deviation | None:
     if node is None:
         return None
     if node.op_type == "Pow":
-        found = _padded_variance(node.inputs[0]) if scalar(input_at(node, 1)) == -0.5 else None
+        found = _padded_variance(node.inputs[0]) if constant_scalar(input_at(node, 1)) == -0.5 else None
     elif node.op_type == "Div":
-        found = deviation(input_at(node, 1)) if scalar(input_at(node, 0)) == 1.0 else None
+        found = deviation(input_at(node, 1)) if constant_scalar(input_at(node, 0)) == 1.0 else None
     else:
         found = deviation(node.inputs[0])
     return None if found is None else found.joined(node, *casts)
@@ -134,14 +134,14 @@ def squared(value: ir.Value | None) -> tuple[ir.Value, frozenset[ir.Node]] | Non
     if node.op_type == "Mul":
         matches = input_at(node, 1) is base
     else:
-        matches = scalar(input_at(node, 1)) == 2.0
+        matches = constant_scalar(input_at(node, 1)) == 2.0
     return (base, frozenset({node})) if matches else None
 
 
 def _behind_cast(value: ir.Value | None) -> tuple[ir.Value | None, tuple[ir.Node, ...]]:
     """Mixed-precision exports widen the square and narrow the root; the fused operators do so inside."""
     node = producer(value, "Cast")
-    if node is None or get_int(node, "to", 0) not in _FLOATS:
+    if node is None or attribute_int(node, "to", 0) not in _FLOATS:
         return value, ()
     return input_at(node, 0), (node,)
 

@@ -11,11 +11,11 @@ import numpy as np
 import onnx_ir as ir
 from numpy.typing import NDArray
 
-from roundel.passes.base import (
-    Editor,
-    Pass,
+from roundel.model.edit import Editor
+from roundel.model.graph import (
+    attribute_float,
+    constant_scalar,
     dims,
-    get_float,
     input_at,
     is_op,
     is_private,
@@ -25,9 +25,9 @@ from roundel.passes.base import (
     real_constant,
     reduced_axes,
     same_rank,
-    scalar,
-    static_dims,
+    static_shape,
 )
+from roundel.passes.base import Pass
 from roundel.passes.batch_norms import per_channel
 from roundel.passes.moments import Deviation, mean, normalized, reciprocal_deviation, squared
 
@@ -350,8 +350,8 @@ def _expanded(value: ir.Value | None, like: ir.Value | None) -> _Norm | None:
         return _clamped(value, _norm)
     shape = producer(input_at(node, 1), "Shape")
     same = shape is not None and shape.inputs[0] is like and not shape.attributes
-    sizes = static_dims(like)
-    if not same and (sizes is None or sizes != static_dims(node.outputs[0])):
+    sizes = static_shape(like)
+    if not same and (sizes is None or sizes != static_shape(node.outputs[0])):
         return None
     found = _clamped(input_at(node, 0), _norm)
     return None if found is None else found.joined(node)
@@ -395,7 +395,7 @@ def _clamped(value: ir.Value | None, inner: _Matcher) -> _Norm | None:
     if node is None:
         return inner(value)
     if node.op_type == "Max":
-        pairs = [(a, scalar(b)) for a, b in operands(node)]
+        pairs = [(a, constant_scalar(b)) for a, b in operands(node)]
     else:
         pairs = [(node.inputs[0], _lower_bound(node))] if node.inputs[0] is not None else []
     for body, clamp in pairs:
@@ -408,9 +408,9 @@ def _clamped(value: ir.Value | None, inner: _Matcher) -> _Norm | None:
 def _lower_bound(clip: ir.Node) -> float | None:
     """The minimum of a Clip without a maximum."""
     upper = input_at(clip, 2)
-    if upper is not None and (scalar(upper) or 0.0) < _NO_MAXIMUM:
+    if upper is not None and (constant_scalar(upper) or 0.0) < _NO_MAXIMUM:
         return None
-    if get_float(clip, "max", math.inf) < _NO_MAXIMUM:
+    if attribute_float(clip, "max", math.inf) < _NO_MAXIMUM:
         return None
     lower = input_at(clip, 1)
-    return scalar(lower) if lower is not None else get_float(clip, "min", -1.0)
+    return constant_scalar(lower) if lower is not None else attribute_float(clip, "min", -1.0)

@@ -11,19 +11,19 @@ from typing import ClassVar
 import numpy as np
 import onnx_ir as ir
 
-from roundel.passes.base import (
-    Editor,
-    Pass,
+from roundel.model.edit import Editor
+from roundel.model.graph import (
     any_reduced_axes,
+    attribute_int,
+    attribute_ints,
+    attribute_string,
     dims,
-    get_int,
-    get_ints,
-    get_string,
     input_at,
     integers,
     is_op,
-    static_dims,
+    static_shape,
 )
+from roundel.passes.base import Pass
 
 _FLOATS = frozenset({ir.DataType.FLOAT16, ir.DataType.FLOAT, ir.DataType.DOUBLE})
 
@@ -50,7 +50,7 @@ def _convert(editor: Editor, node: ir.Node) -> bool:
     # Unlike a mean, a pool over an empty tensor is an error in ONNX Runtime.
     if any_reduced_axes(node, 4) != (2, 3) or 0 in shape:
         return False
-    if get_int(node, "keepdims", 1):
+    if attribute_int(node, "keepdims", 1):
         editor.replace(node, "GlobalAveragePool", [source], {})
     else:
         base = node.name or node.outputs[0].name or "ReduceMean"
@@ -120,7 +120,7 @@ class SplitToSlice(Pass):
 
 def _sizes(node: ir.Node, size: int | None) -> tuple[int, ...] | None:
     """Sizes of the parts, or None where they are not known."""
-    sizes = get_ints(node, "split")
+    sizes = attribute_ints(node, "split")
     if sizes is None and input_at(node, 1) is not None:
         sizes = integers(node.inputs[1])
         if sizes is None:
@@ -137,7 +137,7 @@ def _sizes(node: ir.Node, size: int | None) -> tuple[int, ...] | None:
 
 def _slices(editor: Editor, node: ir.Node) -> bool:
     source = input_at(node, 0)
-    axis = get_int(node, "axis", 0)
+    axis = attribute_int(node, "axis", 0)
     shape = dims(source)
     in_range = shape is not None and -len(shape) <= axis < len(shape)
     sizes = _sizes(node, shape[axis] if shape is not None and in_range else None)
@@ -212,11 +212,7 @@ def _turn_output(editor: Editor, value: ir.Value) -> None:
     name = value.name
     turn = ir.node("Transpose", [value], {"perm": _TO_NHWC}, name=editor.fresh(f"{name}_to_nhwc"))
     turned = turn.outputs[0]
-    for index, output in enumerate(editor.graph.outputs):
-        if output is value:
-            editor.graph.outputs[index] = turned
-    value.name = editor.fresh(f"{name}_nchw")
-    turned.name = name
+    editor.hand_over(value, turned, f"{name}_nchw")
     turned.type = value.type
     turned.shape = ir.Shape([value.shape[axis] for axis in _TO_NHWC])
     editor.graph.append(turn)
@@ -259,12 +255,12 @@ class _Window:
 
 def _window(node: ir.Node, kernel: tuple[int, ...]) -> _Window:
     ones = (1,) * len(kernel)
-    return _Window(kernel, get_ints(node, "strides") or ones, get_ints(node, "dilations") or ones)
+    return _Window(kernel, attribute_ints(node, "strides") or ones, attribute_ints(node, "dilations") or ones)
 
 
 def _write_conv(node: ir.Node) -> bool:
-    kernel = get_ints(node, "kernel_shape")
-    weight = static_dims(input_at(node, 1))
+    kernel = attribute_ints(node, "kernel_shape")
+    weight = static_shape(input_at(node, 1))
     kernel = kernel or (weight[2:] if weight else None)
     if not kernel:
         return False
@@ -283,12 +279,12 @@ def _write_conv(node: ir.Node) -> bool:
 
 
 def _write_pool(node: ir.Node) -> bool:
-    kernel = get_ints(node, "kernel_shape")
+    kernel = attribute_ints(node, "kernel_shape")
     if not kernel:
         return False
     window = _window(node, kernel)
     # Neither the standard nor the runtimes agree on automatic padding together with ceil_mode.
-    if get_int(node, "ceil_mode", 0) and get_string(node, "auto_pad", "NOTSET") != "NOTSET":
+    if attribute_int(node, "ceil_mode", 0) and attribute_string(node, "auto_pad", "NOTSET") != "NOTSET":
         return False
     return _write(node, {"strides": window.strides}, _pads(node, window))
 
@@ -299,7 +295,7 @@ def _write(node: ir.Node, written: dict[str, tuple[int, ...]], pads: tuple[int, 
         written = {**written, "pads": pads}
         changed = node.attributes.pop("auto_pad", None) is not None
     for name, values in written.items():
-        if get_ints(node, name) != values:
+        if attribute_ints(node, name) != values:
             node.attributes[name] = ir.AttrInt64s(name, values)
             changed = True
     return changed
@@ -310,10 +306,10 @@ def _pads(node: ir.Node, window: _Window) -> tuple[int, ...] | None:
     # With an output shape, pads follow from it, and the attribute is ignored.
     if "output_shape" in node.attributes:
         return None
-    mode = get_string(node, "auto_pad", "NOTSET")
+    mode = attribute_string(node, "auto_pad", "NOTSET")
     none = (0,) * (2 * len(window.kernel))
     if mode == "NOTSET":
-        return get_ints(node, "pads") or none
+        return attribute_ints(node, "pads") or none
     if mode == "VALID":
         return none
     totals = _transposed_totals(node, window) if node.op_type == "ConvTranspose" else _totals(node, window)
@@ -339,7 +335,7 @@ def _totals(node: ir.Node, window: _Window) -> tuple[int, ...] | None:
 
 def _transposed_totals(node: ir.Node, window: _Window) -> tuple[int, ...] | None:
     """Padding that gives size * stride outputs, which does not depend on the size."""
-    extra = get_ints(node, "output_padding") or (0,) * len(window.kernel)
+    extra = attribute_ints(node, "output_padding") or (0,) * len(window.kernel)
     totals = tuple(e + x - s for e, x, s in zip(window.extent, extra, window.strides, strict=True))
     return totals if all(t >= 0 and t % 2 == 0 for t in totals) else None
 
