@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from typing import Any
 
 import onnx_ir as ir
 from numpy.typing import NDArray
 
-from roundel.model.graph import input_at, only_reader, opset_version
+from roundel.model.graph import input_at, is_op, only_reader, opset_version
 
 Attributes = Mapping[str, int | float | str | Sequence[int]]
 
@@ -142,10 +142,26 @@ class Editor:
         detach(node)
         self.graph.remove(node)
 
-    def drop_all(self, nodes: Iterable[ir.Node]) -> None:
-        """Remove nodes that only read each other."""
+    def replace_all(
+        self,
+        nodes: Collection[ir.Node],
+        last: ir.Node,
+        op_type: str,
+        inputs: Sequence[ir.Value | None],
+        attributes: Attributes,
+    ) -> None:
+        """Put one node in the place of several that only read each other, under the last one's names."""
+        self.replace(last, op_type, inputs, attributes)
         for node in nodes:
-            self.drop(node)
+            if node is not last:
+                self.drop(node)
+
+
+def rewrite(model: ir.Model, change: Callable[[Editor, ir.Node], bool], *op_types: str) -> int:
+    """Offer each node of these types to `change`, which may remove others; how often it said that it did."""
+    editor = Editor(model)
+    nodes = [node for node in model.graph if is_op(node, *op_types)]
+    return sum(change(editor, node) for node in nodes if node.graph is model.graph)
 
 
 def detach(node: ir.Node) -> None:

@@ -105,6 +105,11 @@ def is_private(nodes: Collection[ir.Node], last: ir.Node) -> bool:
     )
 
 
+def replaceable(source: ir.Value, nodes: Collection[ir.Node], last: ir.Node) -> bool:
+    """Whether one node that reads the source may stand for all of these."""
+    return same_rank(source, last.outputs[0]) and is_private(nodes, last)
+
+
 def dims(value: ir.Value | None) -> tuple[int | None, ...] | None:
     """Dimensions with None for an open one; None where even the rank is unknown."""
     if value is None or value.shape is None:

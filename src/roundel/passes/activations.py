@@ -3,26 +3,24 @@
 from __future__ import annotations
 
 import math
-from typing import ClassVar
 
 import numpy as np
 import onnx_ir as ir
 
-from roundel.model.edit import Editor
+from roundel.model.edit import Editor, rewrite
 from roundel.model.graph import (
     attribute_int,
     constant_scalar,
     input_at,
     is_op,
-    is_private,
     only_reader,
     operands,
+    opset_version,
     producer,
     real_constant,
-    same_rank,
+    replaceable,
     with_number,
 )
-from roundel.passes.base import Pass
 
 _SINCE = 20
 
@@ -30,22 +28,12 @@ _SINCE = 20
 _CLOSE = {ir.DataType.FLOAT: 1e-6, ir.DataType.DOUBLE: 1e-12, ir.DataType.FLOAT16: 1e-3}
 
 
-class FuseGelu(Pass):
+def fuse_gelu(model: ir.Model) -> int:
     """Fuses `0.5 * x * (1 + erf(x / sqrt(2)))`, in any order of its factors, into Gelu.
 
     Needs opset 20, where the operator exists. Tolerance: rounding of the product, about 1e-6.
     """
-
-    name: ClassVar[str] = "fuse gelu"
-    reads_shapes: ClassVar[bool] = True
-
-    def __call__(self, model: ir.Model) -> int:
-        editor = Editor(model)
-        if editor.opset < _SINCE:
-            return 0
-        # A fusion removes nodes further on, hence the snapshot.
-        nodes = [node for node in model.graph if is_op(node, "Erf")]
-        return sum(_fuse(editor, node) for node in nodes)
+    return rewrite(model, _fuse, "Erf") if opset_version(model) >= _SINCE else 0
 
 
 def _fuse(editor: Editor, erf: ir.Node) -> bool:
@@ -59,10 +47,9 @@ def _fuse(editor: Editor, erf: ir.Node) -> bool:
     if product is None:
         return False
     last, nodes = product[0], nodes | product[1]
-    if not same_rank(source, last.outputs[0]) or not is_private(nodes, last):
+    if not replaceable(source, nodes, last):
         return False
-    editor.replace(last, "Gelu", [source], {})
-    editor.drop_all(nodes - {last})
+    editor.replace_all(nodes, last, "Gelu", [source], {})
     return True
 
 
@@ -105,14 +92,9 @@ def _product(source: ir.Value, add: ir.Node) -> tuple[ir.Node, set[ir.Node]] | N
     return None
 
 
-class DecomposeHardSwish(Pass):
+def decompose_hard_swish(model: ir.Model) -> int:
     """Replaces HardSwish(x) by x * HardSigmoid(x, 1/6, 1/2), its definition. Exact."""
-
-    name: ClassVar[str] = "decompose hard swish"
-
-    def __call__(self, model: ir.Model) -> int:
-        editor = Editor(model)
-        return sum(_decompose(editor, node) for node in list(model.graph) if is_op(node, "HardSwish"))
+    return rewrite(model, _decompose, "HardSwish")
 
 
 def _decompose(editor: Editor, node: ir.Node) -> bool:
@@ -140,7 +122,7 @@ _CARRIERS = (
 )
 
 
-class ScaleClipBounds(Pass):
+def scale_clip_bounds(model: ir.Model) -> int:
     """Rescales a layer and its readers so that the Clip between them ends at 127 * 2**-k.
 
     min(max(x, 0), m) * f = min(max(f x, 0), f m): the layer before is multiplied by f, the layers behind
@@ -148,12 +130,7 @@ class ScaleClipBounds(Pass):
     work of the Clip, and the codes above the bound are not wasted. Tolerance: rounding of the weights in
     float32, about 1e-6.
     """
-
-    name: ClassVar[str] = "scale clip bounds"
-
-    def __call__(self, model: ir.Model) -> int:
-        editor = Editor(model)
-        return sum(_rescale(editor, node) for node in list(model.graph) if is_op(node, "Clip"))
+    return rewrite(model, _rescale, "Clip")
 
 
 def rescalable(node: ir.Node) -> list[ir.Node] | None:

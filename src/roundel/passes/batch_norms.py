@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Any, ClassVar
+from typing import Any
 
 import numpy as np
 import onnx_ir as ir
 from numpy.typing import NDArray
 
-from roundel.model.edit import Editor
+from roundel.model.edit import Editor, rewrite
 from roundel.model.graph import (
     attribute_float,
     attribute_int,
@@ -25,7 +25,6 @@ from roundel.model.graph import (
     producer,
     real_constant,
 )
-from roundel.passes.base import Pass
 
 _EPSILON = 1e-5  # the default of the ONNX operator
 
@@ -204,19 +203,13 @@ def _new_bias(layer: ir.Node, affine: Affine) -> NDArray[np.float64]:
 _RANKS = (3, 4, 5)  # what ONNX Runtime convolves
 
 
-class BatchNormToConv(Pass):
+def batch_norm_to_conv(model: ir.Model) -> int:
     """Replaces BatchNormalization by a depthwise convolution with a kernel of size 1.
 
     Tolerance: scale and shift are computed in double precision and rounded once. Inputs of three to five
     dimensions whose rank is known are converted; others, and training mode, are left alone.
     """
-
-    name: ClassVar[str] = "batch norm to conv"
-    reads_shapes: ClassVar[bool] = True
-
-    def __call__(self, model: ir.Model) -> int:
-        editor = Editor(model)
-        return sum(_convert(editor, node) for node in model.graph)
+    return rewrite(model, _convert, "BatchNormalization")
 
 
 def _convert(editor: Editor, node: ir.Node) -> bool:
@@ -250,7 +243,7 @@ def _convert(editor: Editor, node: ir.Node) -> bool:
 _LAYERS = ("Conv", "ConvTranspose", "Gemm", "MatMul")
 
 
-class FoldBatchNorm(Pass):
+def fold_batch_norm(model: ir.Model) -> int:
     """Folds BatchNormalization into Conv, ConvTranspose, Gemm or a flat MatMul, or into all of them
     before a Concat of channels.
 
@@ -261,23 +254,17 @@ class FoldBatchNorm(Pass):
     about 1e-6 of their scale in 32-bit floats. Only inference mode is folded, and only where the
     normalization is the one reader of the layer's output. The layer takes over the output's name.
     """
+    return rewrite(model, _fold_affine, "BatchNormalization", "Add", "Mul")
 
-    name: ClassVar[str] = "fold batch norm"
-    reads_shapes: ClassVar[bool] = True
 
-    def __call__(self, model: ir.Model) -> int:
-        editor = Editor(model)
-        count = 0
-        for node in model.graph:
-            affine = inference_affine(node, editor.opset)
-            if affine is not None:
-                layer = producer(node.inputs[0], *_LAYERS)
-                count += _fold_into_layer(editor, node, layer, affine) or _fold_into_branches(
-                    editor, node, affine
-                )
-            elif is_op(node, "Add", "Mul"):
-                count += _fold_constant(editor, node)
-        return count
+def _fold_affine(editor: Editor, node: ir.Node) -> bool:
+    if is_op(node, "Add", "Mul"):
+        return _fold_constant(editor, node)
+    affine = inference_affine(node, editor.opset)
+    if affine is None:
+        return False
+    layer = producer(node.inputs[0], *_LAYERS)
+    return _fold_into_layer(editor, node, layer, affine) or _fold_into_branches(editor, node, affine)
 
 
 def _fold_constant(editor: Editor, node: ir.Node) -> bool:
@@ -329,15 +316,9 @@ def _joins_channels(concat: ir.Node) -> bool:
     return axis == 1 or (axis < 0 and shape is not None and axis + len(shape) == 1)
 
 
-class FoldPad(Pass):
+def fold_pad(model: ir.Model) -> int:
     """Moves a constant Pad with zeros over spatial axes into the `pads` of the Conv behind it. Exact."""
-
-    name: ClassVar[str] = "fold pad"
-    reads_shapes: ClassVar[bool] = True
-
-    def __call__(self, model: ir.Model) -> int:
-        editor = Editor(model)
-        return sum(_fold(editor, node) for node in list(model.graph) if is_op(node, "Pad"))
+    return rewrite(model, _fold, "Pad")
 
 
 def _fold(editor: Editor, node: ir.Node) -> bool:

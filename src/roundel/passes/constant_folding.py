@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass, field
-from typing import Any, ClassVar
+from typing import Any
 
 import numpy as np
 import onnx
@@ -13,7 +13,6 @@ from numpy.typing import NDArray
 
 from roundel.model.edit import Editor
 from roundel.model.graph import attribute_int, constant_array, input_at, integers, producer, static_shape
-from roundel.passes.base import Pass
 from roundel.passes.cleanup import to_initializer
 from roundel.passes.shapes import refresh_shapes
 
@@ -50,30 +49,26 @@ _PLAIN = frozenset(
 )
 
 
-class ConstantFolding(Pass):
+def fold_constants(model: ir.Model) -> int:
     """Computes every node whose inputs are constant, and shapes that are known. Exact.
 
     ONNX Runtime itself computes the values, all nodes of a round in one session. Random operators,
     quantize and dequantize nodes, control flow and nodes that make a graph output stay; so do results
     that would bloat the file.
     """
-
-    name: ClassVar[str] = "constant folding"
-
-    def __call__(self, model: ir.Model) -> int:
-        editor = Editor(model)
-        refused: set[ir.Node] = set()
-        total = 0
-        for _ in range(_MAX_ROUNDS):
-            refresh_shapes(model)
-            found = _Selection(refused)
-            for node in model.graph:
-                found.consider(node)
-            folded = _fold(editor, found)
-            total += folded
-            if not folded:
-                break
-        return total
+    editor = Editor(model)
+    refused: set[ir.Node] = set()
+    total = 0
+    for _ in range(_MAX_ROUNDS):
+        refresh_shapes(model)
+        found = _Selection(refused)
+        for node in model.graph:
+            found.consider(node)
+        folded = _fold(editor, found)
+        total += folded
+        if not folded:
+            break
+    return total
 
 
 @dataclass

@@ -5,29 +5,28 @@ from __future__ import annotations
 import math
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Any, ClassVar
+from typing import Any
 
 import numpy as np
 import onnx_ir as ir
 from numpy.typing import NDArray
 
-from roundel.model.edit import Editor
+from roundel.model.edit import Editor, rewrite
 from roundel.model.graph import (
     attribute_float,
     constant_scalar,
     dims,
     input_at,
     is_op,
-    is_private,
     only_reader,
     operands,
+    opset_version,
     producer,
     real_constant,
     reduced_axes,
-    same_rank,
+    replaceable,
     static_shape,
 )
-from roundel.passes.base import Pass
 from roundel.passes.batch_norms import per_channel
 from roundel.passes.moments import Deviation, mean, normalized, reciprocal_deviation, squared
 
@@ -37,22 +36,12 @@ _LAYER_NORM_SINCE = 17
 _LAYER_NORM_TYPES = frozenset({ir.DataType.FLOAT, ir.DataType.FLOAT16})
 
 
-class FuseLayerNorm(Pass):
+def fuse_layer_norm(model: ir.Model) -> int:
     """Fuses mean, variance, division, scale and shift over the last dimensions into LayerNormalization.
 
     Needs opset 17. Tolerance: the order of the sums, about 1e-6 (1e-3 in 16-bit floats).
     """
-
-    name: ClassVar[str] = "fuse layer norm"
-    reads_shapes: ClassVar[bool] = True
-
-    def __call__(self, model: ir.Model) -> int:
-        editor = Editor(model)
-        if editor.opset < _LAYER_NORM_SINCE:
-            return 0
-        # A fusion removes nodes further on, hence the snapshot.
-        nodes = [node for node in model.graph if is_op(node, "Div", "Mul")]
-        return sum(_fuse_layer_norm(editor, node) for node in nodes if node.graph is model.graph)
+    return rewrite(model, _fuse_layer_norm, "Div", "Mul") if opset_version(model) >= _LAYER_NORM_SINCE else 0
 
 
 def _fuse_layer_norm(editor: Editor, core: ir.Node) -> bool:
@@ -67,15 +56,14 @@ def _fuse_layer_norm(editor: Editor, core: ir.Node) -> bool:
     bias, shifting = _operand(last, "Add", shape)
     if shifting is not None:
         nodes, last = nodes | {shifting}, shifting
-    if not same_rank(found.source, last.outputs[0]) or not is_private(nodes, last):
+    if not replaceable(found.source, nodes, last):
         return False
     base = last.name or last.outputs[0].name or "LayerNormalization"
     if scale is None:
         scale = editor.initializer(f"{base}_scale", np.ones(shape, dtype=found.source.dtype.numpy()))
     inputs = [found.source, _shaped(editor, scale, shape), *([_shaped(editor, bias, shape)] if bias else [])]
     attributes: dict[str, int | float] = {"axis": -len(shape), "epsilon": found.epsilon}
-    editor.replace(last, "LayerNormalization", inputs, attributes)
-    editor.drop_all(nodes - {last})
+    editor.replace_all(nodes, last, "LayerNormalization", inputs, attributes)
     return True
 
 
@@ -125,24 +113,15 @@ def _shaped(editor: Editor, value: ir.Value, shape: tuple[int, ...]) -> ir.Value
 _INSTANCE_NORM_SINCE = 6
 
 
-class FuseInstanceNorm(Pass):
+def fuse_instance_norm(model: ir.Model) -> int:
     """Fuses mean, variance, division, scale and shift over the spatial dimensions into
     InstanceNormalization.
 
     Both usual forms are known: `(x - mean) / deviation * scale + shift`, and the one of TensorFlow,
     `x * factor + (shift - mean * factor)`. Tolerance: the order of the sums, about 1e-5.
     """
-
-    name: ClassVar[str] = "fuse instance norm"
-    reads_shapes: ClassVar[bool] = True
-
-    def __call__(self, model: ir.Model) -> int:
-        editor = Editor(model)
-        if editor.opset < _INSTANCE_NORM_SINCE:
-            return 0
-        # A fusion removes nodes further on, hence the snapshot.
-        nodes = [node for node in model.graph if is_op(node, "Div", "Mul", "Add")]
-        return sum(_fuse_instance_norm(editor, node) for node in nodes if node.graph is model.graph)
+    known = opset_version(model) >= _INSTANCE_NORM_SINCE
+    return rewrite(model, _fuse_instance_norm, "Div", "Mul", "Add") if known else 0
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -159,7 +138,7 @@ def _fuse_instance_norm(editor: Editor, node: ir.Node) -> bool:
         return False
     found, last = match.found, match.last
     count = _channels(found)
-    if count is None or not same_rank(found.source, last.outputs[0]) or not is_private(found.nodes, last):
+    if count is None or not replaceable(found.source, found.nodes, last):
         return False
     base = last.name or last.outputs[0].name or "InstanceNormalization"
     scale = np.ones(count) if match.scale is None else match.scale
@@ -169,8 +148,7 @@ def _fuse_instance_norm(editor: Editor, node: ir.Node) -> bool:
         editor.initializer(f"{base}_scale", scale.astype(np.float32)),
         editor.initializer(f"{base}_shift", shift.astype(np.float32)),
     ]
-    editor.replace(last, "InstanceNormalization", inputs, {"epsilon": found.epsilon})
-    editor.drop_all(found.nodes - {last})
+    editor.replace_all(found.nodes, last, "InstanceNormalization", inputs, {"epsilon": found.epsilon})
     return True
 
 
@@ -281,7 +259,7 @@ _NO_MAXIMUM = 1e30  # exporters write the largest float for "no maximum"
 _TYPES = frozenset({ir.DataType.FLOAT, ir.DataType.DOUBLE})
 
 
-class FuseL2Norm(Pass):
+def fuse_l2_norm(model: ir.Model) -> int:
     """Fuses `x / max(norm(x), tiny)` over one axis into LpNormalization with p = 2.
 
     Tolerance: rounding, about 1e-6, for vectors whose norm exceeds the clamp; a zero vector stays zero.
@@ -289,15 +267,7 @@ class FuseL2Norm(Pass):
     done only where the clamp on the norm is at most 1e-6. An epsilon that is added to the norm, rather
     than clamping it, and a norm without any clamp, which would divide zero by zero, are left alone.
     """
-
-    name: ClassVar[str] = "fuse l2 norm"
-    reads_shapes: ClassVar[bool] = True
-
-    def __call__(self, model: ir.Model) -> int:
-        editor = Editor(model)
-        # A fusion removes nodes further on, hence the snapshot.
-        nodes = [node for node in model.graph if is_op(node, "Div", "Mul")]
-        return sum(_fuse_l2_norm(editor, node) for node in nodes if node.graph is model.graph)
+    return rewrite(model, _fuse_l2_norm, "Div", "Mul")
 
 
 @dataclass(frozen=True, slots=True)
@@ -324,10 +294,9 @@ def _fuse_l2_norm(editor: Editor, last: ir.Node) -> bool:
     if found is None or not 0 < found.clamp <= _LARGEST_CLAMP or found.source.dtype not in _TYPES:
         return False
     nodes = found.nodes | {last}
-    if not same_rank(found.source, last.outputs[0]) or not is_private(nodes, last):
+    if not replaceable(found.source, nodes, last):
         return False
-    editor.replace(last, "LpNormalization", [found.source], {"axis": found.axis, "p": 2})
-    editor.drop_all(nodes - {last})
+    editor.replace_all(nodes, last, "LpNormalization", [found.source], {"axis": found.axis, "p": 2})
     return True
 
 

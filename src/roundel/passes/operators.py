@@ -6,12 +6,11 @@ import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 from itertools import accumulate
-from typing import ClassVar
 
 import numpy as np
 import onnx_ir as ir
 
-from roundel.model.edit import Editor
+from roundel.model.edit import Editor, rewrite
 from roundel.model.graph import (
     any_reduced_axes,
     attribute_int,
@@ -20,26 +19,18 @@ from roundel.model.graph import (
     dims,
     input_at,
     integers,
-    is_op,
     static_shape,
 )
-from roundel.passes.base import Pass
 
 _FLOATS = frozenset({ir.DataType.FLOAT16, ir.DataType.FLOAT, ir.DataType.DOUBLE})
 
 
-class ReduceMeanToPool(Pass):
+def reduce_mean_to_pool(model: ir.Model) -> int:
     """Replaces ReduceMean over the last two of four dimensions by GlobalAveragePool.
 
     Without keepdims, a Flatten follows. Tolerance: the order in which a runtime adds up, about 1e-6.
     """
-
-    name: ClassVar[str] = "reduce mean to global average pool"
-    reads_shapes: ClassVar[bool] = True
-
-    def __call__(self, model: ir.Model) -> int:
-        editor = Editor(model)
-        return sum(_convert(editor, node) for node in model.graph if is_op(node, "ReduceMean"))
+    return rewrite(model, _convert, "ReduceMean")
 
 
 def _convert(editor: Editor, node: ir.Node) -> bool:
@@ -63,19 +54,13 @@ def _convert(editor: Editor, node: ir.Node) -> bool:
 _LIMIT = 512
 
 
-class SplitLargePools(Pass):
+def split_large_pools(model: ir.Model) -> int:
     """Splits a GlobalAveragePool over more than 512 elements into AveragePool and GlobalAveragePool.
 
     The first kernel is, for each dimension, the largest factor up to its square root. A pool of which a
     part would still be too large stays whole. Tolerance: the order of the sum, about 1e-6.
     """
-
-    name: ClassVar[str] = "split large pools"
-    reads_shapes: ClassVar[bool] = True
-
-    def __call__(self, model: ir.Model) -> int:
-        editor = Editor(model)
-        return sum(_split(editor, node) for node in model.graph if is_op(node, "GlobalAveragePool"))
+    return rewrite(model, _split, "GlobalAveragePool")
 
 
 def _split(editor: Editor, node: ir.Node) -> bool:
@@ -104,18 +89,12 @@ def _near_root(size: int) -> int:
 _SLICE_TAKES_INPUTS_SINCE = 10
 
 
-class SplitToSlice(Pass):
+def split_to_slice(model: ir.Model) -> int:
     """Replaces each Split whose sizes are known by Slice nodes. Exact.
 
     Parts that nobody reads get no Slice. A Split whose sizes are not known is left alone.
     """
-
-    name: ClassVar[str] = "split to slice"
-    reads_shapes: ClassVar[bool] = True
-
-    def __call__(self, model: ir.Model) -> int:
-        editor = Editor(model)
-        return sum(_slices(editor, node) for node in model.graph if is_op(node, "Split"))
+    return rewrite(model, _slices, "Split")
 
 
 def _sizes(node: ir.Node, size: int | None) -> tuple[int, ...] | None:
@@ -164,25 +143,20 @@ _TO_NCHW = (0, 3, 1, 2)
 _TO_NHWC = (0, 2, 3, 1)
 
 
-class NchwToNhwc(Pass):
+def nchw_to_nhwc(model: ir.Model) -> int:
     """Changes the layout of four-dimensional graph inputs and outputs from NCHW to NHWC. Exact.
 
     Names stay; shapes change with the layout, and the caller feeds and reads NHWC from then on. Inside,
     a Transpose at each such input and output leaves the rest of the graph as it was.
     """
-
-    name: ClassVar[str] = "nchw to nhwc"
-    reads_shapes: ClassVar[bool] = True
-
-    def __call__(self, model: ir.Model) -> int:
-        editor = Editor(model)
-        outputs = [v for v in dict.fromkeys(model.graph.outputs) if _is_image(v) and not v.is_graph_input()]
-        inputs = [v for v in model.graph.inputs if _is_image(v) and not v.is_initializer()]
-        for value in outputs:
-            _turn_output(editor, value)
-        for value in inputs:
-            _turn_input(editor, value)
-        return len(outputs) + len(inputs)
+    editor = Editor(model)
+    outputs = [v for v in dict.fromkeys(model.graph.outputs) if _is_image(v) and not v.is_graph_input()]
+    inputs = [v for v in model.graph.inputs if _is_image(v) and not v.is_initializer()]
+    for value in outputs:
+        _turn_output(editor, value)
+    for value in inputs:
+        _turn_input(editor, value)
+    return len(outputs) + len(inputs)
 
 
 def _is_image(value: ir.Value) -> bool:
@@ -218,25 +192,16 @@ def _turn_output(editor: Editor, value: ir.Value) -> None:
     editor.graph.append(turn)
 
 
-class ExplicitAttributes(Pass):
+def explicit_attributes(model: ir.Model) -> int:
     """Writes out kernel_shape, strides, pads, dilations and group, and resolves auto_pad. Exact.
 
     SAME padding depends on the size of the input: it is resolved where that is known or the stride is 1,
     and left alone elsewhere. A transposed convolution with an odd total padding is left alone too, because
     runtimes disagree on which side gets the extra row.
     """
-
-    name: ClassVar[str] = "explicit conv attributes"
-    reads_shapes: ClassVar[bool] = True
-
-    def __call__(self, model: ir.Model) -> int:
-        count = 0
-        for node in model.graph:
-            if is_op(node, "Conv", "ConvTranspose"):
-                count += _write_conv(node)
-            elif is_op(node, "MaxPool", "AveragePool"):
-                count += _write_pool(node)
-        return count
+    return rewrite(model, _write_conv, "Conv", "ConvTranspose") + rewrite(
+        model, _write_pool, "MaxPool", "AveragePool"
+    )
 
 
 @dataclass(frozen=True, slots=True)
@@ -258,7 +223,7 @@ def _window(node: ir.Node, kernel: tuple[int, ...]) -> _Window:
     return _Window(kernel, attribute_ints(node, "strides") or ones, attribute_ints(node, "dilations") or ones)
 
 
-def _write_conv(node: ir.Node) -> bool:
+def _write_conv(_: Editor, node: ir.Node) -> bool:
     kernel = attribute_ints(node, "kernel_shape")
     weight = static_shape(input_at(node, 1))
     kernel = kernel or (weight[2:] if weight else None)
@@ -278,7 +243,7 @@ def _write_conv(node: ir.Node) -> bool:
     return changed
 
 
-def _write_pool(node: ir.Node) -> bool:
+def _write_pool(_: Editor, node: ir.Node) -> bool:
     kernel = attribute_ints(node, "kernel_shape")
     if not kernel:
         return False

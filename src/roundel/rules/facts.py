@@ -12,7 +12,7 @@ from roundel.model.graph import op_key
 from roundel.model.load import ModelSource, read_model
 from roundel.passes import refresh_shapes
 from roundel.passes.activations import rescalable
-from roundel.passes.cleanup import LiftConstants
+from roundel.passes.cleanup import lift_constants
 from roundel.plan import build_plan
 from roundel.plan.adjust import on_grid, saturates, upper_bound, will_saturate
 from roundel.plan.types import Observed, QuantPlan, Shared
@@ -158,7 +158,7 @@ def gather_facts(source: ModelSource, preset: RecipeSource | None, device: Devic
     loaded = load_model(source, allow_quantized=True, opaque=QUARK)
     raw = read_model(source)
     given = loaded.model
-    LiftConstants()(given)
+    lift_constants(given)
     stored = strip_pairs(given) if is_quantized(given) else None
     refresh_shapes(given)
     recognised = None if stored is None else intended(stored)
