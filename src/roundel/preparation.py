@@ -8,7 +8,8 @@ import onnx_ir as ir
 
 from roundel.data.lint_values import FirstNorm, first_norms
 from roundel.model import LoadedModel, load_model
-from roundel.model.load import ModelSource, raise_opset
+from roundel.model.load import ModelSource
+from roundel.model.normalise import raise_opset
 from roundel.passes import PassReport, prepare
 from roundel.recipe.settings import Recipe
 

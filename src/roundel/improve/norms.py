@@ -167,11 +167,10 @@ def _mean_square(value: ir.Value | None) -> tuple[ir.Value, frozenset[ir.Node]] 
     found = None if pair is None else mean(pair[0])
     if add is None or found is None:
         return None
-    averaging, squares, axes = found
-    root = squared(squares)
-    if root is None or axes != (len(dims(squares) or ()) - 1,):
+    root = squared(found.source)
+    if root is None or found.axes != (len(dims(found.source) or ()) - 1,):
         return None
-    return root[0], root[1] | {add, averaging}
+    return root.source, root.nodes | found.nodes | {add}
 
 
 def _with(

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import onnx_ir as ir
 
@@ -21,66 +21,63 @@ _FLOATS = frozenset({ir.DataType.FLOAT16, ir.DataType.FLOAT, ir.DataType.DOUBLE}
 
 
 @dataclass(frozen=True, slots=True)
-class Deviation:
-    """The square root of variance plus epsilon, or its reciprocal."""
+class Chain:
+    """Operators that together compute one thing of a tensor.
+
+    Attributes:
+        source: the tensor.
+        nodes: the operators.
+        axes: those over which they reduce.
+        least: what keeps a root or a norm from being zero: the epsilon added, or the clamp.
+    """
 
     source: ir.Value
-    axes: tuple[int, ...]
-    epsilon: float
     nodes: frozenset[ir.Node]
+    axes: tuple[int, ...] = ()
+    least: float = 0.0
 
-    def joined(self, *nodes: ir.Node) -> Deviation:
+    def joined(self, *nodes: ir.Node) -> Chain:
         """The same with more nodes that take part in it."""
-        return Deviation(self.source, self.axes, self.epsilon, self.nodes | set(nodes))
+        return replace(self, nodes=self.nodes | set(nodes))
 
 
-def normalized(last: ir.Node) -> Deviation | None:
+def normalized(last: ir.Node) -> Chain | None:
     """Match `(x - mean) / sqrt(variance + epsilon)`, whose last node is a Div or a Mul."""
-    pairs: tuple[tuple[ir.Value, Deviation | None], ...] = ()
+    pairs: tuple[tuple[ir.Value, Chain | None], ...] = ()
     if is_op(last, "Div") and len(last.inputs) == 2 and last.inputs[0] is not None:
         pairs = ((last.inputs[0], deviation(last.inputs[1])),)
     elif is_op(last, "Mul"):
         pairs = tuple((value, reciprocal_deviation(other)) for value, other in operands(last))
     for value, found in pairs:
         center = None if found is None else centered(value)
-        if found is not None and center is not None and _agree(center, found):
+        if found is None or center is None:
+            continue
+        if center.source is found.source and center.axes == found.axes:
             return found.joined(last, *center.nodes)
     return None
 
 
-@dataclass(frozen=True, slots=True)
-class Centered:
-    """A tensor minus its mean."""
-
-    source: ir.Value
-    axes: tuple[int, ...]
-    nodes: frozenset[ir.Node]
-
-
-def centered(value: ir.Value | None) -> Centered | None:
+def centered(value: ir.Value | None) -> Chain | None:
     """Match `x - mean(x)`."""
     node = producer(value, "Sub")
-    if node is None or len(node.inputs) != 2:
+    found = None if node is None else mean(input_at(node, 1))
+    if node is None or found is None or found.source is not node.inputs[0]:
         return None
-    found = mean(node.inputs[1])
-    if found is None or found[1] is not node.inputs[0]:
-        return None
-    mean_node, source, axes = found
-    return Centered(source, axes, frozenset({node, mean_node}))
+    return found.joined(node)
 
 
-def mean(value: ir.Value | None) -> tuple[ir.Node, ir.Value, tuple[int, ...]] | None:
-    """Match ReduceMean with keepdims, or GlobalAveragePool: the node, its source and its axes."""
+def mean(value: ir.Value | None) -> Chain | None:
+    """Match ReduceMean with keepdims, or GlobalAveragePool."""
     node = producer(value, "ReduceMean", "GlobalAveragePool")
     source = None if node is None else input_at(node, 0)
     if node is None or source is None or source.shape is None:
         return None
     rank = len(source.shape)
     axes = tuple(range(2, rank)) if node.op_type == "GlobalAveragePool" else reduced_axes(node, rank)
-    return (node, source, axes) if axes else None
+    return Chain(source, frozenset({node}), axes) if axes else None
 
 
-def deviation(value: ir.Value | None) -> Deviation | None:
+def deviation(value: ir.Value | None) -> Chain | None:
     """Match `sqrt(variance + epsilon)`."""
     value, casts = _behind_cast(value)
     node = producer(value, "Sqrt", "Pow")
@@ -90,7 +87,7 @@ def deviation(value: ir.Value | None) -> Deviation | None:
     return None if found is None else found.joined(node, *casts)
 
 
-def reciprocal_deviation(value: ir.Value | None) -> Deviation | None:
+def reciprocal_deviation(value: ir.Value | None) -> Chain | None:
     """Match `1 / sqrt(variance + epsilon)`."""
     value, casts = _behind_cast(value)
     node = producer(value, "Reciprocal", "Div", "Pow")
@@ -105,37 +102,31 @@ def reciprocal_deviation(value: ir.Value | None) -> Deviation | None:
     return None if found is None else found.joined(node, *casts)
 
 
-def _padded_variance(value: ir.Value | None) -> Deviation | None:
+def _padded_variance(value: ir.Value | None) -> Chain | None:
     """Match `mean((x - mean(x)) ** 2) + epsilon`."""
     add = producer(value, "Add")
     pair = with_number(add, "Add")
-    found = None if pair is None else mean(pair[0])
-    if add is None or pair is None or found is None:
+    averaged = None if pair is None else mean(pair[0])
+    square = None if averaged is None else squared(averaged.source)
+    if add is None or pair is None or averaged is None or square is None:
         return None
-    mean_node, squares, axes = found
-    root = squared(squares)
-    if root is None:
+    base, casts = _behind_cast(square.source)
+    center = centered(base)
+    if center is None or center.axes != averaged.axes:
         return None
-    base, square_nodes = root
-    center_value, casts = _behind_cast(base)
-    center = centered(center_value)
-    if center is None or center.axes != axes:
-        return None
-    nodes = center.nodes | square_nodes | {add, mean_node, *casts}
-    return Deviation(center.source, axes, pair[1], frozenset(nodes))
+    found = center.joined(add, *casts, *square.nodes, *averaged.nodes)
+    return replace(found, least=pair[1])
 
 
-def squared(value: ir.Value | None) -> tuple[ir.Value, frozenset[ir.Node]] | None:
-    """Match `x ** 2` or `x * x`: x and the node."""
+def squared(value: ir.Value | None) -> Chain | None:
+    """Match `x ** 2` or `x * x`."""
     node = producer(value, "Mul", "Pow")
     base = None if node is None else input_at(node, 0)
     if node is None or base is None:
         return None
-    if node.op_type == "Mul":
-        matches = input_at(node, 1) is base
-    else:
-        matches = constant_scalar(input_at(node, 1)) == 2.0
-    return (base, frozenset({node})) if matches else None
+    other = input_at(node, 1)
+    matches = other is base if node.op_type == "Mul" else constant_scalar(other) == 2.0
+    return Chain(base, frozenset({node})) if matches else None
 
 
 def _behind_cast(value: ir.Value | None) -> tuple[ir.Value | None, tuple[ir.Node, ...]]:
@@ -144,7 +135,3 @@ def _behind_cast(value: ir.Value | None) -> tuple[ir.Value | None, tuple[ir.Node
     if node is None or attribute_int(node, "to", 0) not in _FLOATS:
         return value, ()
     return input_at(node, 0), (node,)
-
-
-def _agree(center: Centered, found: Deviation) -> bool:
-    return center.source is found.source and center.axes == found.axes

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
@@ -28,7 +28,7 @@ from roundel.model.graph import (
     static_shape,
 )
 from roundel.passes.batch_norms import per_channel
-from roundel.passes.moments import Deviation, mean, normalized, reciprocal_deviation, squared
+from roundel.passes.moments import Chain, mean, normalized, reciprocal_deviation, squared
 
 _LAYER_NORM_SINCE = 17
 
@@ -62,12 +62,12 @@ def _fuse_layer_norm(editor: Editor, core: ir.Node) -> bool:
     if scale is None:
         scale = editor.initializer(f"{base}_scale", np.ones(shape, dtype=found.source.dtype.numpy()))
     inputs = [found.source, _shaped(editor, scale, shape), *([_shaped(editor, bias, shape)] if bias else [])]
-    attributes: dict[str, int | float] = {"axis": -len(shape), "epsilon": found.epsilon}
+    attributes: dict[str, int | float] = {"axis": -len(shape), "epsilon": found.least}
     editor.replace_all(nodes, last, "LayerNormalization", inputs, attributes)
     return True
 
 
-def _normalized_shape(found: Deviation) -> tuple[int, ...] | None:
+def _normalized_shape(found: Chain) -> tuple[int, ...] | None:
     """Sizes of the normalized dimensions, if they are the last ones and known."""
     known = dims(found.source)
     if known is None or found.axes != tuple(range(found.axes[0], len(known))):
@@ -76,17 +76,26 @@ def _normalized_shape(found: Deviation) -> tuple[int, ...] | None:
     return sizes if len(sizes) == len(found.axes) else None
 
 
-def _operand(node: ir.Node, op_type: str, shape: tuple[int, ...]) -> tuple[ir.Value | None, ir.Node | None]:
-    """The constant that the one reader of a node applies to it, and that reader."""
+def _applied(node: ir.Node, op_type: str) -> tuple[ir.Value, NDArray[Any], ir.Node] | None:
+    """The real constant that the one reader of a node applies to it, and that reader."""
     reader = only_reader(node.outputs[0])
     if reader is None or not is_op(reader, op_type):
-        return None, None
+        return None
     for value, other in operands(reader):
         array = real_constant(other)
-        if value is node.outputs[0] and array is not None and _spread(array, shape) is not None:
-            same = value.dtype is None or value.dtype == ir.DataType.from_numpy(array.dtype)
-            return (other, reader) if same else (None, None)
-    return None, None
+        if value is node.outputs[0] and array is not None:
+            return other, array, reader
+    return None
+
+
+def _operand(node: ir.Node, op_type: str, shape: tuple[int, ...]) -> tuple[ir.Value | None, ir.Node | None]:
+    """A constant over the normalized dimensions that is applied to a node, and by which node."""
+    found = _applied(node, op_type)
+    if found is None or _spread(found[1], shape) is None:
+        return None, None
+    kind = node.outputs[0].dtype
+    same = kind is None or kind == ir.DataType.from_numpy(found[1].dtype)
+    return (found[0], found[2]) if same else (None, None)
 
 
 def _spread(array: NDArray[Any], shape: tuple[int, ...]) -> NDArray[Any] | None:
@@ -126,7 +135,7 @@ def fuse_instance_norm(model: ir.Model) -> int:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class _Match:
-    found: Deviation
+    found: Chain
     last: ir.Node
     scale: NDArray[Any] | None
     shift: NDArray[Any] | None
@@ -148,11 +157,11 @@ def _fuse_instance_norm(editor: Editor, node: ir.Node) -> bool:
         editor.initializer(f"{base}_scale", scale.astype(np.float32)),
         editor.initializer(f"{base}_shift", shift.astype(np.float32)),
     ]
-    editor.replace_all(found.nodes, last, "InstanceNormalization", inputs, {"epsilon": found.epsilon})
+    editor.replace_all(found.nodes, last, "InstanceNormalization", inputs, {"epsilon": found.least})
     return True
 
 
-def _channels(found: Deviation) -> int | None:
+def _channels(found: Chain) -> int | None:
     shape = dims(found.source)
     if shape is None or len(shape) < 3 or found.axes != tuple(range(2, len(shape))):
         return None
@@ -165,39 +174,28 @@ def _plain_form(core: ir.Node) -> _Match | None:
     if found is None or count is None:
         return None
     rank, last = len(found.source.shape or ()), core
-    scale, scaling = _applied(last, "Mul", rank, count)
+    scale, scaling = _by_channel(last, "Mul", rank, count)
     if scaling is not None:
         found, last = found.joined(scaling), scaling
-    shift, shifting = _applied(last, "Add", rank, count)
+    shift, shifting = _by_channel(last, "Add", rank, count)
     if shifting is not None:
         found, last = found.joined(shifting), shifting
     # Over the last of three dimensions alone, this is a layer normalization unless the scale says otherwise.
-    if (scale is None and rank == 3) or _has_other_constant(last):
+    # So it is where a scale follows that is not one number per channel.
+    if (scale is None and rank == 3) or _applied(last, "Mul") is not None:
         return None
     return _Match(found, last, scale, shift)
 
 
-def _applied(
+def _by_channel(
     node: ir.Node, op_type: str, rank: int, count: int
 ) -> tuple[NDArray[np.float64] | None, ir.Node | None]:
-    """The number per channel that the one reader of a node applies to it, and that reader."""
-    reader = only_reader(node.outputs[0])
-    if reader is None or not is_op(reader, op_type):
+    """One number per channel that is applied to a node, and by which node."""
+    found = _applied(node, op_type)
+    if found is None or found[1].size != count:
         return None, None
-    for value, other in operands(reader):
-        array = real_constant(other)
-        numbers = None if array is None else per_channel(array, rank, count)
-        if value is node.outputs[0] and array is not None and array.size == count and numbers is not None:
-            return numbers, reader
-    return None, None
-
-
-def _has_other_constant(node: ir.Node) -> bool:
-    """Whether a scale that is not one number per channel follows: then it is a layer normalization."""
-    reader = only_reader(node.outputs[0])
-    if reader is None or not is_op(reader, "Mul"):
-        return False
-    return any(real_constant(value) is not None for value in reader.inputs)
+    numbers = per_channel(found[1], rank, count)
+    return (None, None) if numbers is None else (numbers, found[2])
 
 
 def _tensorflow_form(last: ir.Node) -> _Match | None:
@@ -223,21 +221,21 @@ def _with_factor(
     centers = [mean(value) for value, other in operands(moved) if other is factor]
     center = next((c for c in centers if c is not None), None)
     found, scale = _factor(factor)
-    if center is None or found is None or center[1] is not source or found.source is not source:
+    if center is None or found is None or center.source is not source or found.source is not source:
         return None
     count = _channels(found)
     shift = real_constant(minus.inputs[0])
-    if count is None or shift is None or center[2] != found.axes:
+    if count is None or shift is None or center.axes != found.axes:
         return None
     rank = len(source.shape or ())
     shifts = per_channel(shift, rank, count)
     scales = None if scale is None else per_channel(scale, rank, count)
     if shifts is None or (scale is not None and scales is None):
         return None
-    return _Match(found.joined(last, times, minus, moved, center[0]), last, scales, shifts)
+    return _Match(found.joined(last, times, minus, moved, *center.nodes), last, scales, shifts)
 
 
-def _factor(value: ir.Value) -> tuple[Deviation | None, NDArray[Any] | None]:
+def _factor(value: ir.Value) -> tuple[Chain | None, NDArray[Any] | None]:
     plain = reciprocal_deviation(value)
     node = producer(value, "Mul")
     if plain is not None or node is None:
@@ -270,37 +268,21 @@ def fuse_l2_norm(model: ir.Model) -> int:
     return rewrite(model, _fuse_l2_norm, "Div", "Mul")
 
 
-@dataclass(frozen=True, slots=True)
-class _Norm:
-    """A clamped norm: of what, along which axis, at least how much."""
-
-    source: ir.Value
-    axis: int
-    clamp: float
-    nodes: frozenset[ir.Node]
-
-    def joined(self, *nodes: ir.Node) -> _Norm:
-        return _Norm(self.source, self.axis, self.clamp, self.nodes | set(nodes))
-
-    def clamped(self, clamp: float, node: ir.Node) -> _Norm:
-        return _Norm(self.source, self.axis, max(self.clamp, clamp), self.nodes | {node})
-
-
-_Matcher = Callable[[ir.Value | None], _Norm | None]
+_Matcher = Callable[[ir.Value | None], Chain | None]
 
 
 def _fuse_l2_norm(editor: Editor, last: ir.Node) -> bool:
     found = _quotient(last)
-    if found is None or not 0 < found.clamp <= _LARGEST_CLAMP or found.source.dtype not in _TYPES:
+    if found is None or not 0 < found.least <= _LARGEST_CLAMP or found.source.dtype not in _TYPES:
         return False
     nodes = found.nodes | {last}
     if not replaceable(found.source, nodes, last):
         return False
-    editor.replace_all(nodes, last, "LpNormalization", [found.source], {"axis": found.axis, "p": 2})
+    editor.replace_all(nodes, last, "LpNormalization", [found.source], {"axis": found.axes[0], "p": 2})
     return True
 
 
-def _quotient(last: ir.Node) -> _Norm | None:
+def _quotient(last: ir.Node) -> Chain | None:
     if last.op_type == "Div":
         found = _expanded(input_at(last, 1), input_at(last, 0))
         return found if found is not None and found.source is input_at(last, 0) else None
@@ -312,7 +294,7 @@ def _quotient(last: ir.Node) -> _Norm | None:
     return None
 
 
-def _expanded(value: ir.Value | None, like: ir.Value | None) -> _Norm | None:
+def _expanded(value: ir.Value | None, like: ir.Value | None) -> Chain | None:
     """A clamped norm, perhaps expanded to the shape of the vector."""
     node = producer(value, "Expand")
     if node is None:
@@ -326,7 +308,7 @@ def _expanded(value: ir.Value | None, like: ir.Value | None) -> _Norm | None:
     return None if found is None else found.joined(node)
 
 
-def _norm(value: ir.Value | None) -> _Norm | None:
+def _norm(value: ir.Value | None) -> Chain | None:
     """Match ReduceL2, or the root of a sum of squares that may be clamped inside."""
     node = producer(value, "ReduceL2", "Sqrt")
     if node is None or node.op_type == "ReduceL2":
@@ -334,31 +316,26 @@ def _norm(value: ir.Value | None) -> _Norm | None:
     inside = _clamped(input_at(node, 0), _sum_of_squares)
     if inside is None:
         return None
-    return _Norm(inside.source, inside.axis, math.sqrt(inside.clamp), inside.nodes | {node})
+    return replace(inside.joined(node), least=math.sqrt(inside.least))
 
 
-def _sum_of_squares(value: ir.Value | None) -> _Norm | None:
+def _sum_of_squares(value: ir.Value | None) -> Chain | None:
     node = producer(value, "ReduceSum", "ReduceSumSquare")
     if node is None or node.op_type == "ReduceSumSquare":
         return _reduction(node)
-    root = squared(input_at(node, 0))
-    if root is None:
-        return None
-    found = _reduction(node)
-    if found is None:
-        return None
-    return _Norm(root[0], found.axis, 0.0, found.nodes | root[1])
+    root, found = squared(input_at(node, 0)), _reduction(node)
+    return None if root is None or found is None else replace(found.joined(*root.nodes), source=root.source)
 
 
-def _reduction(node: ir.Node | None) -> _Norm | None:
+def _reduction(node: ir.Node | None) -> Chain | None:
     source = None if node is None else input_at(node, 0)
     if node is None or source is None or source.shape is None:
         return None
     axes = reduced_axes(node, len(source.shape))
-    return _Norm(source, axes[0], 0.0, frozenset({node})) if axes is not None and len(axes) == 1 else None
+    return Chain(source, frozenset({node}), axes) if axes is not None and len(axes) == 1 else None
 
 
-def _clamped(value: ir.Value | None, inner: _Matcher) -> _Norm | None:
+def _clamped(value: ir.Value | None, inner: _Matcher) -> Chain | None:
     """What `inner` matches, perhaps behind Max or Clip from below."""
     node = producer(value, "Max", "Clip")
     if node is None:
@@ -370,7 +347,7 @@ def _clamped(value: ir.Value | None, inner: _Matcher) -> _Norm | None:
     for body, clamp in pairs:
         found = inner(body) if clamp is not None and clamp >= 0 else None
         if found is not None and clamp is not None:
-            return found.clamped(clamp, node)
+            return replace(found.joined(node), least=max(found.least, clamp))
     return None
 
 
