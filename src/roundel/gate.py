@@ -18,7 +18,7 @@ from roundel.calibrate.runner import run_session
 from roundel.calibrate.statistics import QuantState
 from roundel.errors import DataError, ModelError, VerifyError
 from roundel.model.graph import constant_array
-from roundel.model.load import ModelSource, read_model
+from roundel.model.load import ModelSource, as_written
 from roundel.model.session import open_session
 from roundel.numerics.metrics import Closeness, comparable
 from roundel.plan.float_parts import Joint, paired_parts
@@ -251,7 +251,7 @@ def _original(source: ModelSource, *, optimise: bool = True) -> ort.InferenceSes
     if isinstance(source, ir.Model | bytes):
         return open_session(source, optimise=optimise)
     if hasattr(source, "SerializeToString"):
-        return open_session(read_model(source), optimise=optimise)
+        return open_session(as_written(source), optimise=optimise)
     return open_session(Path(str(source)), optimise=optimise)
 
 

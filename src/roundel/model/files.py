@@ -1,4 +1,4 @@
-"""One hash for a model on disk, whatever its data file is called."""
+"""Models on disk: their hashes, their data files, and files that appear whole or not at all."""
 
 from __future__ import annotations
 

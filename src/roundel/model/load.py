@@ -98,7 +98,7 @@ def load_model(
         opaque: a domain whose functions are dropped instead of inlined: its operators stay nodes.
     """
     path = Path(source) if isinstance(source, str | Path) else None
-    model = read_model(source)
+    model = as_written(source)
     data_files = tuple(dict.fromkeys(Path(tensor.path) for _, tensor in external_values(model)))
     with blaming(source):
         notes, source_opset = _cleaned(model, path or "the model passed in", opaque, allow_quantized)
@@ -129,7 +129,7 @@ def _cleaned(
     return notes, source_opset
 
 
-def read_model(source: ModelSource) -> ir.Model:
+def as_written(source: ModelSource) -> ir.Model:
     """The model as it is written, but with sparse tensors written out; the source stays as it was."""
     if isinstance(source, ir.Model):
         return source.clone()

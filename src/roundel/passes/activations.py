@@ -1,4 +1,4 @@
-"""Gelu as one node."""
+"""Activations: Gelu as one node, HardSwish as two, Clip with a bound that a quantizer can keep."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Constant nodes become initializers."""
+"""What does nothing goes; constants become initializers, one for each layer."""
 
 from __future__ import annotations
 
@@ -27,19 +27,6 @@ def lift_constants(model: ir.Model) -> int:
     before = len(model.graph)
     common.LiftConstantsToInitializersPass(lift_all_constants=True, size_limit=0)(model)
     return before - len(model.graph)
-
-
-def to_initializer(editor: Editor, value: ir.Value, tensor: ir.TensorProtocol) -> None:
-    """Put an initializer with this content where a computed value stood, under its name."""
-    name = value.name or editor.fresh("constant")
-    value.name = None
-    tensor.name = name
-    fixed = ir.Value(name=name, const_value=tensor)
-    fixed.shape = ir.Shape(tensor.shape.numpy())
-    fixed.dtype = tensor.dtype
-    fixed.metadata_props.update(value.metadata_props)
-    value.replace_all_uses_with(fixed)
-    editor.graph.register_initializer(fixed)
 
 
 def remove_dead_code(model: ir.Model) -> int:

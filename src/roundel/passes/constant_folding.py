@@ -13,7 +13,6 @@ from numpy.typing import NDArray
 
 from roundel.model.edit import Editor
 from roundel.model.graph import attribute_int, constant_array, input_at, integers, producer, static_shape
-from roundel.passes.cleanup import to_initializer
 from roundel.passes.shapes import refresh_shapes
 
 # The file must not grow much: a result is kept if it is small, or holds no more elements than the
@@ -167,7 +166,7 @@ def _fold(editor: Editor, found: _Selection) -> int:
     for value, array in found.known.items():
         node = value.producer()
         assert node is not None, "only computed values are in here"
-        to_initializer(editor, value, ir.tensor(array))
+        _to_initializer(editor, value, ir.tensor(array))
         editor.drop(node)
     nodes = list(found.nodes)
     if not nodes:
@@ -185,12 +184,25 @@ def _fold(editor: Editor, found: _Selection) -> int:
     return count
 
 
+def _to_initializer(editor: Editor, value: ir.Value, tensor: ir.TensorProtocol) -> None:
+    """Put an initializer with this content where a computed value stood, under its name."""
+    name = value.name or editor.fresh("constant")
+    value.name = None
+    tensor.name = name
+    fixed = ir.Value(name=name, const_value=tensor)
+    fixed.shape = ir.Shape(tensor.shape.numpy())
+    fixed.dtype = tensor.dtype
+    fixed.metadata_props.update(value.metadata_props)
+    value.replace_all_uses_with(fixed)
+    editor.graph.register_initializer(fixed)
+
+
 def _replace(editor: Editor, nodes: list[ir.Node]) -> bool:
     results = _evaluate(editor.model, nodes)
     if results is None:
         return False
     for value, array in results.items():
-        to_initializer(editor, value, ir.tensor(array))
+        _to_initializer(editor, value, ir.tensor(array))
     for node in reversed(nodes):
         editor.drop(node)
     return True

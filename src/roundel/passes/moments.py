@@ -21,7 +21,7 @@ _FLOATS = frozenset({ir.DataType.FLOAT16, ir.DataType.FLOAT, ir.DataType.DOUBLE}
 
 
 @dataclass(frozen=True, slots=True)
-class Chain:
+class Pattern:
     """Operators that together compute one thing of a tensor.
 
     Attributes:
@@ -36,14 +36,14 @@ class Chain:
     axes: tuple[int, ...] = ()
     least: float = 0.0
 
-    def joined(self, *nodes: ir.Node) -> Chain:
+    def joined(self, *nodes: ir.Node) -> Pattern:
         """The same with more nodes that take part in it."""
         return replace(self, nodes=self.nodes | set(nodes))
 
 
-def normalized(last: ir.Node) -> Chain | None:
+def normalized(last: ir.Node) -> Pattern | None:
     """Match `(x - mean) / sqrt(variance + epsilon)`, whose last node is a Div or a Mul."""
-    pairs: tuple[tuple[ir.Value, Chain | None], ...] = ()
+    pairs: tuple[tuple[ir.Value, Pattern | None], ...] = ()
     if is_op(last, "Div") and len(last.inputs) == 2 and last.inputs[0] is not None:
         pairs = ((last.inputs[0], deviation(last.inputs[1])),)
     elif is_op(last, "Mul"):
@@ -57,7 +57,7 @@ def normalized(last: ir.Node) -> Chain | None:
     return None
 
 
-def centered(value: ir.Value | None) -> Chain | None:
+def centered(value: ir.Value | None) -> Pattern | None:
     """Match `x - mean(x)`."""
     node = producer(value, "Sub")
     found = None if node is None else mean(input_at(node, 1))
@@ -66,7 +66,7 @@ def centered(value: ir.Value | None) -> Chain | None:
     return found.joined(node)
 
 
-def mean(value: ir.Value | None) -> Chain | None:
+def mean(value: ir.Value | None) -> Pattern | None:
     """Match ReduceMean with keepdims, or GlobalAveragePool."""
     node = producer(value, "ReduceMean", "GlobalAveragePool")
     source = None if node is None else input_at(node, 0)
@@ -74,10 +74,10 @@ def mean(value: ir.Value | None) -> Chain | None:
         return None
     rank = len(source.shape)
     axes = tuple(range(2, rank)) if node.op_type == "GlobalAveragePool" else reduced_axes(node, rank)
-    return Chain(source, frozenset({node}), axes) if axes else None
+    return Pattern(source, frozenset({node}), axes) if axes else None
 
 
-def deviation(value: ir.Value | None) -> Chain | None:
+def deviation(value: ir.Value | None) -> Pattern | None:
     """Match `sqrt(variance + epsilon)`."""
     value, casts = _behind_cast(value)
     node = producer(value, "Sqrt", "Pow")
@@ -87,7 +87,7 @@ def deviation(value: ir.Value | None) -> Chain | None:
     return None if found is None else found.joined(node, *casts)
 
 
-def reciprocal_deviation(value: ir.Value | None) -> Chain | None:
+def reciprocal_deviation(value: ir.Value | None) -> Pattern | None:
     """Match `1 / sqrt(variance + epsilon)`."""
     value, casts = _behind_cast(value)
     node = producer(value, "Reciprocal", "Div", "Pow")
@@ -102,7 +102,7 @@ def reciprocal_deviation(value: ir.Value | None) -> Chain | None:
     return None if found is None else found.joined(node, *casts)
 
 
-def _padded_variance(value: ir.Value | None) -> Chain | None:
+def _padded_variance(value: ir.Value | None) -> Pattern | None:
     """Match `mean((x - mean(x)) ** 2) + epsilon`."""
     add = producer(value, "Add")
     pair = with_number(add, "Add")
@@ -118,7 +118,7 @@ def _padded_variance(value: ir.Value | None) -> Chain | None:
     return replace(found, least=pair[1])
 
 
-def squared(value: ir.Value | None) -> Chain | None:
+def squared(value: ir.Value | None) -> Pattern | None:
     """Match `x ** 2` or `x * x`."""
     node = producer(value, "Mul", "Pow")
     base = None if node is None else input_at(node, 0)
@@ -126,7 +126,7 @@ def squared(value: ir.Value | None) -> Chain | None:
         return None
     other = input_at(node, 1)
     matches = other is base if node.op_type == "Mul" else constant_scalar(other) == 2.0
-    return Chain(base, frozenset({node})) if matches else None
+    return Pattern(base, frozenset({node})) if matches else None
 
 
 def _behind_cast(value: ir.Value | None) -> tuple[ir.Value | None, tuple[ir.Node, ...]]:

@@ -1,4 +1,4 @@
-"""Layer normalization as one node."""
+"""Layer, instance and L2 normalization, which exporters spell out, as one node each."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ from roundel.model.graph import (
     static_shape,
 )
 from roundel.passes.batch_norms import per_channel
-from roundel.passes.moments import Chain, mean, normalized, reciprocal_deviation, squared
+from roundel.passes.moments import Pattern, mean, normalized, reciprocal_deviation, squared
 
 _LAYER_NORM_SINCE = 17
 
@@ -67,7 +67,7 @@ def _fuse_layer_norm(editor: Editor, core: ir.Node) -> bool:
     return True
 
 
-def _normalized_shape(found: Chain) -> tuple[int, ...] | None:
+def _normalized_shape(found: Pattern) -> tuple[int, ...] | None:
     """Sizes of the normalized dimensions, if they are the last ones and known."""
     known = dims(found.source)
     if known is None or found.axes != tuple(range(found.axes[0], len(known))):
@@ -135,7 +135,7 @@ def fuse_instance_norm(model: ir.Model) -> int:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class _Match:
-    found: Chain
+    found: Pattern
     last: ir.Node
     scale: NDArray[Any] | None
     shift: NDArray[Any] | None
@@ -161,7 +161,7 @@ def _fuse_instance_norm(editor: Editor, node: ir.Node) -> bool:
     return True
 
 
-def _channels(found: Chain) -> int | None:
+def _channels(found: Pattern) -> int | None:
     shape = dims(found.source)
     if shape is None or len(shape) < 3 or found.axes != tuple(range(2, len(shape))):
         return None
@@ -235,7 +235,7 @@ def _with_factor(
     return _Match(found.joined(last, times, minus, moved, *center.nodes), last, scales, shifts)
 
 
-def _factor(value: ir.Value) -> tuple[Chain | None, NDArray[Any] | None]:
+def _factor(value: ir.Value) -> tuple[Pattern | None, NDArray[Any] | None]:
     plain = reciprocal_deviation(value)
     node = producer(value, "Mul")
     if plain is not None or node is None:
@@ -268,7 +268,7 @@ def fuse_l2_norm(model: ir.Model) -> int:
     return rewrite(model, _fuse_l2_norm, "Div", "Mul")
 
 
-_Matcher = Callable[[ir.Value | None], Chain | None]
+_Matcher = Callable[[ir.Value | None], Pattern | None]
 
 
 def _fuse_l2_norm(editor: Editor, last: ir.Node) -> bool:
@@ -282,7 +282,7 @@ def _fuse_l2_norm(editor: Editor, last: ir.Node) -> bool:
     return True
 
 
-def _quotient(last: ir.Node) -> Chain | None:
+def _quotient(last: ir.Node) -> Pattern | None:
     if last.op_type == "Div":
         found = _expanded(input_at(last, 1), input_at(last, 0))
         return found if found is not None and found.source is input_at(last, 0) else None
@@ -294,7 +294,7 @@ def _quotient(last: ir.Node) -> Chain | None:
     return None
 
 
-def _expanded(value: ir.Value | None, like: ir.Value | None) -> Chain | None:
+def _expanded(value: ir.Value | None, like: ir.Value | None) -> Pattern | None:
     """A clamped norm, perhaps expanded to the shape of the vector."""
     node = producer(value, "Expand")
     if node is None:
@@ -308,7 +308,7 @@ def _expanded(value: ir.Value | None, like: ir.Value | None) -> Chain | None:
     return None if found is None else found.joined(node)
 
 
-def _norm(value: ir.Value | None) -> Chain | None:
+def _norm(value: ir.Value | None) -> Pattern | None:
     """Match ReduceL2, or the root of a sum of squares that may be clamped inside."""
     node = producer(value, "ReduceL2", "Sqrt")
     if node is None or node.op_type == "ReduceL2":
@@ -319,7 +319,7 @@ def _norm(value: ir.Value | None) -> Chain | None:
     return replace(inside.joined(node), least=math.sqrt(inside.least))
 
 
-def _sum_of_squares(value: ir.Value | None) -> Chain | None:
+def _sum_of_squares(value: ir.Value | None) -> Pattern | None:
     node = producer(value, "ReduceSum", "ReduceSumSquare")
     if node is None or node.op_type == "ReduceSumSquare":
         return _reduction(node)
@@ -327,15 +327,15 @@ def _sum_of_squares(value: ir.Value | None) -> Chain | None:
     return None if root is None or found is None else replace(found.joined(*root.nodes), source=root.source)
 
 
-def _reduction(node: ir.Node | None) -> Chain | None:
+def _reduction(node: ir.Node | None) -> Pattern | None:
     source = None if node is None else input_at(node, 0)
     if node is None or source is None or source.shape is None:
         return None
     axes = reduced_axes(node, len(source.shape))
-    return Chain(source, frozenset({node}), axes) if axes is not None and len(axes) == 1 else None
+    return Pattern(source, frozenset({node}), axes) if axes is not None and len(axes) == 1 else None
 
 
-def _clamped(value: ir.Value | None, inner: _Matcher) -> Chain | None:
+def _clamped(value: ir.Value | None, inner: _Matcher) -> Pattern | None:
     """What `inner` matches, perhaps behind Max or Clip from below."""
     node = producer(value, "Max", "Clip")
     if node is None:

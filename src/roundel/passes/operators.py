@@ -1,4 +1,4 @@
-"""The mean over height and width is global average pooling."""
+"""Operators in the form that the NPU takes: pools, slices, layouts, written-out attributes."""
 
 from __future__ import annotations
 

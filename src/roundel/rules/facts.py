@@ -9,7 +9,7 @@ import onnx_ir as ir
 
 from roundel.model import LoadedModel, load_model
 from roundel.model.graph import op_key
-from roundel.model.load import ModelSource, read_model
+from roundel.model.load import ModelSource, as_written
 from roundel.passes import refresh_shapes
 from roundel.passes.activations import rescalable
 from roundel.passes.cleanup import lift_constants
@@ -156,7 +156,7 @@ class Facts:
 def gather_facts(source: ModelSource, preset: RecipeSource | None, device: Device) -> Facts:
     """Read a model, float or quantized, and predict its split."""
     loaded = load_model(source, allow_quantized=True, opaque=QUARK)
-    raw = read_model(source)
+    raw = as_written(source)
     given = loaded.model
     lift_constants(given)
     stored = strip_pairs(given) if is_quantized(given) else None
