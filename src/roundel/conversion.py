@@ -13,10 +13,11 @@ import onnx_ir as ir
 from roundel.calibrate.resolve import resolve
 from roundel.errors import ModelError, OutputError, RecipeError, did_you_mean
 from roundel.gate import OutputReport, check_file, compare_outputs
-from roundel.model import load_model
-from roundel.model.files import check_writable, external_values, same_file, staged_or_temporary
+from roundel.model import LoadedModel, load_model
+from roundel.model.files import check_writable, same_file, staged_or_temporary
 from roundel.model.graph import is_constant, op_key
-from roundel.model.load import ModelSource, bfloat16_node
+from roundel.model.load import ModelSource
+from roundel.model.normalise import bfloat16_node, computes_in_bfloat16, widen_floats
 from roundel.model.session import open_session
 from roundel.plan import build_plan
 from roundel.plan.types import Role
@@ -94,8 +95,8 @@ def convert(
         RoundelError: the model, the data or an option is wrong; nothing was written.
     """
     _check_options(to, form, half_weights=half_weights, strip_functions=strip_functions)
-    source = load_model(model, allow_quantized=True, opaque=QUARK).model
-    target = _checked_output(output, model, source)
+    loaded = load_model(model, allow_quantized=True, opaque=QUARK)
+    source, target = loaded.model, _checked_output(output, model, loaded)
     made = _made(model, source, to, form, half_weights=half_weights)
     result = made.model
     result.producer_name, result.producer_version = "roundel", VERSION
@@ -103,7 +104,9 @@ def convert(
     shown = strip(result) if strip_functions else result
     with ExitStack() as cleanup:
         # The file takes its place only when everything below has ended well.
-        file = cleanup.enter_context(staged_or_temporary(shown, target, external_data=external_data))
+        file = cleanup.enter_context(
+            staged_or_temporary(shown, target, external_data=external_data, reads=loaded.data_files)
+        )
         # Operators without bodies run in no plain session: the same graph with them is the proof.
         proof = file if shown is result else cleanup.enter_context(staged_or_temporary(result, None))
         session = check_file(proof)
@@ -138,6 +141,8 @@ def _check_options(to: str, form: str, *, half_weights: bool, strip_functions: b
 def _made(source: ModelSource, loaded: ir.Model, to: Target, form: Form, *, half_weights: bool) -> _Made:
     bare = loaded.clone()
     tensors = lift(bare.graph)
+    if computes_in_bfloat16(bare):
+        widen_floats(bare)
     _refuse_left_over(bare)
     ftype = _TYPES.get(to)
     if ftype is None:
@@ -205,16 +210,16 @@ def _run(
     return inputs, [dict(zip(names, session.run(None, sample), strict=True)) for sample in inputs]
 
 
-def _checked_output(output: str | Path | None, source: ModelSource, loaded: ir.Model) -> Path | None:
+def _checked_output(output: str | Path | None, source: ModelSource, loaded: LoadedModel) -> Path | None:
     if output is None:
         return None
     target = Path(output)
     check_writable(target)
-    read = {str(tensor.path): "input model's external data" for _, tensor in external_values(loaded)}
+    read = dict.fromkeys(loaded.data_files, "input model's external data")
     if isinstance(source, str | Path):
-        read[str(source)] = "input model"
+        read[Path(source)] = "input model"
     for path, what in read.items():
-        if same_file(target, Path(path)):
+        if same_file(target, path):
             raise OutputError(
                 f"The output would overwrite the {what}.", where=target, hint="Choose another output path."
             )

@@ -18,7 +18,7 @@ from roundel.calibrate.runner import run_session
 from roundel.calibrate.statistics import QuantState
 from roundel.errors import DataError, ModelError, VerifyError
 from roundel.model.graph import constant_array
-from roundel.model.load import ModelSource
+from roundel.model.load import ModelSource, as_written
 from roundel.model.session import open_session
 from roundel.numerics.metrics import Closeness, comparable
 from roundel.plan.float_parts import Joint, paired_parts
@@ -50,10 +50,11 @@ def check_file(path: Path) -> ort.InferenceSession:
 
 
 def _check_onnx(path: Path) -> None:
-    """ONNX's checker on all but the operators that ONNX Runtime has added to ONNX's own domain.
+    """ONNX's checker on all but two things that the float model may have and ONNX Runtime takes.
 
-    Exporters write these (SimplifiedLayerNormalization, or LayerNormalization before opset 17); ONNX has no
-    schema for them and refuses the model.
+    Operators that ONNX Runtime has added to ONNX's own domain: exporters write them
+    (SimplifiedLayerNormalization, or LayerNormalization before opset 17), and ONNX has no schema for them.
+    And outputs of a rank that only the run shows.
     """
     try:
         onnx.checker.check_model(str(path))
@@ -62,8 +63,12 @@ def _check_onnx(path: Path) -> None:
         version = next((o.version for o in proto.opset_import if o.domain in ("", "ai.onnx")), 1)
         own = [node for node in proto.graph.node if not node.domain]
         foreign = [node for node in own if not onnx.defs.has(node.op_type, version, "")]
-        if not foreign:
+        kinds = [o.type.tensor_type for o in proto.graph.output if o.type.HasField("tensor_type")]
+        open_kinds = [kind for kind in kinds if not kind.HasField("shape")]
+        if not foreign and not open_kinds:
             raise
+        for kind in open_kinds:
+            kind.shape.SetInParent()
         for node in foreign:
             node.domain = _UNCHECKED
         proto.opset_import.add(domain=_UNCHECKED, version=1)
@@ -246,7 +251,7 @@ def _original(source: ModelSource, *, optimise: bool = True) -> ort.InferenceSes
     if isinstance(source, ir.Model | bytes):
         return open_session(source, optimise=optimise)
     if hasattr(source, "SerializeToString"):
-        return open_session(ir.from_proto(source), optimise=optimise)  # type: ignore[arg-type]
+        return open_session(as_written(source), optimise=optimise)
     return open_session(Path(str(source)), optimise=optimise)
 
 

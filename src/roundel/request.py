@@ -8,7 +8,7 @@ from typing import Any
 
 from roundel.errors import OutputError, RecipeError
 from roundel.model import LoadedModel
-from roundel.model.files import check_writable, external_values, same_file
+from roundel.model.files import check_writable, same_file
 from roundel.model.load import ModelSource
 from roundel.recipe.load import RecipeSource, unfolded
 from roundel.recipe.settings import merge
@@ -87,5 +87,5 @@ def _refuse_overwriting(target: Path, source: Path, what: str) -> None:
 
 def refuse_external_target(target: Path | None, loaded: LoadedModel) -> None:
     if target is not None:
-        for path in {str(tensor.path) for _, tensor in external_values(loaded.model)}:
-            _refuse_overwriting(target, Path(path), "input model's external data")
+        for path in loaded.data_files:
+            _refuse_overwriting(target, path, "input model's external data")

@@ -103,7 +103,9 @@ def gate(state: State, request: Request, cleanup: ExitStack) -> QuantizeResult:
         check_limits(state.model, state, recipe.npu)
     shown = strip(result) if recipe.output.strip_functions else result
     external = recipe.output.external_data
-    file = cleanup.enter_context(staged_or_temporary(shown, target, external_data=external))
+    file = cleanup.enter_context(
+        staged_or_temporary(shown, target, external_data=external, reads=state.loaded.data_files)
+    )
     # Operators without bodies run in no plain session: the same graph with them is the proof.
     proof = file if shown is result else cleanup.enter_context(staged_or_temporary(result, None))
     reports, doubt = _verified(state, request.source, proof)

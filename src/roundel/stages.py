@@ -41,7 +41,8 @@ from roundel.model.graph import (
     values_by_name,
     weight_bytes,
 )
-from roundel.model.load import ModelSource, raise_opset
+from roundel.model.load import ModelSource
+from roundel.model.normalise import raise_opset
 from roundel.model.session import give_memory_back, open_session
 from roundel.numerics.packed import round_packed
 from roundel.passes import prepare as run_passes

@@ -10,6 +10,7 @@ from typing import Any
 
 import numpy as np
 import onnx
+import onnx_ir
 import onnxruntime as ort
 import pytest
 
@@ -171,6 +172,47 @@ def test_external_data_too_short(refused: Any, split: Path) -> None:
     assert "too short" in error.what
     assert "has 100 bytes" in error.observed
     assert "at least" in error.expected
+
+
+def change_reference(path: Path, key: str, value: str) -> None:
+    proto = onnx.load(path, load_external_data=False)
+    entries = {entry.key: entry for entry in proto.graph.initializer[0].external_data}
+    entries[key].value = value
+    path.write_bytes(proto.SerializeToString())
+
+
+@pytest.mark.parametrize("length", ["100", "0"])
+def test_external_data_shorter_than_its_tensor(refused: Any, split: Path, length: str) -> None:
+    change_reference(split, "length", length)
+    error = refused(split, ModelError)
+    assert "shorter than the weight" in error.what
+    assert "initializer 'w'" in error.where
+    assert error.observed == f"model.data gives it {length} bytes"
+    assert error.expected.startswith("432 bytes")
+
+
+@pytest.mark.parametrize(("key", "value"), [("offset", "-8"), ("offset", "eight"), ("length", "-4")])
+def test_external_data_at_no_place(refused: Any, split: Path, key: str, value: str) -> None:
+    change_reference(split, key, value)
+    error = refused(split, ModelError)
+    assert "no place in their file" in error.what
+    assert "initializer 'w'" in error.where
+    assert error.observed == f"model.data: {key} {value} bytes"
+    assert error.expected == "0 bytes or more"
+
+
+@pytest.mark.parametrize("form", ["bytes", "proto"])
+def test_external_data_in_the_folder_above_of_a_model_in_memory(
+    split: Path, tmp_path: Path, samples: list[Any], monkeypatch: pytest.MonkeyPatch, form: str
+) -> None:
+    (tmp_path / "secret").write_bytes(split.with_name("model.data").read_bytes())
+    point_at(split, "../secret")
+    monkeypatch.chdir(split.parent)
+    source: Any = split.read_bytes()
+    if form == "proto":
+        source = onnx.ModelProto.FromString(source)
+    with pytest.raises(ModelError, match="outside"):
+        roundel.quantize(source, data=samples)
 
 
 def test_external_data_in_the_folder_above(refused: Any, split: Path, tmp_path: Path) -> None:
@@ -380,3 +422,115 @@ def test_infinite_weights_keep_their_node_in_float(samples: list[Any]) -> None:
     model = build(nodes, {"x": [1, 3, 8, 8]}, ["y"], constants)
     result = roundel.quantize(model, data=samples)
     assert "infinite or NaN" in result.record.float_nodes["broken"]
+
+
+# Sparse tensors.
+
+
+def sparse(proto: onnx.ModelProto, indices: np.ndarray | None = None, shape: tuple[int, ...] = ()) -> Any:
+    """The sparse form of 'k', half of whose entries are zero, and the model without it."""
+    model = onnx.ModelProto()
+    model.CopyFrom(proto)
+    tensor = next(t for t in model.graph.initializer if t.name == "k")
+    dense = onnx.numpy_helper.to_array(tensor)
+    dense = np.where(np.abs(dense) < 0.7, 0, dense).astype(np.float32)
+    model.graph.initializer.remove(tensor)
+    values = onnx.numpy_helper.from_array(dense[dense != 0], "k")
+    places = np.flatnonzero(dense) if indices is None else indices
+    form = onnx.helper.make_sparse_tensor(
+        values, onnx.numpy_helper.from_array(places, "places"), shape or dense.shape
+    )
+    return model, form, dense
+
+
+@pytest.mark.parametrize("kind", ["linear", "by axis", "constant"])
+def test_sparse_weights_are_written_out(proto: onnx.ModelProto, samples: list[Any], kind: str) -> None:
+    model, form, dense = sparse(proto)
+    if kind == "by axis":
+        form = sparse(proto, np.argwhere(dense))[1]
+    if kind == "constant":
+        model.graph.node.insert(0, onnx.helper.make_node("Constant", [], ["k"], name="k", sparse_value=form))
+    else:
+        model.graph.sparse_initializer.append(form)
+    before = model.SerializeToString()
+    whole = onnx.ModelProto()
+    whole.CopyFrom(proto)
+    next(t for t in whole.graph.initializer if t.name == "k").CopyFrom(
+        onnx.numpy_helper.from_array(dense, "k")
+    )
+    expected = roundel.quantize(whole, data=samples).model
+    found = roundel.quantize(model, data=samples).model
+    weights = [{t.name: t.raw_data for t in m.graph.initializer} for m in (expected, found)]
+    assert weights[0] == weights[1]
+    assert model.SerializeToString() == before
+
+
+@pytest.mark.parametrize("wrong", ["outside", "negative", "too many", "too large"])
+def test_sparse_weights_that_contradict_themselves(
+    refused: Any, model: Path, proto: onnx.ModelProto, wrong: str
+) -> None:
+    _, _, dense = sparse(proto)
+    places = np.flatnonzero(dense)
+    shape = dense.shape
+    if wrong == "outside":
+        places[-1] = 10**6
+    elif wrong == "negative":
+        places[0] = -1
+    elif wrong == "too many":
+        places = np.append(places, places[-1])
+    else:
+        shape = (10**6, 10**6)
+    bare, form, _ = sparse(proto, places, shape)
+    bare.graph.sparse_initializer.append(form)
+    model.write_bytes(bare.SerializeToString())
+    error = refused(model, ModelError)
+    assert "sparse tensor 'k'" in error.where
+    assert ("too large" if wrong == "too large" else "contradicts itself") in error.what
+
+
+# Outputs of which the file does not say what they are.
+
+
+def undeclared(kind: str, missing: str) -> onnx.ModelProto:
+    """Ends in an operator that ONNX's inference knows, does not know, or knows but for its rank."""
+    nodes = [node("Conv", ["x", "w"], ["c"], name="conv"), node("Relu", ["c"], ["r"], name="relu")]
+    inputs: dict[str, Any] = {"x": [1, 3, 8, 8]}
+    if kind == "foreign":
+        nodes.append(node("Gelu", ["r"], ["y"], name="gelu", domain="com.microsoft"))
+    elif kind == "open rank":
+        nodes += [
+            node("Shape", ["r"], ["s"], name="s"),
+            node("NonZero", ["s"], ["z"], name="z"),
+            node("Squeeze", ["z"], ["q"], name="q"),
+            node("Gather", ["s", "q"], ["t"], name="t"),
+            node("Compress", ["t", "all"], ["u"], name="u"),
+            node("Reshape", ["r", "u"], ["y"], name="reshape"),
+        ]
+    else:
+        nodes.append(node("Neg", ["r"], ["y"], name="neg"))
+    constants = {"w": normal(4, 3, 1, 1)}
+    if kind == "open rank":
+        constants["all"] = np.ones(4, bool)
+    model = build(nodes, inputs, {"y": [1, 4, 8, 8]}, constants)
+    if kind == "foreign":
+        model.opset_import.append(onnx.helper.make_opsetid("com.microsoft", 1))
+    if missing == "shape":
+        model.graph.output[0].type.tensor_type.ClearField("shape")
+    else:
+        model.graph.output[0].ClearField("type")
+    return model
+
+
+@pytest.mark.parametrize("missing", ["shape", "type"])
+@pytest.mark.parametrize("kind", ["known", "foreign", "open rank"])
+@pytest.mark.parametrize("preset", ["xint8", "a8w8", "bf16", "bfp16", "to fp32", "to bf16"])
+def test_an_output_that_declares_nothing(preset: str, kind: str, missing: str, samples: list[Any]) -> None:
+    model = undeclared(kind, missing)
+    if preset.startswith("to "):
+        made = onnx_ir.to_proto(roundel.convert(model, to=preset[3:]).ir)  # type: ignore[arg-type]
+    else:
+        made = roundel.quantize(model, recipe=preset, data=samples).model
+    found = made.graph.output[0].type.tensor_type
+    assert found.elem_type == onnx.TensorProto.FLOAT
+    if kind != "open rank":
+        assert [d.dim_value for d in found.shape.dim] == [1, 4, 8, 8]

@@ -11,10 +11,12 @@ import time
 from pathlib import Path
 from typing import Any
 
+import onnx
 import onnx_ir as ir
 import pytest
 
 import roundel
+from helpers import build, feeds, node, normal, session
 from roundel.errors import OutputError, VerifyError
 
 
@@ -192,3 +194,137 @@ main()
     assert command.returncode == 130
     assert "interrupted" in complained
     assert "Traceback" not in printed + complained
+
+
+# Weights in a file of their own: what Roundel wrote in an earlier run goes, and nothing else.
+
+
+@pytest.fixture
+def wide() -> onnx.ModelProto:
+    """One with a weight that is large enough to lie apart."""
+    return build([node("MatMul", ["x", "k"], ["y"], name="fc")], {"x": [1, 32]}, ["y"], {"k": normal(32, 32)})
+
+
+def apart(proto: onnx.ModelProto, path: Path) -> None:
+    copy = onnx.ModelProto()
+    copy.CopyFrom(proto)
+    onnx.save_model(copy, path, save_as_external_data=True, location=f"{path.name}.data", size_threshold=0)
+
+
+def run(kind: str, source: Any, target: Path, apart: bool) -> None:
+    if kind == "convert":
+        roundel.convert(source, target, external_data=apart)
+    else:
+        changes = {"output": {"external_data": apart}}
+        roundel.quantize(source, target, data=feeds({"x": (1, 32)}), changes=changes)
+
+
+def result(path: Path) -> bytes:
+    return bytes(session(onnx.load(path)).run(None, feeds({"x": (1, 32)}, 1)[0])[0].tobytes())
+
+
+@pytest.mark.parametrize("kind", ["quantize", "convert"])
+@pytest.mark.parametrize("again", [False, True])
+@pytest.mark.parametrize("ours", [False, True])
+def test_data_that_the_input_reads_stay(
+    tmp_path: Path, wide: onnx.ModelProto, kind: str, again: bool, ours: bool
+) -> None:
+    path, copy = tmp_path / "model.onnx", tmp_path / "float.onnx"
+    if ours:
+        roundel.convert(wide, path, to="fp32", external_data=True)
+    else:
+        apart(wide, path)
+    copy.write_bytes(path.read_bytes())
+    data, before = tmp_path / "model.onnx.data", result(copy)
+    content = data.read_bytes()
+    run(kind, copy, path, again)
+    assert data.read_bytes() == content
+    assert result(copy) == before
+    assert result(path)
+
+
+@pytest.mark.parametrize("kind", ["quantize", "convert"])
+def test_data_that_another_model_reads_stay(tmp_path: Path, wide: onnx.ModelProto, kind: str) -> None:
+    path, other = tmp_path / "model.onnx", tmp_path / "backup"
+    run(kind, wide, path, apart=True)
+    other.write_bytes(path.read_bytes())
+    before = result(other)
+    run(kind, wide, path, apart=True)
+    assert result(other) == before
+
+
+@pytest.mark.parametrize("kind", ["quantize", "convert"])
+def test_data_of_another_tool_stay(tmp_path: Path, wide: onnx.ModelProto, kind: str) -> None:
+    """Even where the old output says that Roundel made it, and refers to the file."""
+    path = tmp_path / "model.onnx"
+    run(kind, wide, path, apart=True)
+    changed = onnx.load(path)
+    (tmp_path / "model.onnx.data").unlink()
+    for tensor in changed.graph.initializer:
+        tensor.CopyFrom(onnx.numpy_helper.from_array(onnx.numpy_helper.to_array(tensor) // 2, tensor.name))
+    apart(changed, path)
+    content = (tmp_path / "model.onnx.data").read_bytes()
+    run(kind, wide, path, apart=True)
+    assert (tmp_path / "model.onnx.data").read_bytes() == content
+    assert result(path)
+
+
+def test_a_file_that_has_the_name_of_the_data_stays(tmp_path: Path, wide: onnx.ModelProto) -> None:
+    foreign = tmp_path / "model.onnx.data"
+    foreign.write_bytes(b"somebody's")
+    (tmp_path / "model.onnx.1.data").symlink_to("nowhere")
+    for _ in range(2):
+        run("quantize", wide, tmp_path / "model.onnx", apart=True)
+        assert foreign.read_bytes() == b"somebody's"
+        assert not (tmp_path / "nowhere").exists()
+    assert result(tmp_path / "model.onnx")
+
+
+def test_a_model_in_memory_whose_data_the_output_would_replace(tmp_path: Path, wide: onnx.ModelProto) -> None:
+    path = tmp_path / "model.onnx"
+    run("convert", wide, path, apart=True)
+    held = ir.load(path)
+    run("convert", held, path, apart=True)
+    tensor = held.graph.initializers["k"].const_value
+    assert tensor is not None
+    assert tensor.numpy().shape == (32, 32)
+    assert (tmp_path / "model.onnx.data").exists()
+
+
+@pytest.mark.parametrize("kind", ["quantize", "convert"])
+def test_two_runs_leave_no_orphan(tmp_path: Path, wide: onnx.ModelProto, kind: str) -> None:
+    path = tmp_path / "model.onnx"
+    for _ in range(3):
+        run(kind, wide, path, apart=True)
+        assert len(list(tmp_path.glob("*.data"))) == 1
+        assert result(path)
+    run(kind, wide, path, apart=False)
+    assert not list(tmp_path.glob("*.data"))
+    assert result(path)
+
+
+def test_weights_that_all_stay_in_the_model_make_no_file(tmp_path: Path) -> None:
+    small = build([node("MatMul", ["x", "k"], ["y"])], {"x": [1, 4]}, ["y"], {"k": normal(4, 4)})
+    for _ in range(2):
+        roundel.convert(small, tmp_path / "model.onnx", external_data=True)
+    assert [file.name for file in tmp_path.iterdir()] == ["model.onnx"]
+
+
+def test_a_second_run_that_is_killed_leaves_the_first(tmp_path: Path, wide: onnx.ModelProto) -> None:
+    path = tmp_path / "model.onnx"
+    run("convert", wide, path, apart=True)
+    before, files = result(path), {file: file.read_bytes() for file in tmp_path.iterdir()}
+    script = f"""
+import os
+import onnx_ir as ir
+from pathlib import Path
+from roundel.model.files import staged
+with staged(ir.load({str(path)!r}), Path({str(path)!r}), external_data=True):
+    os._exit(9)
+"""
+    assert subprocess.run([sys.executable, "-c", script], check=False).returncode == 9
+    assert all(file.read_bytes() == content for file, content in files.items())
+    assert result(path) == before
+    run("convert", wide, path, apart=True)
+    assert not (tmp_path / "model.onnx.data").exists()
+    assert result(path) == before

@@ -15,20 +15,22 @@ import numpy as np
 import onnx_ir as ir
 
 from roundel.improve.channels import UNKNOWN, Bounds, ChannelLayer, Channels, Flow, Ids, bounded, read_layer
-from roundel.model.graph import FLOAT_TYPES, clip_bounds, op_key
-from roundel.passes.base import (
+from roundel.model.graph import (
+    FLOAT_TYPES,
     any_reduced_axes,
-    constant,
+    attribute_float,
+    attribute_int,
+    attribute_ints,
+    attribute_string,
+    clip_bounds,
+    constant_array,
+    constant_scalar,
     dims,
-    get_float,
-    get_int,
-    get_ints,
-    get_string,
     input_at,
     integers,
     only_reader,
+    op_key,
     same_rank,
-    scalar,
 )
 from roundel.types import Doubles
 
@@ -51,7 +53,7 @@ Rule = Callable[[Walk, ir.Node], Flow | None]
 def _single(walk: Walk, node: ir.Node) -> Flow | None:
     """The flow of the first input, where every other input is a constant."""
     others = [value for value in node.inputs[1:] if value is not None]
-    if any(constant(value) is None for value in others):
+    if any(constant_array(value) is None for value in others):
         return None
     return walk.flow(input_at(node, 0))
 
@@ -64,8 +66,8 @@ def _pooled(walk: Walk, node: ir.Node) -> Flow | None:
     flow = _single(walk, node)
     if flow is None or (flow.ids is not None and flow.axis != 1):
         return None
-    automatic = get_string(node, "auto_pad", "NOTSET") not in ("NOTSET", "VALID")
-    rims = automatic or any(get_ints(node, "pads") or ()) or get_int(node, "ceil_mode", 0)
+    automatic = attribute_string(node, "auto_pad", "NOTSET") not in ("NOTSET", "VALID")
+    rims = automatic or any(attribute_ints(node, "pads") or ()) or attribute_int(node, "ceil_mode", 0)
     if node.op_type == "AveragePool" and rims:
         return flow.within(np.minimum(flow.low, 0), np.maximum(flow.high, 0))
     return flow
@@ -84,9 +86,9 @@ def _leaky(walk: Walk, node: ir.Node) -> Flow | None:
     flow = _single(walk, node)
     if flow is None:
         return None
-    slope: Doubles | None = np.array(get_float(node, "alpha", 0.01))
+    slope: Doubles | None = np.array(attribute_float(node, "alpha", 0.01))
     if node.op_type == "PRelu":
-        slope = constant(input_at(node, 1))
+        slope = constant_array(input_at(node, 1))
         source = input_at(node, 0)
         if slope is None or source is None or source.shape is None or slope.ndim > len(source.shape):
             return None
@@ -119,15 +121,15 @@ def _clip(walk: Walk, node: ir.Node) -> Flow | None:
 
 def _pad(walk: Walk, node: ir.Node) -> Flow | None:
     flow = _single(walk, node)
-    pads = get_ints(node, "pads") or integers(input_at(node, 1))
+    pads = attribute_ints(node, "pads") or integers(input_at(node, 1))
     if flow is None or pads is None or input_at(node, 3) is not None:
         return None
     if flow.ids is not None and (pads[flow.axis] or pads[flow.axis + len(pads) // 2]):
         return None
-    if get_string(node, "mode", "constant") != "constant":
+    if attribute_string(node, "mode", "constant") != "constant":
         return flow
     filler = input_at(node, 2)
-    value = get_float(node, "value", 0.0) if filler is None else scalar(filler)
+    value = attribute_float(node, "value", 0.0) if filler is None else constant_scalar(filler)
     if value != 0:
         return None
     return flow.within(np.minimum(flow.low, 0), np.maximum(flow.high, 0))
@@ -136,7 +138,7 @@ def _pad(walk: Walk, node: ir.Node) -> Flow | None:
 def _resized(walk: Walk, node: ir.Node) -> Flow | None:
     flow = _single(walk, node)
     before, after = dims(input_at(node, 0)), dims(node.outputs[0])
-    if flow is None or get_string(node, "coordinate_transformation_mode", "") == "tf_crop_and_resize":
+    if flow is None or attribute_string(node, "coordinate_transformation_mode", "") == "tf_crop_and_resize":
         return None
     if flow.ids is not None and (before is None or after is None or len(before) != len(after)):
         return None
@@ -144,11 +146,11 @@ def _resized(walk: Walk, node: ir.Node) -> Flow | None:
         same = before[flow.axis] == after[flow.axis] == flow.low.size
         if not same:
             return None
-    return flow if get_string(node, "mode", "nearest") != "cubic" else flow.within(-np.inf, np.inf)
+    return flow if attribute_string(node, "mode", "nearest") != "cubic" else flow.within(-np.inf, np.inf)
 
 
 def _transposed(walk: Walk, node: ir.Node) -> Flow | None:
-    flow, order = walk.flow(input_at(node, 0)), get_ints(node, "perm")
+    flow, order = walk.flow(input_at(node, 0)), attribute_ints(node, "perm")
     if flow.ids is None:
         return flow
     return None if order is None else replace(flow, axis=order.index(flow.axis))
@@ -179,10 +181,10 @@ def _reduced(walk: Walk, node: ir.Node) -> Flow | None:
         return flow
     rank = len(source.shape)
     if node.op_type == "Squeeze":
-        axes, keep = get_ints(node, "axes") or integers(input_at(node, 1)), 0
+        axes, keep = attribute_ints(node, "axes") or integers(input_at(node, 1)), 0
         axes = None if axes is None else tuple(axis % rank for axis in axes)
     else:
-        axes, keep = any_reduced_axes(node, rank), get_int(node, "keepdims", 1)
+        axes, keep = any_reduced_axes(node, rank), attribute_int(node, "keepdims", 1)
     if not axes or flow.axis in axes:
         return None
     return flow if keep else replace(flow, axis=flow.axis - sum(axis < flow.axis for axis in axes))
@@ -238,7 +240,7 @@ def _concat(walk: Walk, node: ir.Node) -> Flow | None:
     rank = None if node.outputs[0].shape is None else len(node.outputs[0].shape)
     if not known or rank is None:
         return None
-    axis = get_int(node, "axis", 0) % rank
+    axis = attribute_int(node, "axis", 0) % rank
     if any(flow.axis != axis for flow in known):
         return None
     parts = []
@@ -320,7 +322,7 @@ class Trace:
         known = self._flows.get(value)
         if known is not None:
             return known
-        array = constant(value)
+        array = constant_array(value)
         if array is None or array.dtype.kind != "f" or not array.size:
             return UNKNOWN
         return bounded(float(array.min()), float(array.max()))

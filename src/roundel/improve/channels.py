@@ -9,7 +9,16 @@ import numpy as np
 import onnx_ir as ir
 from numpy.typing import NDArray
 
-from roundel.passes.base import Editor, constant, get_float, get_int, get_ints, get_string, input_at, is_op
+from roundel.model.edit import Editor
+from roundel.model.graph import (
+    attribute_float,
+    attribute_int,
+    attribute_ints,
+    attribute_string,
+    constant_array,
+    input_at,
+    is_op,
+)
 from roundel.types import Doubles
 
 Ids = NDArray[np.intp]
@@ -187,7 +196,7 @@ class ChannelLayer:
         """What the outputs can be at most and at least, for inputs between low and high."""
         if self.padded:
             low, high = np.minimum(low, 0.0), np.maximum(high, 0.0)
-        gain = get_float(self.node, "alpha", 1.0) if self.node.op_type == "Gemm" else 1.0
+        gain = attribute_float(self.node, "alpha", 1.0) if self.node.op_type == "Gemm" else 1.0
         size = len(self.columns)
         inputs = [self._grouped(np.broadcast_to(side, size) * self.columns * gain) for side in (low, high)]
         low, high = np.minimum(*inputs), np.maximum(*inputs)  # the gain may be negative
@@ -200,19 +209,19 @@ class ChannelLayer:
 
     def response(self, inputs: Doubles) -> Doubles:
         """What each output gains from these constant inputs; not for layers with padding."""
-        gain = get_float(self.node, "alpha", 1.0) if self.node.op_type == "Gemm" else 1.0
+        gain = attribute_float(self.node, "alpha", 1.0) if self.node.op_type == "Gemm" else 1.0
         scaled = self._grouped(inputs * self.columns * gain)
         return np.asarray(np.einsum("goi,gi->go", _over_kernel(self.weight), scaled).reshape(-1) * self.rows)
 
     def store(self, editor: Editor) -> bool:
         """Write weight and bias back, each only where it has changed; says whether one has."""
-        old = constant(input_at(self.node, 1))
+        old = constant_array(input_at(self.node, 1))
         assert old is not None
         changed = not (np.all(self.rows == 1) and np.all(self.columns == 1))
         if changed:
             scaled = self.weight * self._rows()[..., None] * self._columns()[..., None]
             editor.set_constant(self.node, 1, self._stored(scaled, old).astype(old.dtype), "weight")
-        bias = constant(input_at(self.node, 2))
+        bias = constant_array(input_at(self.node, 2))
         given = np.zeros(1) if bias is None else bias.reshape(-1)
         if np.array_equal(np.broadcast_to(given, self.bias.size), self.bias.reshape(-1)):
             return changed
@@ -225,7 +234,7 @@ class ChannelLayer:
         if self.node.op_type == "ConvTranspose":
             return np.ascontiguousarray(canonical.transpose(0, 2, 1, 3)).reshape(old.shape)
         matrix = canonical[0, :, :, 0]
-        turned = self.node.op_type == "Gemm" and get_int(self.node, "transB", 0)
+        turned = self.node.op_type == "Gemm" and attribute_int(self.node, "transB", 0)
         return matrix if turned else np.ascontiguousarray(matrix.T)
 
     def _rows(self) -> Doubles:
@@ -261,7 +270,7 @@ def read_layer(node: ir.Node) -> ChannelLayer | None:
     """The node as a layer, where its weight and bias are constants that can be rescaled."""
     if not is_op(node, "Conv", "ConvTranspose", "Gemm", "MatMul") or len(node.inputs) < 2:
         return None
-    weight = constant(input_at(node, 1))
+    weight = constant_array(input_at(node, 1))
     if weight is None or weight.dtype not in _STORED or not weight.size:
         return None
     canonical = _canonical(node, weight)
@@ -281,7 +290,7 @@ def read_layer(node: ir.Node) -> ChannelLayer | None:
         data_axis=axes[0],
         output_axis=axes[1],
         padded=_padded(node),
-        stated=get_float(node, "beta", 1.0) if node.op_type == "Gemm" else 1.0,
+        stated=attribute_float(node, "beta", 1.0) if node.op_type == "Gemm" else 1.0,
     )
 
 
@@ -289,9 +298,9 @@ def _canonical(node: ir.Node, weight: NDArray[Any]) -> NDArray[Any] | None:
     if node.op_type in ("Gemm", "MatMul"):
         if weight.ndim != 2:
             return None
-        turned = node.op_type == "Gemm" and get_int(node, "transB", 0)
+        turned = node.op_type == "Gemm" and attribute_int(node, "transB", 0)
         return (weight if turned else weight.T)[None, :, :, None]
-    groups = get_int(node, "group", 1)
+    groups = attribute_int(node, "group", 1)
     if weight.ndim < 3 or weight.shape[0] % groups:
         return None
     split = weight.reshape(groups, weight.shape[0] // groups, weight.shape[1], -1)
@@ -302,7 +311,7 @@ def _bias(node: ir.Node, outputs: int) -> Doubles | None:
     value = input_at(node, 2)
     if value is None:
         return np.zeros(outputs)
-    bias = constant(value)
+    bias = constant_array(value)
     if bias is None or bias.dtype not in _STORED or not np.isfinite(bias).all() or bias.ndim > 2:
         return None
     if bias.size == 1:
@@ -314,7 +323,7 @@ def _bias(node: ir.Node, outputs: int) -> Doubles | None:
 
 def _axes(node: ir.Node) -> tuple[int, int] | None:
     if node.op_type == "Gemm":
-        return (0 if get_int(node, "transA", 0) else 1), 1
+        return (0 if attribute_int(node, "transA", 0) else 1), 1
     if node.op_type != "MatMul":
         return 1, 1
     data = input_at(node, 0)
@@ -325,6 +334,6 @@ def _axes(node: ir.Node) -> tuple[int, int] | None:
 
 def _padded(node: ir.Node) -> bool:
     if node.op_type == "Conv":
-        automatic = get_string(node, "auto_pad", "NOTSET") not in ("NOTSET", "VALID")
-        return automatic or any(get_ints(node, "pads") or ())
+        automatic = attribute_string(node, "auto_pad", "NOTSET") not in ("NOTSET", "VALID")
+        return automatic or any(attribute_ints(node, "pads") or ())
     return node.op_type == "ConvTranspose"  # an output at the rim, or between strides, misses some inputs

@@ -12,8 +12,8 @@ import onnx_ir as ir
 
 from roundel.improve.channel_walk import Trace
 from roundel.improve.channels import ChannelLayer, Ids, Settled
+from roundel.model.edit import Editor
 from roundel.model.session import open_session
-from roundel.passes.base import Editor
 from roundel.recipe.settings import Equalize
 from roundel.types import Doubles, Sample
 

@@ -1,8 +1,7 @@
-"""Put one node with a constant behind a tensor, for some or all of its readers."""
+"""Layers with weights: what algorithms read of them, and how they write it back."""
 
 from __future__ import annotations
 
-from collections.abc import Iterable
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -11,12 +10,12 @@ import onnx_ir as ir
 from numpy.lib.stride_tricks import sliding_window_view
 from numpy.typing import NDArray
 
-from roundel.model.graph import attribute_float, attribute_int, attribute_ints, constant_array
-from roundel.passes.base import (
-    Editor,
-    constant,
-    get_float,
-    get_int,
+from roundel.model.edit import Editor
+from roundel.model.graph import (
+    attribute_float,
+    attribute_int,
+    attribute_ints,
+    constant_array,
     input_at,
     is_op,
     only_reader,
@@ -24,54 +23,6 @@ from roundel.passes.base import (
     same_rank,
 )
 from roundel.plan.types import QuantPlan
-
-Readers = Iterable[tuple[ir.Node, int]]
-
-
-def splice(
-    editor: Editor,
-    value: ir.Value,
-    op_type: str,
-    constant: NDArray[Any],
-    *,
-    readers: Readers | None = None,
-    outputs: bool = True,
-) -> ir.Value:
-    """Let readers see `op_type(value, constant)` instead of the value; the shape must stay.
-
-    Args:
-        editor: of the model.
-        value: any tensor of the main graph.
-        op_type: Add, Mul or MatMul.
-        constant: its second operand.
-        readers: (node, input index) pairs; None for all there are.
-        outputs: whether a graph output moves, too; its name moves with it.
-    """
-    chosen = [(use.node, use.idx) for use in value.uses()] if readers is None else list(readers)
-    base = f"{value.name}_{op_type}"
-    operand = editor.initializer(f"{base}_constant", constant)
-    node = ir.node(op_type, [value, operand], name=editor.fresh(base))
-    made, maker = node.outputs[0], value.producer()
-    made.shape, made.type = value.shape, value.type
-    made.name = editor.fresh(f"{base}_output")
-    if maker is None:
-        editor.graph.insert_before(editor.graph[0], node)
-    else:
-        maker.append(node)
-    for reader, index in chosen:
-        reader.replace_input_with(index, made)
-    if outputs and value.is_graph_output():
-        _hand_over(editor, value, made)
-    return made
-
-
-def _hand_over(editor: Editor, old: ir.Value, new: ir.Value) -> None:
-    for index, output in enumerate(editor.graph.outputs):
-        if output is old:
-            editor.graph.outputs[index] = new
-    name, old.name = old.name, editor.fresh(f"{old.name}_inner")
-    new.name = name
-
 
 _CONVS = ("Conv", "ConvTranspose")
 
@@ -283,7 +234,7 @@ class Linear:
     @property
     def weight(self) -> NDArray[Any]:
         """(inputs, outputs), a view of what is stored now."""
-        stored = constant(input_at(self.node, 1))
+        stored = constant_array(input_at(self.node, 1))
         assert stored is not None, "read_linear has seen it"
         return stored.T if self.transposed else stored
 
@@ -303,11 +254,11 @@ class Linear:
         slot = self._bias_slot()
         if slot is not None:
             node, index = slot
-            old = constant(input_at(node, index))
+            old = constant_array(input_at(node, index))
             new = shift if old is None else old + shift
             editor.set_constant(node, index, new.astype(self.weight.dtype), "bias")
             return
-        splice(editor, self.node.outputs[0], "Add", shift.astype(self.weight.dtype))
+        editor.insert_after(self.node.outputs[0], "Add", shift.astype(self.weight.dtype))
 
     def _bias_slot(self) -> tuple[ir.Node, int] | None:
         if self.node.op_type == "Gemm":
@@ -316,7 +267,7 @@ class Linear:
         if adding is None or not is_op(adding, "Add"):
             return None
         for value, other in operands(adding):
-            array = constant(other)
+            array = constant_array(other)
             if value is not self.node.outputs[0] or array is None or not same_rank(value, adding.outputs[0]):
                 continue
             if array.size in (1, self.weight.shape[1]) and array.shape[-1:] in ((), (1,), (array.size,)):
@@ -328,7 +279,7 @@ def read_linear(node: ir.Node) -> Linear | None:
     """The node as a layer, where its weight (and a Gemm's bias) are constants that can be rewritten."""
     if not is_op(node, "MatMul", "Gemm"):
         return None
-    weight = constant(input_at(node, 1))
+    weight = constant_array(input_at(node, 1))
     if weight is None or weight.ndim != 2 or weight.dtype not in _STORED or not weight.size:
         return None
     if not np.isfinite(weight).all():
@@ -337,8 +288,8 @@ def read_linear(node: ir.Node) -> Linear | None:
         data = input_at(node, 0)
         deep = data is not None and data.shape is not None and len(data.shape) >= 2
         return Linear(node, transposed=False) if deep else None
-    plain = get_float(node, "alpha", 1.0) == get_float(node, "beta", 1.0) == 1.0
+    plain = attribute_float(node, "alpha", 1.0) == attribute_float(node, "beta", 1.0) == 1.0
     bias = input_at(node, 2)
-    if not plain or get_int(node, "transA", 0) or (bias is not None and constant(bias) is None):
+    if not plain or attribute_int(node, "transA", 0) or (bias is not None and constant_array(bias) is None):
         return None
-    return Linear(node, transposed=bool(get_int(node, "transB", 0)))
+    return Linear(node, transposed=bool(attribute_int(node, "transB", 0)))

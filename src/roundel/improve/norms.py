@@ -9,10 +9,11 @@ import numpy as np
 import onnx_ir as ir
 from numpy.typing import NDArray
 
-from roundel.passes.base import (
-    Editor,
+from roundel.model.edit import Editor
+from roundel.model.graph import (
+    attribute_int,
+    constant_scalar,
     dims,
-    get_int,
     input_at,
     is_op,
     is_private,
@@ -20,7 +21,6 @@ from roundel.passes.base import (
     operands,
     producer,
     real_constant,
-    scalar,
     with_number,
 )
 from roundel.passes.moments import mean, squared
@@ -92,7 +92,7 @@ def find_norms(graph: ir.Graph) -> tuple[Norm, ...]:
 def _operator(node: ir.Node) -> Norm | None:
     source = input_at(node, 0)
     known = dims(source)
-    if source is None or not known or get_int(node, "axis", -1) not in (-1, len(known) - 1):
+    if source is None or not known or attribute_int(node, "axis", -1) not in (-1, len(known) - 1):
         return None
     scale, shift = real_constant(input_at(node, 1)), real_constant(input_at(node, 2))
     if scale is None or scale.shape != known[-1:] or (shift is None and input_at(node, 2) is not None):
@@ -142,7 +142,7 @@ def _over_root(core: ir.Node) -> tuple[ir.Value, frozenset[ir.Node]] | None:
 
 def _root(value: ir.Value | None) -> tuple[ir.Value, frozenset[ir.Node]] | None:
     node = producer(value, "Sqrt", "Pow")
-    if node is None or (node.op_type == "Pow" and scalar(input_at(node, 1)) != 0.5):
+    if node is None or (node.op_type == "Pow" and constant_scalar(input_at(node, 1)) != 0.5):
         return None
     return _with(node, _mean_square(input_at(node, 0)))
 
@@ -154,8 +154,10 @@ def _reciprocal_root(value: ir.Value | None) -> tuple[ir.Value, frozenset[ir.Nod
     if node.op_type == "Reciprocal":
         return _with(node, _root(input_at(node, 0)))
     if node.op_type == "Div":
-        return _with(node, _root(input_at(node, 1))) if scalar(input_at(node, 0)) == 1.0 else None
-    return _with(node, _mean_square(input_at(node, 0))) if scalar(input_at(node, 1)) == -0.5 else None
+        return _with(node, _root(input_at(node, 1))) if constant_scalar(input_at(node, 0)) == 1.0 else None
+    return (
+        _with(node, _mean_square(input_at(node, 0))) if constant_scalar(input_at(node, 1)) == -0.5 else None
+    )
 
 
 def _mean_square(value: ir.Value | None) -> tuple[ir.Value, frozenset[ir.Node]] | None:
@@ -165,11 +167,10 @@ def _mean_square(value: ir.Value | None) -> tuple[ir.Value, frozenset[ir.Node]] 
     found = None if pair is None else mean(pair[0])
     if add is None or found is None:
         return None
-    averaging, squares, axes = found
-    root = squared(squares)
-    if root is None or axes != (len(dims(squares) or ()) - 1,):
+    root = squared(found.source)
+    if root is None or found.axes != (len(dims(found.source) or ()) - 1,):
         return None
-    return root[0], root[1] | {add, averaging}
+    return root.source, root.nodes | found.nodes | {add}
 
 
 def _with(

@@ -10,16 +10,15 @@ import numpy as np
 import onnx_ir as ir
 from numpy.typing import NDArray
 
-from roundel.improve.layers import Linear, read_linear, splice
+from roundel.improve.layers import Linear, read_linear
 from roundel.improve.norms import Norm, Slot, find_norms
-from roundel.numerics.hadamard import rotation
-from roundel.passes.base import (
-    Editor,
+from roundel.model.edit import Editor
+from roundel.model.graph import (
     any_reduced_axes,
-    constant,
+    attribute_int,
+    attribute_ints,
+    constant_array,
     dims,
-    get_int,
-    get_ints,
     input_at,
     integers,
     is_op,
@@ -27,6 +26,7 @@ from roundel.passes.base import (
     producer,
     real_constant,
 )
+from roundel.numerics.hadamard import rotation
 from roundel.recipe.settings import Rotate
 from roundel.types import Doubles
 
@@ -194,7 +194,7 @@ def _scaled(node: ir.Node, rows: list[int]) -> tuple[int, ...] | None:
     for index in rows[:1]:
         other = input_at(node, 1 - index)
         along = dims(other)
-        if constant(input_at(node, index)) is None and along is not None and along[-1:] in ((), (1,)):
+        if constant_array(input_at(node, index)) is None and along is not None and along[-1:] in ((), (1,)):
             return (index,) if node.op_type == "Mul" or index == 0 else None
     return None
 
@@ -202,7 +202,7 @@ def _scaled(node: ir.Node, rows: list[int]) -> tuple[int, ...] | None:
 def _keeps_last(node: ir.Node) -> bool:
     rank = len(dims(input_at(node, 0)) or ())
     if is_op(node, "Transpose"):
-        order = get_ints(node, "perm")
+        order = attribute_ints(node, "perm")
         return order is not None and order[-1] == rank - 1
     if is_op(node, "Slice"):
         axes = integers(input_at(node, 3))
@@ -211,13 +211,13 @@ def _keeps_last(node: ir.Node) -> bool:
         axes = any_reduced_axes(node, rank)
         return axes is not None and rank - 1 not in axes
     if node.op_type in _ALONG_AXIS:
-        return get_int(node, "axis", _ALONG_AXIS[node.op_type]) % rank != rank - 1
+        return attribute_int(node, "axis", _ALONG_AXIS[node.op_type]) % rank != rank - 1
     return True  # the last axis is as long before as behind, so each row stays whole
 
 
 def _patches(node: ir.Node, width: int) -> ir.Node | None:
     """The Conv whose channels the node turns into the last axis: the patches of a vision transformer."""
-    order, source = get_ints(node, "perm"), input_at(node, 0)
+    order, source = attribute_ints(node, "perm"), input_at(node, 0)
     if not is_op(node, "Transpose") or source is None or order is None or order[-1] != 1:
         return None
     flat = producer(source, "Reshape", "Flatten")
@@ -228,7 +228,7 @@ def _patches(node: ir.Node, width: int) -> ir.Node | None:
     if only_reader(source) is not node or (flat is not None and only_reader(inner) is not flat):
         return None
     weight, bias = real_constant(input_at(conv, 1)), input_at(conv, 2)
-    fixed = weight is not None and weight.shape[0] == width and get_int(conv, "group", 1) == 1
+    fixed = weight is not None and weight.shape[0] == width and attribute_int(conv, "group", 1) == 1
     return conv if fixed and (bias is None or real_constant(bias) is not None) else None
 
 
@@ -369,11 +369,11 @@ def _turn_ends(editor: Editor, stream: Stream, turn: Doubles) -> None:
         outside = {end.reader for end in leaving.pop(value, ())}
         uses = [(use.node, use.idx) for use in value.uses()]
         inside = [use for use in uses if use not in outside]
-        splice(editor, value, "MatMul", _typed(turn, value), readers=inside, outputs=False)
+        editor.insert_after(value, "MatMul", _typed(turn, value), readers=inside, outputs=False)
     for value, ends in leaving.items():
         readers = [end.reader for end in ends if end.reader is not None]
         outputs = any(end.reader is None for end in ends)
-        splice(editor, value, "MatMul", _typed(turn.T, value), readers=readers, outputs=outputs)
+        editor.insert_after(value, "MatMul", _typed(turn.T, value), readers=readers, outputs=outputs)
 
 
 def _typed(matrix: Doubles, value: ir.Value) -> NDArray[Any]:

@@ -15,11 +15,12 @@ from numpy.typing import NDArray
 
 from roundel.calibrate.runner import Runner
 from roundel.errors import DataError
-from roundel.improve.layers import Linear, read_linear, splice
+from roundel.improve.layers import Linear, read_linear
 from roundel.improve.reports import LayerReport
 from roundel.improve.smooth_trace import Edits, trace
+from roundel.model.edit import Editor
+from roundel.model.graph import dims
 from roundel.numerics.affine import fake_quantize, params_from_range, weight_params
-from roundel.passes.base import Editor, dims
 from roundel.plan.types import QuantPlan
 from roundel.recipe.settings import Recipe
 from roundel.types import Doubles, PerChannel, QType, Sample, Scheme
@@ -360,7 +361,7 @@ def _apply(editor: Editor, group: Group, choice: SmoothChoice, edits: Edits | No
     if edits is None:
         readers = [(layer.node, 0) for layer in group.layers]
         inverse = (1 / choice.factors).astype(group.layers[0].weight.dtype)
-        splice(editor, group.value, "Mul", inverse, readers=readers, outputs=False)
+        editor.insert_after(group.value, "Mul", inverse, readers=readers, outputs=False)
     else:
         for edit in edits:
             edit.apply(editor, choice.factors)

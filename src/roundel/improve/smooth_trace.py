@@ -16,17 +16,17 @@ import onnx_ir as ir
 from numpy.typing import NDArray
 
 from roundel.improve.layers import read_linear
-from roundel.model.graph import op_key
-from roundel.passes.base import (
-    Editor,
-    constant,
+from roundel.model.edit import Editor
+from roundel.model.graph import (
+    attribute_int,
+    attribute_ints,
+    constant_array,
     dims,
-    get_int,
-    get_ints,
     input_at,
     integers,
     is_op,
     only_reader,
+    op_key,
     real_constant,
 )
 
@@ -147,7 +147,7 @@ def _product(node: ir.Node, value: ir.Value, channels: Channels) -> Edits | None
         if array is not None and array.size > 1 and _covers(array, channels):
             return (Edit(node, index, _trimmed(node, index, channels)),)
     for index in (0, 1):
-        if constant(input_at(node, index)) is None and (found := _above(node, index, channels)):
+        if constant_array(input_at(node, index)) is None and (found := _above(node, index, channels)):
             return found
     return None
 
@@ -198,13 +198,13 @@ def _narrowed(channels: Channels) -> Channels:
 
 
 def _transposed(node: ir.Node, value: ir.Value, channels: Channels) -> Edits | None:
-    order = get_ints(node, "perm") or tuple(reversed(range(channels.ndim)))
+    order = attribute_ints(node, "perm") or tuple(reversed(range(channels.ndim)))
     return _above(node, 0, channels.transpose(np.argsort(order)))
 
 
 def _split(node: ir.Node, value: ir.Value, channels: Channels) -> Edits | None:
     """The parts beside this one keep their values."""
-    axis = get_int(node, "axis", 0) % channels.ndim
+    axis = attribute_int(node, "axis", 0) % channels.ndim
     sizes = [(dims(out) or ())[axis : axis + 1] for out in node.outputs]
     known = [size[0] for size in sizes if size and size[0] is not None]
     if len(known) != len(sizes):
@@ -253,8 +253,8 @@ def _pick(node: ir.Node, index: int) -> _Pick | None:
     if index or not known or not is_op(node, "Gather", "Slice"):
         return None
     if is_op(node, "Gather"):
-        places = constant(input_at(node, 1))
-        axis = get_int(node, "axis", 0) % len(known)
+        places = constant_array(input_at(node, 1))
+        axis = attribute_int(node, "axis", 0) % len(known)
         size = known[axis]
         if places is None or places.ndim or size is None:
             return None

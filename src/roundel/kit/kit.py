@@ -17,6 +17,7 @@ from roundel.errors import ModelError, RecipeError
 from roundel.kit.files import KitFile, file_digest, write_folder
 from roundel.model import load_model
 from roundel.model.graph import input_specs
+from roundel.model.load import as_written
 from roundel.rules.formats import Recognised, recognise
 from roundel.targets.npu import MINIMUM_CONVS, Device, Format, device_named
 
@@ -312,7 +313,7 @@ def write_kit(
     path, target, machine = Path(model), Path(folder).absolute(), device_named(device)
     config = vaiml_config(optimize_level)
     loaded = load_model(path, allow_quantized=True)
-    raw = ir.load(path.absolute(), format="protobuf")
+    raw = as_written(path)
     recognised = recognise(raw, loaded.model)
     check_device(recognised, machine)
     weights = external_files(raw, path)

@@ -28,7 +28,7 @@ from roundel.model import load_model
 from roundel.model.load import ModelSource
 from roundel.model.memory import collector_paused
 from roundel.passes import refresh_shapes
-from roundel.passes.cleanup import LiftConstants
+from roundel.passes.cleanup import lift_constants
 from roundel.qdq.read import QUARK, StoredTensors
 from roundel.recipe.settings import Data
 from roundel.stages import open_data
@@ -93,7 +93,7 @@ class _Pair:
         self.names = _name(float_model), _name(quantized_model)
         loaded = load_model(quantized_model, allow_quantized=True, opaque=QUARK)
         self.quantized_bytes, self.file = loaded.file_bytes, loaded.path
-        LiftConstants()(loaded.model)
+        lift_constants(loaded.model)
         stripped = loaded.model.clone()
         stored = strip_stored(stripped)
         refresh_shapes(stripped)

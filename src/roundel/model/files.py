@@ -1,12 +1,14 @@
-"""One hash for a model on disk, whatever its data file is called."""
+"""Models on disk: their hashes, their data files, and files that appear whole or not at all."""
 
 from __future__ import annotations
 
 import hashlib
+import itertools
+import mmap
 import os
 import re
 import tempfile
-from collections.abc import Collection, Iterator
+from collections.abc import Collection, Iterable, Iterator
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
@@ -39,12 +41,15 @@ def model_sha256(path: Path) -> str:
     The name depends on what lay in the folder when the model was written; the content does not.
     """
     proto = _structure(path)
-    names = sorted(_name_data(proto)) if proto is not None else []
+    names = _data_names(proto) if proto is not None else {}
     if proto is None or not names:
         return file_sha256(path)
+    for number, entries in enumerate(names.values()):
+        for entry in entries:
+            entry.value = str(number)
     digest = hashlib.sha256(proto.SerializeToString(deterministic=True))
-    for name in names:
-        digest.update(file_sha256(path.with_name(name)).encode())
+    for name in sorted(names):
+        digest.update(file_sha256(path.parent / name).encode())
     return digest.hexdigest()
 
 
@@ -57,14 +62,14 @@ def _structure(path: Path) -> onnx.ModelProto | None:
         return None
 
 
-def _name_data(proto: onnx.ModelProto) -> set[str]:
-    """The data files' names, each replaced in the model by its number."""
-    numbers: dict[str, int] = {}
+def _data_names(proto: onnx.ModelProto) -> dict[str, list[onnx.StringStringEntryProto]]:
+    """The data files' names, in the order in which they appear, and the entries that give each."""
+    names: dict[str, list[onnx.StringStringEntryProto]] = {}
     for tensor in proto.graph.initializer:
         for entry in tensor.external_data:
             if entry.key == "location":
-                entry.value = str(numbers.setdefault(entry.value, len(numbers)))
-    return set(numbers)
+                names.setdefault(entry.value, []).append(entry)
+    return names
 
 
 def external_values(model: ir.Model) -> Iterator[tuple[ir.Value, ir.ExternalTensor]]:
@@ -148,15 +153,19 @@ def replacing(path: Path) -> Iterator[Path]:
         temporary.chmod(0o666 & ~_umask())
         temporary.replace(path)
     except OSError as error:
-        raise OutputError(
-            "The result could not be written; what was there before is untouched.",
-            where=path,
-            observed=error.strerror or error,
-            hint="Free some space or choose another output path.",
-        ) from error
+        raise _unwritten(path, error) from error
     finally:
         if temporary is not None:
             temporary.unlink(missing_ok=True)
+
+
+def _unwritten(path: Path, error: OSError) -> OutputError:
+    return OutputError(
+        "The result could not be written; what was there before is untouched.",
+        where=path,
+        observed=error.strerror or error,
+        hint="Free some space or choose another output path.",
+    )
 
 
 def check_writable(path: Path) -> None:
@@ -210,40 +219,36 @@ def save_model(model: ir.Model, path: Path, *, external_data: bool = False) -> N
 
 
 @contextmanager
-def staged(model: ir.Model, path: Path, *, external_data: bool = False) -> Iterator[Path]:
+def staged(
+    model: ir.Model, path: Path, *, external_data: bool = False, reads: Iterable[Path] = ()
+) -> Iterator[Path]:
     """Save under a temporary name, which is yielded; when the block ends well, the file takes its place.
+
+    The data file of the output that was there goes with it, if Roundel wrote it and nobody else reads it.
 
     Args:
         model: what to save.
         path: where to.
         external_data: keep weights in `<name>.data` beside the model (always done beyond protobuf's 2 GB).
+        reads: files that somebody still needs, whatever else is known of them.
     """
-    whole = self_contained(model)
-    outdated = _data_files(path)
-    if not external_data and weight_bytes(model) < _PROTOBUF_LIMIT:
-        with replacing(path) as temporary:
-            ir.save(whole, temporary)
-            yield temporary
-    else:
-        data = _free_data_path(path)
-        try:
-            with replacing(path) as temporary:
-                ir.save(whole, temporary, external_data=data.name)
-                yield temporary
-        except BaseException:
-            data.unlink(missing_ok=True)
-            raise
-    for file in outdated:
+    whole, before = self_contained(model), _claimed_data(path)
+    apart = external_data or weight_bytes(model) >= _PROTOBUF_LIMIT
+    with (_saved_apart if apart else _saved)(whole, path) as temporary:
+        yield temporary
+    if before is not None and not any(same_file(before, file) for file in reads) and _unmentioned(before):
         # Where another program still has it open, some systems keep it; the new model does not need it.
         with suppress(OSError):
-            file.unlink()
+            before.unlink()
 
 
 @contextmanager
-def staged_or_temporary(model: ir.Model, path: Path | None, *, external_data: bool = False) -> Iterator[Path]:
+def staged_or_temporary(
+    model: ir.Model, path: Path | None, *, external_data: bool = False, reads: Iterable[Path] = ()
+) -> Iterator[Path]:
     """As `staged`; without a path, a file that vanishes with the block."""
     if path is not None:
-        with staged(model, path, external_data=external_data) as file:
+        with staged(model, path, external_data=external_data, reads=reads) as file:
             yield file
         return
     with (
@@ -253,26 +258,91 @@ def staged_or_temporary(model: ir.Model, path: Path | None, *, external_data: bo
         yield file
 
 
-def _data_files(path: Path) -> list[Path]:
-    """The data files that an earlier output at `path` reads, as far as Roundel gave them their names."""
+@contextmanager
+def _saved(model: ir.Model, path: Path) -> Iterator[Path]:
+    with replacing(path) as temporary:
+        ir.save(model, temporary)
+        yield temporary
+
+
+@contextmanager
+def _saved_apart(model: ir.Model, path: Path) -> Iterator[Path]:
+    """The model, and its larger weights in a file that bears its name; a model without such gets no file."""
+    data = _new_data_file(path)
     try:
-        old = onnx.load(path, load_external_data=False)
-    except (OSError, DecodeError):
-        return []
-    read = {e.value for t in old.graph.initializer for e in t.external_data if e.key == "location"}
-    own = re.compile(rf"{re.escape(path.name)}(\.\d+)?\.data")
-    return [path.with_name(name) for name in sorted(read) if own.fullmatch(name)]
+        with replacing(path) as temporary:
+            ir.save(model, temporary, external_data=data.name)
+            if data.stat().st_size:
+                _mark(temporary, data)
+            else:
+                data.unlink()
+            yield temporary
+    except BaseException:
+        data.unlink(missing_ok=True)
+        raise
 
 
-def _free_data_path(path: Path) -> Path:
-    # Never the name that an older output at `path` still refers to: that file must stay readable
-    # until the new model has taken its place.
-    candidate = path.with_name(f"{path.name}.data")
-    count = 1
-    while candidate.exists():
-        candidate = path.with_name(f"{path.name}.{count}.data")
-        count += 1
-    return candidate
+def _new_data_file(path: Path) -> Path:
+    """An empty file of a name that was free: whatever lies there may belong to somebody.
+
+    An older output at `path` must stay readable until the new one has taken its place.
+    """
+    check_writable(path)
+    for count in itertools.count():
+        file = path.with_name(f"{path.name}.{count}.data" if count else f"{path.name}.data")
+        try:
+            file.touch(exist_ok=False)
+        except FileExistsError:
+            continue
+        except OSError as error:
+            raise _unwritten(path, error) from error
+        return file
+    raise AssertionError("numbers do not end")
+
+
+DATA_MARK = "roundel.data_sha256"
+
+
+def _mark(model: Path, data: Path) -> None:
+    """Write into the model what its data file holds: only with that proof Roundel removes it later."""
+    entry = onnx.StringStringEntryProto(key=DATA_MARK, value=file_sha256(data))
+    with model.open("ab") as file:  # protobuf reads messages that follow each other as one
+        file.write(onnx.ModelProto(metadata_props=[entry]).SerializeToString())
+
+
+def _claimed_data(path: Path) -> Path | None:
+    """The data file that Roundel wrote with the model at `path`, if it is still what Roundel wrote."""
+    try:
+        old = _structure(path)
+        if old is None:
+            return None
+        digests = [entry.value for entry in old.metadata_props if entry.key == DATA_MARK]
+        own = re.compile(rf"{re.escape(path.name)}(\.\d+)?\.data")
+        for name in _data_names(old):
+            data = path.with_name(name) if own.fullmatch(name) else None
+            if data is not None and not data.is_symlink() and [file_sha256(data)] == digests:
+                return data
+    except OSError:  # what cannot be read stays
+        pass
+    return None
+
+
+_LARGEST_MODEL = 1 << 31  # bytes of a protobuf
+
+
+def _unmentioned(data: Path) -> bool:
+    """Whether no other file in its folder has its name: a copy of the model may need it still."""
+    try:
+        return not any(_mentions(file, data.name) for file in data.parent.iterdir() if file != data)
+    except OSError:  # one cannot be read: then nobody knows
+        return False
+
+
+def _mentions(file: Path, name: str) -> bool:
+    if not file.is_file() or not 0 < file.stat().st_size < _LARGEST_MODEL:
+        return False
+    with file.open("rb") as opened, mmap.mmap(opened.fileno(), 0, access=mmap.ACCESS_READ) as content:
+        return content.find(name.encode()) >= 0
 
 
 def _umask() -> int:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Collection, Iterable, Iterator
 from typing import Any
 
 import numpy as np
@@ -14,11 +14,18 @@ from roundel.types import InputSpec
 
 FLOAT_TYPES = frozenset({ir.DataType.FLOAT, ir.DataType.FLOAT16, ir.DataType.BFLOAT16, ir.DataType.DOUBLE})
 DEFAULT_DOMAINS = ("", "ai.onnx")
+_REAL = (np.dtype(np.float16), np.dtype(np.float32), np.dtype(np.float64))
+_NO_NUMBERS = "bOSU"  # kinds of numpy
 
 
 def op_key(node: ir.Node) -> str:
     """'Conv' for the default domain, 'domain::Op' for any other."""
     return node.op_type if node.domain in DEFAULT_DOMAINS else f"{node.domain}::{node.op_type}"
+
+
+def is_op(node: ir.Node | None, *op_types: str) -> bool:
+    """Whether the node is one of these standard operators."""
+    return node is not None and node.domain == "" and node.op_type in op_types
 
 
 def is_float32(value: ir.Value | None) -> bool:
@@ -27,21 +34,49 @@ def is_float32(value: ir.Value | None) -> bool:
 
 
 def is_constant(value: ir.Value | None) -> bool:
-    """Whether the value's content is known and no caller can replace it."""
+    """Whether the value is stored in the model and no caller can replace it."""
     return value is not None and value.const_value is not None and not value.is_graph_input()
 
 
 def constant_array(value: ir.Value | None) -> NDArray[Any] | None:
-    """The content of a constant, or None."""
-    if value is None or value.const_value is None or value.is_graph_input():
+    """The array behind an initializer or a Constant node; None for anything a caller can feed."""
+    if value is None or value.is_graph_input():
         return None
-    return np.asarray(value.const_value.numpy())
+    tensor = ir.convenience.get_const_tensor(value)
+    return None if tensor is None else np.asarray(tensor.numpy())
+
+
+def real_constant(value: ir.Value | None) -> NDArray[Any] | None:
+    """The array behind a constant of 16, 32 or 64-bit floats."""
+    array = constant_array(value)
+    return array if array is not None and array.dtype in _REAL else None
 
 
 def constant_scalar(value: ir.Value | None) -> float | None:
-    """The content of a one-element constant, or None."""
+    """The number in a one-element constant."""
     array = constant_array(value)
-    return float(array.reshape(-1)[0]) if array is not None and array.size == 1 else None
+    if array is None or array.size != 1 or array.dtype.kind in _NO_NUMBERS:
+        return None
+    return float(array.reshape(()))
+
+
+def integers(value: ir.Value | None) -> tuple[int, ...] | None:
+    """The numbers in an integer constant."""
+    array = constant_array(value)
+    if array is None or array.dtype.kind not in "iu":
+        return None
+    return tuple(int(x) for x in array.reshape(-1))
+
+
+def input_at(node: ir.Node, index: int) -> ir.Value | None:
+    """The input at `index`; None where it is left out, by an empty name or by a short list."""
+    return node.inputs[index] if index < len(node.inputs) else None
+
+
+def producer(value: ir.Value | None, *op_types: str) -> ir.Node | None:
+    """The node that makes the value, if it is one of these standard operators."""
+    node = None if value is None else value.producer()
+    return node if is_op(node, *op_types) else None
 
 
 def readers(value: ir.Value) -> list[tuple[ir.Node, int]]:
@@ -50,19 +85,46 @@ def readers(value: ir.Value) -> list[tuple[ir.Node, int]]:
 
 
 def only_reader(value: ir.Value) -> ir.Node | None:
-    """The single node that reads the value, or None when it has several or is a graph output."""
-    if value.is_graph_output():
-        return None
+    """The one node that reads the value, once, in the value's own graph, if nothing else can see it."""
     uses = value.uses()
-    return next(iter(uses)).node if len(uses) == 1 else None
+    if len(uses) != 1 or value.is_graph_output():
+        return None
+    (use,) = uses
+    # A capture inside a body keeps its name there, and the body may run many times: not a plain reader.
+    return use.node if use.node.graph is value.graph else None
+
+
+def is_private(nodes: Collection[ir.Node], last: ir.Node) -> bool:
+    """Whether everything but the output of `last` is seen by these nodes only."""
+    members = set(nodes)
+    return all(
+        not value.is_graph_output() and all(use.node in members for use in value.uses())
+        for node in members
+        if node is not last
+        for value in node.outputs
+    )
+
+
+def replaceable(source: ir.Value, nodes: Collection[ir.Node], last: ir.Node) -> bool:
+    """Whether one node that reads the source may stand for all of these."""
+    return same_rank(source, last.outputs[0]) and is_private(nodes, last)
+
+
+def dims(value: ir.Value | None) -> tuple[int | None, ...] | None:
+    """Dimensions with None for an open one; None where even the rank is unknown."""
+    if value is None or value.shape is None:
+        return None
+    # Some exporters write -1 for an open dimension.
+    return tuple(d if isinstance(d, int) and d >= 0 else None for d in value.shape)
 
 
 def static_shape(value: ir.Value | None) -> tuple[int, ...] | None:
-    """The shape when every dimension is a known number."""
-    if value is None or value.shape is None:
+    """Dimensions, if every one is known."""
+    known = dims(value)
+    if known is None:
         return None
-    dims = tuple(value.shape)
-    return tuple(int(d) for d in dims) if all(isinstance(d, int) for d in dims) else None  # type: ignore[arg-type]
+    sizes = tuple(d for d in known if d is not None)
+    return sizes if len(sizes) == len(known) else None
 
 
 def rank(value: ir.Value | None) -> int | None:
@@ -70,22 +132,70 @@ def rank(value: ir.Value | None) -> int | None:
     return None if value is None or value.shape is None else len(value.shape)
 
 
-def attribute_ints(node: ir.Node, name: str) -> tuple[int, ...] | None:
-    """An integer-list attribute, or None where the node does not carry it."""
-    attr = node.attributes.get(name)
-    return tuple(attr.as_ints()) if attr is not None else None
+def same_rank(left: ir.Value, right: ir.Value) -> bool:
+    """Whether both have the same, known number of dimensions: no constant on the way added any."""
+    return left.shape is not None and right.shape is not None and len(left.shape) == len(right.shape)
 
 
 def attribute_int(node: ir.Node, name: str, default: int) -> int:
-    """An integer attribute."""
+    """An integer attribute, or its default."""
     attr = node.attributes.get(name)
-    return int(attr.as_int()) if attr is not None else default
+    return default if attr is None else int(attr.as_int())
+
+
+def attribute_ints(node: ir.Node, name: str) -> tuple[int, ...] | None:
+    """An integer-list attribute, or None where the node does not carry it."""
+    attr = node.attributes.get(name)
+    return None if attr is None else tuple(attr.as_ints())
 
 
 def attribute_float(node: ir.Node, name: str, default: float) -> float:
-    """A float attribute."""
+    """A float attribute, or its default."""
     attr = node.attributes.get(name)
-    return float(attr.as_float()) if attr is not None else default
+    return default if attr is None else float(attr.as_float())
+
+
+def attribute_string(node: ir.Node, name: str, default: str) -> str:
+    """A string attribute, or its default."""
+    attr = node.attributes.get(name)
+    return default if attr is None else attr.as_string()
+
+
+def operands(node: ir.Node) -> tuple[tuple[ir.Value, ir.Value], ...]:
+    """Both orders of a two-input node, for operators where the order does not matter."""
+    if len(node.inputs) != 2 or node.inputs[0] is None or node.inputs[1] is None:
+        return ()
+    left, right = node.inputs[0], node.inputs[1]
+    return (left, right), (right, left)
+
+
+def with_number(node: ir.Node | None, *op_types: str) -> tuple[ir.Value, float] | None:
+    """The other operand and the number, for a commutative node with one scalar constant."""
+    if node is None or not is_op(node, *op_types):
+        return None
+    for value, other in operands(node):
+        number = constant_scalar(other)
+        # A constant of more dimensions than the tensor would add dimensions to it.
+        if number is not None and len(dims(other) or ()) <= len(value.shape or ()):
+            return value, number
+    return None
+
+
+def reduced_axes(node: ir.Node, rank: int | None) -> tuple[int, ...] | None:
+    """Sorted, non-negative axes of a Reduce node with keepdims=1; None where they are not known."""
+    if attribute_int(node, "keepdims", 1) != 1:
+        return None
+    return any_reduced_axes(node, rank)
+
+
+def any_reduced_axes(node: ir.Node, rank: int | None) -> tuple[int, ...] | None:
+    """Sorted, non-negative axes of a Reduce node, whatever its keepdims."""
+    axes = attribute_ints(node, "axes")
+    if axes is None:
+        axes = integers(input_at(node, 1))
+    if not axes or rank is None:
+        return None
+    return tuple(sorted({axis % rank for axis in axes}))
 
 
 def clip_bounds(node: ir.Node) -> tuple[float | None, float | None] | None:
@@ -186,28 +296,6 @@ def _attributes(node: ir.Node) -> list[tuple[str, str]]:
         else:
             plain.append((name, str(attr.value)))
     return plain
-
-
-def name_nodes(graph: ir.Graph) -> int:
-    """Name the nodes that have no name, or the name of an earlier one; returns how many."""
-    taken: set[str] = set()
-    pending = []
-    for node in graph:
-        if node.name and node.name not in taken:
-            taken.add(node.name)
-        else:
-            pending.append(node)
-    counters: dict[str, int] = {}
-    for node in pending:
-        while True:
-            index = counters.get(node.op_type, 0)
-            counters[node.op_type] = index + 1
-            name = f"{node.op_type}_{index}"
-            if name not in taken:
-                break
-        taken.add(name)
-        node.name = name
-    return len(pending)
 
 
 def upstream(graph: ir.Graph, starts: Iterable[ir.Node]) -> set[ir.Node]:

@@ -42,13 +42,7 @@ def check_structure(model: ir.Model, where: object) -> None:
     for graph in (model.graph, *model.graph.subgraphs()):
         _check_names(graph, where)
         for node in graph:
-            _check_inputs(node, where)
-            _check_attributes(node, imports, where)
-            _check_counts(node, where)
-            _check_required(node, imports, where)
-            _check_empty_bias(node, where)
-            _check_empty_sequence(node, where)
-            _check_split(node, where)
+            _check_node(node, imports, f"{where}, {op_key(node)} node '{node.name}'")
     for value in model.graph.inputs:
         if value.type is None:
             raise _broken(f"{where}, graph input '{value.name}'", "no type", "a type")
@@ -84,12 +78,23 @@ def _check_text(texts: Iterable[object], what: str, where: object) -> None:
             raise _broken(where, f"the {what} {text!r}", "UTF-8 text")
 
 
-def _check_inputs(node: ir.Node, where: object) -> None:
-    _check_text((node.name, node.op_type, node.domain), "node name or type", where)
+def _check_node(node: ir.Node, imports: dict[str, int], place: str) -> None:
+    _check_inputs(node, place)
+    schema = _schema(node, imports)
+    _check_attributes(node, schema, place)
+    _check_counts(node, place)
+    _check_required(node, schema, place)
+    _check_empty_bias(node, place)
+    _check_empty_sequence(node, place)
+    _check_split(node, place)
+
+
+def _check_inputs(node: ir.Node, place: str) -> None:
+    _check_text((node.name, node.op_type, node.domain), "node name or type", place)
     for value in node.inputs:
         if value is not None and _undefined(value):
             raise _broken(
-                f"{where}, {op_key(node)} node '{node.name}'",
+                place,
                 f"it reads tensor '{value.name}', which nothing makes",
                 "a graph input, an initializer or another node's output",
             )
@@ -99,28 +104,19 @@ def _undefined(value: ir.Value) -> bool:
     return value.producer() is None and not value.is_graph_input() and not value.is_initializer()
 
 
-def _check_attributes(node: ir.Node, imports: dict[str, int], where: object) -> None:
+def _check_attributes(node: ir.Node, schema: onnx.defs.OpSchema | None, place: str) -> None:
     """Names, and types where ONNX has a schema for the operator; ONNX Runtime judges the rest."""
     for name, attr in node.attributes.items():
-        _check_text((name,), "attribute name", where)
+        _check_text((name,), "attribute name", place)
         if not name or attr.type is ir.AttributeType.UNDEFINED:
-            raise _broken(
-                f"{where}, {op_key(node)} node '{node.name}'",
-                f"an attribute named {name!r} of type {attr.type.name}",
-                "a name and a type",
-            )
-    schema = _schema(node, imports)
+            raise _broken(place, f"an attribute named {name!r} of type {attr.type.name}", "a name and a type")
     known = schema.attributes if schema is not None else {}
     for name, attr in node.attributes.items():
         if name not in known or attr.is_ref():
             continue
         seen, wanted = attr.type.name, str(known[name].type).rpartition(".")[2]
         if seen != wanted:
-            raise _broken(
-                f"{where}, {op_key(node)} node '{node.name}'",
-                f"attribute '{name}' has type {seen}",
-                f"type {wanted}",
-            )
+            raise _broken(place, f"attribute '{name}' has type {seen}", f"type {wanted}")
 
 
 def _schema(node: ir.Node, imports: dict[str, int]) -> onnx.defs.OpSchema | None:
@@ -131,21 +127,18 @@ def _schema(node: ir.Node, imports: dict[str, int]) -> onnx.defs.OpSchema | None
         return None
 
 
-def _check_required(node: ir.Node, imports: dict[str, int], where: object) -> None:
+def _check_required(node: ir.Node, schema: onnx.defs.OpSchema | None, place: str) -> None:
     """ONNX and ONNX Runtime both read inputs that must be there without looking whether they are."""
-    schema = _schema(node, imports)
     if schema is None or node.op_type in _LENIENT:
         return
     optional = onnx.defs.OpSchema.FormalParameterOption.Optional
     formal = schema.inputs
     for index, value in enumerate(node.inputs):
         if value is None and formal and formal[min(index, len(formal) - 1)].option != optional:
-            raise _broken(
-                f"{where}, {op_key(node)} node '{node.name}'", f"input {index} is empty", "a tensor"
-            )
+            raise _broken(place, f"input {index} is empty", "a tensor")
 
 
-def _check_counts(node: ir.Node, where: object) -> None:
+def _check_counts(node: ir.Node, place: str) -> None:
     """ONNX Runtime divides by these without looking: zero ends the whole process, not only the run."""
     for name, attr in node.attributes.items():
         if name not in _COUNTS or attr.is_ref():
@@ -158,38 +151,33 @@ def _check_counts(node: ir.Node, where: object) -> None:
             continue
         if not all(1 <= number <= _MOST for number in numbers):
             seen = numbers if attr.type is ir.AttributeType.INTS else numbers[0]
-            raise _broken(
-                f"{where}, {op_key(node)} node '{node.name}'",
-                f"attribute '{name}' is {seen}",
-                "1 or more",
-            )
+            raise _broken(place, f"attribute '{name}' is {seen}", "1 or more")
 
 
-def _check_empty_bias(node: ir.Node, where: object) -> None:
+def _check_empty_bias(node: ir.Node, place: str) -> None:
     """ONNX allows the empty name for no bias; ONNX Runtime's layer norm ends the process over it."""
     if node.op_type == "LayerNormalization" and len(node.inputs) > 2 and node.inputs[2] is None:
         raise ModelError(
             "ONNX Runtime cannot load a LayerNormalization whose bias is an empty name.",
-            where=f"{where}, {op_key(node)} node '{node.name}'",
+            where=place,
             expected="two inputs, or a bias",
             hint="Take the empty third input out of the node.",
         )
 
 
-def _check_empty_sequence(node: ir.Node, where: object) -> None:
+def _check_empty_sequence(node: ir.Node, place: str) -> None:
     """ONNX Runtime's recurrent layers end the process over a batch or a sequence of no length."""
     first = node.inputs[0] if node.op_type in ("LSTM", "GRU", "RNN") and node.inputs else None
     if first is not None and first.shape is not None and 0 in first.shape:
-        raise _broken(f"{where}, {op_key(node)} node '{node.name}'", f"input {first.shape}", "no empty axis")
+        raise _broken(place, f"input {first.shape}", "no empty axis")
 
 
-def _check_split(node: ir.Node, where: object) -> None:
+def _check_split(node: ir.Node, place: str) -> None:
     """ONNX Runtime ends the process where a Split has more outputs than it says, or one without a name."""
     if node.op_type != "Split":
         return
     said = node.attributes.get("num_outputs")
     count = len(node.outputs)
-    place = f"{where}, {op_key(node)} node '{node.name}'"
     if said is not None and not said.is_ref() and said.as_int() < count:
         raise _broken(place, f"{count} outputs, num_outputs {said.as_int()}", "as many as num_outputs says")
     if not all(value.name for value in node.outputs):

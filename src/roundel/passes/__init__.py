@@ -3,75 +3,82 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
+from functools import partial
 
 import onnx_ir as ir
 
-from roundel.passes.activations import DecomposeHardSwish, FuseGelu, ScaleClipBounds
-from roundel.passes.base import Pass, PassReport
-from roundel.passes.batch_norms import BatchNormToConv, FoldBatchNorm, FoldPad
+from roundel.passes.activations import decompose_hard_swish, fuse_gelu, scale_clip_bounds
+from roundel.passes.batch_norms import batch_norm_to_conv, fold_batch_norm, fold_pad
 from roundel.passes.cleanup import (
-    DeadCode,
-    InitializerInputs,
-    LiftConstants,
-    NoOps,
-    UnshareBiases,
-    UnshareWeights,
+    lift_constants,
+    remove_dead_code,
+    remove_no_ops,
+    unshare_biases,
+    unshare_weights,
 )
-from roundel.passes.constant_folding import ConstantFolding
-from roundel.passes.norms import FuseInstanceNorm, FuseL2Norm, FuseLayerNorm
+from roundel.passes.constant_folding import fold_constants
+from roundel.passes.norms import fuse_instance_norm, fuse_l2_norm, fuse_layer_norm
 from roundel.passes.operators import (
-    ExplicitAttributes,
-    NchwToNhwc,
-    ReduceMeanToPool,
-    SplitLargePools,
-    SplitToSlice,
+    explicit_attributes,
+    nchw_to_nhwc,
+    reduce_mean_to_pool,
+    split_large_pools,
+    split_to_slice,
 )
-from roundel.passes.shapes import FixedShapes, refresh_shapes
+from roundel.passes.shapes import fix_input_shapes, refresh_shapes
 from roundel.recipe.settings import Prepare
 
-__all__ = ["STEPS", "Pass", "PassReport", "Step", "prepare", "refresh_shapes"]
+__all__ = ["PassReport", "prepare", "refresh_shapes"]
 
 
 @dataclass(frozen=True, slots=True)
-class PassStep:
-    """One line of the list: when a pass runs, and how it is made."""
+class PassReport:
+    """What one pass did, and how long it took (shape refreshes it needed included)."""
 
-    wanted: Callable[[Prepare], bool]
-    make: Callable[[Prepare], Pass]
+    name: str
+    rewrites: int
+    seconds: float
 
 
-STEPS: tuple[PassStep, ...] = (
-    PassStep(lambda o: True, lambda o: InitializerInputs()),
-    PassStep(lambda o: bool(o.fixed_shapes), lambda o: FixedShapes(o.fixed_shapes)),
-    PassStep(lambda o: True, lambda o: DeadCode()),  # a dead reader would keep a live value from being folded
-    PassStep(lambda o: o.fold_constants, lambda o: LiftConstants()),
-    PassStep(lambda o: True, lambda o: NoOps()),  # first without copies of weights behind Identity, then fold
-    PassStep(lambda o: o.fold_constants, lambda o: ConstantFolding()),
-    PassStep(lambda o: True, lambda o: NoOps()),  # folding shows that a Pad or a Reshape does nothing
-    PassStep(lambda o: o.fuse_instance_norm, lambda o: FuseInstanceNorm()),  # the stricter match comes first
-    PassStep(lambda o: o.fuse_layer_norm, lambda o: FuseLayerNorm()),
-    PassStep(lambda o: o.fuse_gelu, lambda o: FuseGelu()),
-    PassStep(lambda o: o.fuse_l2_norm, lambda o: FuseL2Norm()),
-    PassStep(lambda o: o.fold_batch_norm, lambda o: FoldBatchNorm()),
-    PassStep(lambda o: o.decompose_hard_swish, lambda o: DecomposeHardSwish()),
-    PassStep(lambda o: o.fold_pad, lambda o: FoldPad()),
-    PassStep(lambda o: o.unshare_biases, lambda o: UnshareBiases()),
-    PassStep(lambda o: o.unshare_weights or o.scale_clip_bounds, lambda o: UnshareWeights()),
-    PassStep(lambda o: o.reduce_mean_to_global_average_pool, lambda o: ReduceMeanToPool()),
-    PassStep(lambda o: o.split_large_pools, lambda o: SplitLargePools()),  # also those just made from means
-    PassStep(lambda o: o.split_to_slice, lambda o: SplitToSlice()),
-    PassStep(
-        lambda o: o.batch_norm_to_conv, lambda o: BatchNormToConv()
-    ),  # only those that could not be folded
-    PassStep(lambda o: o.nchw_to_nhwc, lambda o: NchwToNhwc()),
-    PassStep(lambda o: o.explicit_conv_attributes, lambda o: ExplicitAttributes()),
-    PassStep(
-        lambda o: o.scale_clip_bounds, lambda o: ScaleClipBounds()
-    ),  # needs layers with weights of their own
-    PassStep(lambda o: True, lambda o: DeadCode()),
-)
+def _passes(o: Prepare) -> Iterator[tuple[bool, str, Callable[[ir.Model], int]]]:
+    """Every pass in order: whether the options ask for it, what reports call it, and the pass.
+
+    A pass changes only the main graph, in place, and says how often it did. It rewrites a place only after it
+    has proved that no graph output and no other reader, captures inside bodies of If, Loop and Scan included,
+    can see a difference beyond the tolerance that its docstring states.
+    """
+    yield bool(o.fixed_shapes), "fixed shapes", partial(fix_input_shapes, shapes=o.fixed_shapes)
+    yield True, "dead code", remove_dead_code  # a dead reader would keep a live value from being folded
+    yield o.fold_constants, "constants to initializers", lift_constants
+    yield True, "no-ops", remove_no_ops  # first without copies of weights behind Identity, then fold
+    yield o.fold_constants, "constant folding", fold_constants
+    yield True, "no-ops", remove_no_ops  # folding shows that a Pad or a Reshape does nothing
+    yield o.fuse_instance_norm, "fuse instance norm", fuse_instance_norm  # the stricter match comes first
+    yield o.fuse_layer_norm, "fuse layer norm", fuse_layer_norm
+    yield o.fuse_gelu, "fuse gelu", fuse_gelu
+    yield o.fuse_l2_norm, "fuse l2 norm", fuse_l2_norm
+    yield o.fold_batch_norm, "fold batch norm", fold_batch_norm
+    yield o.decompose_hard_swish, "decompose hard swish", decompose_hard_swish
+    yield o.fold_pad, "fold pad", fold_pad
+    yield o.unshare_biases, "unshare biases", unshare_biases
+    yield o.unshare_weights or o.scale_clip_bounds, "unshare weights", unshare_weights
+    yield o.reduce_mean_to_global_average_pool, "reduce mean to global average pool", reduce_mean_to_pool
+    yield o.split_large_pools, "split large pools", split_large_pools  # also those just made from means
+    yield o.split_to_slice, "split to slice", split_to_slice
+    yield o.batch_norm_to_conv, "batch norm to conv", batch_norm_to_conv  # those that could not be folded
+    yield o.nchw_to_nhwc, "nchw to nhwc", nchw_to_nhwc
+    yield o.explicit_conv_attributes, "explicit conv attributes", explicit_attributes
+    yield (
+        o.scale_clip_bounds,
+        "scale clip bounds",
+        scale_clip_bounds,
+    )  # needs weights of their own
+    yield True, "dead code", remove_dead_code
+
+
+_BLIND = (remove_dead_code, lift_constants, unshare_biases, unshare_weights)  # to shapes and types
 
 
 def prepare(
@@ -96,17 +103,16 @@ def prepare(
     """
     reports: list[PassReport] = []
     stale = True
-    for step in STEPS:
-        if not step.wanted(options):
+    for wanted, name, action in _passes(options):
+        if not wanted:
             continue
-        action = step.make(options)
         started = time.perf_counter()
-        if stale and action.reads_shapes:
+        if stale and action not in _BLIND and name != "fixed shapes":
             refresh_shapes(model)
             stale = False
         rewrites = action(model)
         stale = stale or rewrites > 0
-        report = PassReport(action.name, rewrites, time.perf_counter() - started)
+        report = PassReport(name, rewrites, time.perf_counter() - started)
         reports.append(report)
         if notify is not None:
             notify(report)

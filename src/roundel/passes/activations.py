@@ -1,26 +1,24 @@
-"""Gelu as one node."""
+"""Activations: Gelu as one node, HardSwish as two, Clip with a bound that a quantizer can keep."""
 
 from __future__ import annotations
 
 import math
-from typing import ClassVar
 
 import numpy as np
 import onnx_ir as ir
 
-from roundel.passes.base import (
-    Editor,
-    Pass,
-    get_int,
+from roundel.model.edit import Editor, rewrite
+from roundel.model.graph import (
+    attribute_int,
+    constant_scalar,
     input_at,
     is_op,
-    is_private,
     only_reader,
     operands,
+    opset_version,
     producer,
     real_constant,
-    same_rank,
-    scalar,
+    replaceable,
     with_number,
 )
 
@@ -30,22 +28,12 @@ _SINCE = 20
 _CLOSE = {ir.DataType.FLOAT: 1e-6, ir.DataType.DOUBLE: 1e-12, ir.DataType.FLOAT16: 1e-3}
 
 
-class FuseGelu(Pass):
+def fuse_gelu(model: ir.Model) -> int:
     """Fuses `0.5 * x * (1 + erf(x / sqrt(2)))`, in any order of its factors, into Gelu.
 
     Needs opset 20, where the operator exists. Tolerance: rounding of the product, about 1e-6.
     """
-
-    name: ClassVar[str] = "fuse gelu"
-    reads_shapes: ClassVar[bool] = True
-
-    def __call__(self, model: ir.Model) -> int:
-        editor = Editor(model)
-        if editor.opset < _SINCE:
-            return 0
-        # A fusion removes nodes further on, hence the snapshot.
-        nodes = [node for node in model.graph if is_op(node, "Erf")]
-        return sum(_fuse(editor, node) for node in nodes)
+    return rewrite(model, _fuse, "Erf") if opset_version(model) >= _SINCE else 0
 
 
 def _fuse(editor: Editor, erf: ir.Node) -> bool:
@@ -59,10 +47,9 @@ def _fuse(editor: Editor, erf: ir.Node) -> bool:
     if product is None:
         return False
     last, nodes = product[0], nodes | product[1]
-    if not same_rank(source, last.outputs[0]) or not is_private(nodes, last):
+    if not replaceable(source, nodes, last):
         return False
-    editor.replace(last, "Gelu", [source], {})
-    editor.drop_all(nodes - {last})
+    editor.replace_all(nodes, last, "Gelu", [source], {})
     return True
 
 
@@ -75,7 +62,7 @@ def _scaled_input(value: ir.Value | None) -> tuple[ir.Value, ir.Node] | None:
         pair = with_number(node, "Mul")
         found = None if pair is None else (pair[0], 1 / pair[1] if pair[1] else math.inf)
     else:
-        source, divisor = input_at(node, 0), scalar(input_at(node, 1))
+        source, divisor = input_at(node, 0), constant_scalar(input_at(node, 1))
         found = None if source is None or divisor is None else (source, divisor)
     if found is None:
         return None
@@ -98,19 +85,16 @@ def _product(source: ir.Value, add: ir.Node) -> tuple[ir.Node, set[ir.Node]] | N
     if second is None or not is_op(second, "Mul"):
         return None
     rest = next((b for a, b in operands(second) if a is first.outputs[0]), None)
-    if (other is source and scalar(rest) == 0.5) or (rest is source and scalar(other) == 0.5):
+    if (other is source and constant_scalar(rest) == 0.5) or (
+        rest is source and constant_scalar(other) == 0.5
+    ):
         return second, {first, second}
     return None
 
 
-class DecomposeHardSwish(Pass):
+def decompose_hard_swish(model: ir.Model) -> int:
     """Replaces HardSwish(x) by x * HardSigmoid(x, 1/6, 1/2), its definition. Exact."""
-
-    name: ClassVar[str] = "decompose hard swish"
-
-    def __call__(self, model: ir.Model) -> int:
-        editor = Editor(model)
-        return sum(_decompose(editor, node) for node in list(model.graph) if is_op(node, "HardSwish"))
+    return rewrite(model, _decompose, "HardSwish")
 
 
 def _decompose(editor: Editor, node: ir.Node) -> bool:
@@ -138,7 +122,7 @@ _CARRIERS = (
 )
 
 
-class ScaleClipBounds(Pass):
+def scale_clip_bounds(model: ir.Model) -> int:
     """Rescales a layer and its readers so that the Clip between them ends at 127 * 2**-k.
 
     min(max(x, 0), m) * f = min(max(f x, 0), f m): the layer before is multiplied by f, the layers behind
@@ -146,12 +130,7 @@ class ScaleClipBounds(Pass):
     work of the Clip, and the codes above the bound are not wasted. Tolerance: rounding of the weights in
     float32, about 1e-6.
     """
-
-    name: ClassVar[str] = "scale clip bounds"
-
-    def __call__(self, model: ir.Model) -> int:
-        editor = Editor(model)
-        return sum(_rescale(editor, node) for node in list(model.graph) if is_op(node, "Clip"))
+    return rewrite(model, _rescale, "Clip")
 
 
 def rescalable(node: ir.Node) -> list[ir.Node] | None:
@@ -159,7 +138,7 @@ def rescalable(node: ir.Node) -> list[ir.Node] | None:
     maker = node.inputs[0].producer() if node.inputs[0] is not None else None
     if maker is None or not is_op(maker, *_LAYERS) or only_reader(maker.outputs[0]) is not node:
         return None
-    if scalar(input_at(node, 1)) != 0 or not (scalar(input_at(node, 2)) or 0) > 0:
+    if constant_scalar(input_at(node, 1)) != 0 or not (constant_scalar(input_at(node, 2)) or 0) > 0:
         return None
     if not _constant_layer(maker) or _depthwise(maker):
         return None
@@ -169,7 +148,7 @@ def rescalable(node: ir.Node) -> list[ir.Node] | None:
 def _depthwise(node: ir.Node) -> bool:
     """The NPU knows the pair of depthwise Conv and ReLU6 as it is, and no other bound for it."""
     weight = input_at(node, 1)
-    group = get_int(node, "group", 1)
+    group = attribute_int(node, "group", 1)
     return group > 1 and weight is not None and weight.shape is not None and weight.shape[1] == 1
 
 
@@ -177,7 +156,7 @@ def _rescale(editor: Editor, node: ir.Node) -> bool:
     behind = rescalable(node)
     if not behind:
         return False
-    bound = scalar(node.inputs[2])
+    bound = constant_scalar(node.inputs[2])
     maker = node.inputs[0].producer() if node.inputs[0] is not None else None
     assert bound is not None
     assert maker is not None
@@ -228,4 +207,4 @@ def _layers_behind(value: ir.Value) -> list[ir.Node] | None:
 
 def _zero_pad(node: ir.Node) -> bool:
     filler = input_at(node, 2) if node.op_type == "Pad" else None
-    return filler is None or scalar(filler) == 0
+    return filler is None or constant_scalar(filler) == 0

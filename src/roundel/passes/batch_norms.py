@@ -3,21 +3,20 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Any, ClassVar
+from typing import Any
 
 import numpy as np
 import onnx_ir as ir
 from numpy.typing import NDArray
 
-from roundel.passes.base import (
-    Editor,
-    Pass,
-    constant,
+from roundel.model.edit import Editor, rewrite
+from roundel.model.graph import (
+    attribute_float,
+    attribute_int,
+    attribute_ints,
+    attribute_string,
+    constant_array,
     dims,
-    get_float,
-    get_int,
-    get_ints,
-    get_string,
     input_at,
     integers,
     is_op,
@@ -55,7 +54,7 @@ def inference_affine(node: ir.Node, opset: int) -> Affine | None:
         # Without channels there is nothing to compute, and a convolution of no groups is not one.
         return None
     gamma, beta, mean, variance = vectors
-    spread = variance + get_float(node, "epsilon", _EPSILON)
+    spread = variance + attribute_float(node, "epsilon", _EPSILON)
     if not np.all(spread > 0):
         return None
     scale = gamma / np.sqrt(spread)
@@ -97,12 +96,12 @@ def per_channel(array: NDArray[np.generic], rank: int, size: int) -> NDArray[np.
 def _is_inference(node: ir.Node, opset: int) -> bool:
     if any(value.uses() or value.is_graph_output() for value in node.outputs[1:]):
         return False
-    if get_int(node, "spatial", 1) != 1:
+    if attribute_int(node, "spatial", 1) != 1:
         return False
     if opset >= _TRAINING_MODE_SINCE:
-        return get_int(node, "training_mode", 0) == 0
+        return attribute_int(node, "training_mode", 0) == 0
     if opset < _TEST_MODE_UNTIL:
-        return get_int(node, "is_test", 0) != 0
+        return attribute_int(node, "is_test", 0) != 0
     # In between, a node that asks for the running statistics is in training.
     return len([value for value in node.outputs if value.name]) == 1
 
@@ -120,9 +119,9 @@ def channels(layer: ir.Node) -> int | None:
         case "Conv":
             return int(weight.shape[0])
         case "ConvTranspose":
-            return int(weight.shape[1]) * get_int(layer, "group", 1)
+            return int(weight.shape[1]) * attribute_int(layer, "group", 1)
         case "Gemm":
-            return int(weight.shape[0 if get_int(layer, "transB", 0) else 1])
+            return int(weight.shape[0 if attribute_int(layer, "transB", 0) else 1])
         case "MatMul":
             # Two-dimensional on both sides, it is a Gemm; with more dimensions channels are not last.
             source = input_at(layer, 0)
@@ -179,11 +178,11 @@ def _along_outputs(
             return scale.reshape(-1, 1, *spatial)
         case "ConvTranspose":
             # Weights are [inputs, outputs of one group, ...]: each group of inputs has its own outputs.
-            groups = get_int(layer, "group", 1)
+            groups = attribute_int(layer, "group", 1)
             per_group = scale.reshape(groups, 1, -1)
             rows = np.repeat(per_group, weight.shape[0] // groups, axis=1)
             return rows.reshape(weight.shape[0], -1, *spatial)
-        case "Gemm" if get_int(layer, "transB", 0):
+        case "Gemm" if attribute_int(layer, "transB", 0):
             return scale.reshape(-1, 1)
     return scale.reshape(1, -1)
 
@@ -193,7 +192,7 @@ def _new_bias(layer: ir.Node, affine: Affine) -> NDArray[np.float64]:
     if bias is None:
         return affine.shift
     if layer.op_type == "Gemm":
-        bias = bias * get_float(layer, "beta", 1.0)
+        bias = bias * attribute_float(layer, "beta", 1.0)
         # A bias of one row, or of one number, stays one row; one that varies by row keeps its rows.
         rows = bias.shape[0] if bias.ndim == 2 else 1
         bias = np.broadcast_to(bias, (rows, affine.scale.size))
@@ -204,19 +203,13 @@ def _new_bias(layer: ir.Node, affine: Affine) -> NDArray[np.float64]:
 _RANKS = (3, 4, 5)  # what ONNX Runtime convolves
 
 
-class BatchNormToConv(Pass):
+def batch_norm_to_conv(model: ir.Model) -> int:
     """Replaces BatchNormalization by a depthwise convolution with a kernel of size 1.
 
     Tolerance: scale and shift are computed in double precision and rounded once. Inputs of three to five
     dimensions whose rank is known are converted; others, and training mode, are left alone.
     """
-
-    name: ClassVar[str] = "batch norm to conv"
-    reads_shapes: ClassVar[bool] = True
-
-    def __call__(self, model: ir.Model) -> int:
-        editor = Editor(model)
-        return sum(_convert(editor, node) for node in model.graph)
+    return rewrite(model, _convert, "BatchNormalization")
 
 
 def _convert(editor: Editor, node: ir.Node) -> bool:
@@ -250,7 +243,7 @@ def _convert(editor: Editor, node: ir.Node) -> bool:
 _LAYERS = ("Conv", "ConvTranspose", "Gemm", "MatMul")
 
 
-class FoldBatchNorm(Pass):
+def fold_batch_norm(model: ir.Model) -> int:
     """Folds BatchNormalization into Conv, ConvTranspose, Gemm or a flat MatMul, or into all of them
     before a Concat of channels.
 
@@ -261,23 +254,17 @@ class FoldBatchNorm(Pass):
     about 1e-6 of their scale in 32-bit floats. Only inference mode is folded, and only where the
     normalization is the one reader of the layer's output. The layer takes over the output's name.
     """
+    return rewrite(model, _fold_affine, "BatchNormalization", "Add", "Mul")
 
-    name: ClassVar[str] = "fold batch norm"
-    reads_shapes: ClassVar[bool] = True
 
-    def __call__(self, model: ir.Model) -> int:
-        editor = Editor(model)
-        count = 0
-        for node in model.graph:
-            affine = inference_affine(node, editor.opset)
-            if affine is not None:
-                layer = producer(node.inputs[0], *_LAYERS)
-                count += _fold_into_layer(editor, node, layer, affine) or _fold_into_branches(
-                    editor, node, affine
-                )
-            elif is_op(node, "Add", "Mul"):
-                count += _fold_constant(editor, node)
-        return count
+def _fold_affine(editor: Editor, node: ir.Node) -> bool:
+    if is_op(node, "Add", "Mul"):
+        return _fold_constant(editor, node)
+    affine = inference_affine(node, editor.opset)
+    if affine is None:
+        return False
+    layer = producer(node.inputs[0], *_LAYERS)
+    return _fold_into_layer(editor, node, layer, affine) or _fold_into_branches(editor, node, affine)
 
 
 def _fold_constant(editor: Editor, node: ir.Node) -> bool:
@@ -324,20 +311,14 @@ def _fold_into_branches(editor: Editor, norm: ir.Node, affine: Affine) -> bool:
 
 
 def _joins_channels(concat: ir.Node) -> bool:
-    axis = get_int(concat, "axis", 1)
+    axis = attribute_int(concat, "axis", 1)
     shape = concat.outputs[0].shape
     return axis == 1 or (axis < 0 and shape is not None and axis + len(shape) == 1)
 
 
-class FoldPad(Pass):
+def fold_pad(model: ir.Model) -> int:
     """Moves a constant Pad with zeros over spatial axes into the `pads` of the Conv behind it. Exact."""
-
-    name: ClassVar[str] = "fold pad"
-    reads_shapes: ClassVar[bool] = True
-
-    def __call__(self, model: ir.Model) -> int:
-        editor = Editor(model)
-        return sum(_fold(editor, node) for node in list(model.graph) if is_op(node, "Pad"))
+    return rewrite(model, _fold, "Pad")
 
 
 def _fold(editor: Editor, node: ir.Node) -> bool:
@@ -350,13 +331,13 @@ def _fold(editor: Editor, node: ir.Node) -> bool:
         or reader.inputs[0] is not node.outputs[0]
     ):
         return False
-    if get_string(reader, "auto_pad", "NOTSET") != "NOTSET" or not _pads_with_zero(node):
+    if attribute_string(reader, "auto_pad", "NOTSET") != "NOTSET" or not _pads_with_zero(node):
         return False
     rank = len(dims(node.outputs[0]) or dims(source) or ())
     extra = _spatial_pads(node, rank)
     if extra is None:
         return False
-    own = get_ints(reader, "pads") or (0,) * len(extra)
+    own = attribute_ints(reader, "pads") or (0,) * len(extra)
     if len(own) != len(extra):
         return False
     total = [a + b for a, b in zip(own, extra, strict=True)]
@@ -367,12 +348,12 @@ def _fold(editor: Editor, node: ir.Node) -> bool:
 
 
 def _pads_with_zero(node: ir.Node) -> bool:
-    if get_string(node, "mode", "constant") != "constant":
+    if attribute_string(node, "mode", "constant") != "constant":
         return False
     filler = input_at(node, 2)
     if filler is None:
         return True
-    array = constant(filler)
+    array = constant_array(filler)
     return array is not None and not array.any()
 
 

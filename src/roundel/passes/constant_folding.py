@@ -4,15 +4,15 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass, field
-from typing import Any, ClassVar
+from typing import Any
 
 import numpy as np
 import onnx
 import onnx_ir as ir
 from numpy.typing import NDArray
 
-from roundel.passes.base import Editor, Pass, constant, get_int, input_at, integers, producer, static_dims
-from roundel.passes.cleanup import to_initializer
+from roundel.model.edit import Editor
+from roundel.model.graph import attribute_int, constant_array, input_at, integers, producer, static_shape
 from roundel.passes.shapes import refresh_shapes
 
 # The file must not grow much: a result is kept if it is small, or holds no more elements than the
@@ -48,30 +48,26 @@ _PLAIN = frozenset(
 )
 
 
-class ConstantFolding(Pass):
+def fold_constants(model: ir.Model) -> int:
     """Computes every node whose inputs are constant, and shapes that are known. Exact.
 
     ONNX Runtime itself computes the values, all nodes of a round in one session. Random operators,
     quantize and dequantize nodes, control flow and nodes that make a graph output stay; so do results
     that would bloat the file.
     """
-
-    name: ClassVar[str] = "constant folding"
-
-    def __call__(self, model: ir.Model) -> int:
-        editor = Editor(model)
-        refused: set[ir.Node] = set()
-        total = 0
-        for _ in range(_MAX_ROUNDS):
-            refresh_shapes(model)
-            found = _Selection(refused)
-            for node in model.graph:
-                found.consider(node)
-            folded = _fold(editor, found)
-            total += folded
-            if not folded:
-                break
-        return total
+    editor = Editor(model)
+    refused: set[ir.Node] = set()
+    total = 0
+    for _ in range(_MAX_ROUNDS):
+        refresh_shapes(model)
+        found = _Selection(refused)
+        for node in model.graph:
+            found.consider(node)
+        folded = _fold(editor, found)
+        total += folded
+        if not folded:
+            break
+    return total
 
 
 @dataclass
@@ -115,7 +111,7 @@ class _Selection:
     def _is_affordable(self, node: ir.Node) -> bool:
         elements = size = 0
         for value in node.outputs:
-            shape = static_dims(value)
+            shape = static_shape(value)
             if not value.name:
                 continue
             if shape is None or value.dtype is None:
@@ -123,7 +119,7 @@ class _Selection:
             elements += math.prod(shape)
             size += math.ceil(math.prod(shape) * value.dtype.itemsize)
         freed = {v for v in node.inputs if v is not None and len(v.consumers()) == 1}
-        if elements <= sum(math.prod(static_dims(value) or (0,)) for value in freed):
+        if elements <= sum(math.prod(static_shape(value) or (0,)) for value in freed):
             return True
         self.small_bytes += size
         return size <= _SMALL_BYTES and self.small_bytes <= _TOTAL_SMALL_BYTES
@@ -132,7 +128,7 @@ class _Selection:
 def _known_shape(node: ir.Node) -> NDArray[np.int64] | None:
     """The value of Shape or Size, or of a Gather or Slice that reads only known entries of a Shape."""
     if node.op_type in ("Shape", "Size"):
-        shape = static_dims(input_at(node, 0))
+        shape = static_shape(input_at(node, 0))
         if shape is None:
             return None
         return np.array(math.prod(shape) if node.op_type == "Size" else _cut(node, shape), dtype=np.int64)
@@ -145,7 +141,7 @@ def _known_shape(node: ir.Node) -> NDArray[np.int64] | None:
 
 def _cut(node: ir.Node, shape: tuple[object, ...]) -> tuple[object, ...]:
     end = node.attributes.get("end")
-    return shape[get_int(node, "start", 0) : None if end is None else end.as_int()]
+    return shape[attribute_int(node, "start", 0) : None if end is None else end.as_int()]
 
 
 def _picked(node: ir.Node, source: ir.Node) -> NDArray[Any] | None:
@@ -154,7 +150,7 @@ def _picked(node: ir.Node, source: ir.Node) -> NDArray[Any] | None:
         return None
     entries = np.array([*_cut(source, tuple(value.shape)), None], dtype=object)[:-1]
     if node.op_type == "Gather":
-        indices = constant(input_at(node, 1))
+        indices = constant_array(input_at(node, 1))
         if indices is None or np.any(indices >= len(entries)) or np.any(indices < -len(entries)):
             return None
         return np.asarray(entries[indices], dtype=object)
@@ -170,7 +166,7 @@ def _fold(editor: Editor, found: _Selection) -> int:
     for value, array in found.known.items():
         node = value.producer()
         assert node is not None, "only computed values are in here"
-        to_initializer(editor, value, ir.tensor(array))
+        _to_initializer(editor, value, ir.tensor(array))
         editor.drop(node)
     nodes = list(found.nodes)
     if not nodes:
@@ -188,12 +184,25 @@ def _fold(editor: Editor, found: _Selection) -> int:
     return count
 
 
+def _to_initializer(editor: Editor, value: ir.Value, tensor: ir.TensorProtocol) -> None:
+    """Put an initializer with this content where a computed value stood, under its name."""
+    name = value.name or editor.fresh("constant")
+    value.name = None
+    tensor.name = name
+    fixed = ir.Value(name=name, const_value=tensor)
+    fixed.shape = ir.Shape(tensor.shape.numpy())
+    fixed.dtype = tensor.dtype
+    fixed.metadata_props.update(value.metadata_props)
+    value.replace_all_uses_with(fixed)
+    editor.graph.register_initializer(fixed)
+
+
 def _replace(editor: Editor, nodes: list[ir.Node]) -> bool:
     results = _evaluate(editor.model, nodes)
     if results is None:
         return False
     for value, array in results.items():
-        to_initializer(editor, value, ir.tensor(array))
+        _to_initializer(editor, value, ir.tensor(array))
     for node in reversed(nodes):
         editor.drop(node)
     return True

@@ -2,18 +2,18 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import onnx_ir as ir
 
-from roundel.passes.base import (
-    get_int,
+from roundel.model.graph import (
+    attribute_int,
+    constant_scalar,
     input_at,
     is_op,
     operands,
     producer,
     reduced_axes,
-    scalar,
     with_number,
 )
 
@@ -21,130 +21,117 @@ _FLOATS = frozenset({ir.DataType.FLOAT16, ir.DataType.FLOAT, ir.DataType.DOUBLE}
 
 
 @dataclass(frozen=True, slots=True)
-class Deviation:
-    """The square root of variance plus epsilon, or its reciprocal."""
+class Pattern:
+    """Operators that together compute one thing of a tensor.
+
+    Attributes:
+        source: the tensor.
+        nodes: the operators.
+        axes: those over which they reduce.
+        least: what keeps a root or a norm from being zero: the epsilon added, or the clamp.
+    """
 
     source: ir.Value
-    axes: tuple[int, ...]
-    epsilon: float
     nodes: frozenset[ir.Node]
+    axes: tuple[int, ...] = ()
+    least: float = 0.0
 
-    def joined(self, *nodes: ir.Node) -> Deviation:
+    def joined(self, *nodes: ir.Node) -> Pattern:
         """The same with more nodes that take part in it."""
-        return Deviation(self.source, self.axes, self.epsilon, self.nodes | set(nodes))
+        return replace(self, nodes=self.nodes | set(nodes))
 
 
-def normalized(last: ir.Node) -> Deviation | None:
+def normalized(last: ir.Node) -> Pattern | None:
     """Match `(x - mean) / sqrt(variance + epsilon)`, whose last node is a Div or a Mul."""
-    pairs: tuple[tuple[ir.Value, Deviation | None], ...] = ()
+    pairs: tuple[tuple[ir.Value, Pattern | None], ...] = ()
     if is_op(last, "Div") and len(last.inputs) == 2 and last.inputs[0] is not None:
         pairs = ((last.inputs[0], deviation(last.inputs[1])),)
     elif is_op(last, "Mul"):
         pairs = tuple((value, reciprocal_deviation(other)) for value, other in operands(last))
     for value, found in pairs:
         center = None if found is None else centered(value)
-        if found is not None and center is not None and _agree(center, found):
+        if found is None or center is None:
+            continue
+        if center.source is found.source and center.axes == found.axes:
             return found.joined(last, *center.nodes)
     return None
 
 
-@dataclass(frozen=True, slots=True)
-class Centered:
-    """A tensor minus its mean."""
-
-    source: ir.Value
-    axes: tuple[int, ...]
-    nodes: frozenset[ir.Node]
-
-
-def centered(value: ir.Value | None) -> Centered | None:
+def centered(value: ir.Value | None) -> Pattern | None:
     """Match `x - mean(x)`."""
     node = producer(value, "Sub")
-    if node is None or len(node.inputs) != 2:
+    found = None if node is None else mean(input_at(node, 1))
+    if node is None or found is None or found.source is not node.inputs[0]:
         return None
-    found = mean(node.inputs[1])
-    if found is None or found[1] is not node.inputs[0]:
-        return None
-    mean_node, source, axes = found
-    return Centered(source, axes, frozenset({node, mean_node}))
+    return found.joined(node)
 
 
-def mean(value: ir.Value | None) -> tuple[ir.Node, ir.Value, tuple[int, ...]] | None:
-    """Match ReduceMean with keepdims, or GlobalAveragePool: the node, its source and its axes."""
+def mean(value: ir.Value | None) -> Pattern | None:
+    """Match ReduceMean with keepdims, or GlobalAveragePool."""
     node = producer(value, "ReduceMean", "GlobalAveragePool")
     source = None if node is None else input_at(node, 0)
     if node is None or source is None or source.shape is None:
         return None
     rank = len(source.shape)
     axes = tuple(range(2, rank)) if node.op_type == "GlobalAveragePool" else reduced_axes(node, rank)
-    return (node, source, axes) if axes else None
+    return Pattern(source, frozenset({node}), axes) if axes else None
 
 
-def deviation(value: ir.Value | None) -> Deviation | None:
+def deviation(value: ir.Value | None) -> Pattern | None:
     """Match `sqrt(variance + epsilon)`."""
     value, casts = _behind_cast(value)
     node = producer(value, "Sqrt", "Pow")
-    if node is None or (node.op_type == "Pow" and scalar(input_at(node, 1)) != 0.5):
+    if node is None or (node.op_type == "Pow" and constant_scalar(input_at(node, 1)) != 0.5):
         return None
     found = _padded_variance(node.inputs[0])
     return None if found is None else found.joined(node, *casts)
 
 
-def reciprocal_deviation(value: ir.Value | None) -> Deviation | None:
+def reciprocal_deviation(value: ir.Value | None) -> Pattern | None:
     """Match `1 / sqrt(variance + epsilon)`."""
     value, casts = _behind_cast(value)
     node = producer(value, "Reciprocal", "Div", "Pow")
     if node is None:
         return None
     if node.op_type == "Pow":
-        found = _padded_variance(node.inputs[0]) if scalar(input_at(node, 1)) == -0.5 else None
+        found = _padded_variance(node.inputs[0]) if constant_scalar(input_at(node, 1)) == -0.5 else None
     elif node.op_type == "Div":
-        found = deviation(input_at(node, 1)) if scalar(input_at(node, 0)) == 1.0 else None
+        found = deviation(input_at(node, 1)) if constant_scalar(input_at(node, 0)) == 1.0 else None
     else:
         found = deviation(node.inputs[0])
     return None if found is None else found.joined(node, *casts)
 
 
-def _padded_variance(value: ir.Value | None) -> Deviation | None:
+def _padded_variance(value: ir.Value | None) -> Pattern | None:
     """Match `mean((x - mean(x)) ** 2) + epsilon`."""
     add = producer(value, "Add")
     pair = with_number(add, "Add")
-    found = None if pair is None else mean(pair[0])
-    if add is None or pair is None or found is None:
+    averaged = None if pair is None else mean(pair[0])
+    square = None if averaged is None else squared(averaged.source)
+    if add is None or pair is None or averaged is None or square is None:
         return None
-    mean_node, squares, axes = found
-    root = squared(squares)
-    if root is None:
+    base, casts = _behind_cast(square.source)
+    center = centered(base)
+    if center is None or center.axes != averaged.axes:
         return None
-    base, square_nodes = root
-    center_value, casts = _behind_cast(base)
-    center = centered(center_value)
-    if center is None or center.axes != axes:
-        return None
-    nodes = center.nodes | square_nodes | {add, mean_node, *casts}
-    return Deviation(center.source, axes, pair[1], frozenset(nodes))
+    found = center.joined(add, *casts, *square.nodes, *averaged.nodes)
+    return replace(found, least=pair[1])
 
 
-def squared(value: ir.Value | None) -> tuple[ir.Value, frozenset[ir.Node]] | None:
-    """Match `x ** 2` or `x * x`: x and the node."""
+def squared(value: ir.Value | None) -> Pattern | None:
+    """Match `x ** 2` or `x * x`."""
     node = producer(value, "Mul", "Pow")
     base = None if node is None else input_at(node, 0)
     if node is None or base is None:
         return None
-    if node.op_type == "Mul":
-        matches = input_at(node, 1) is base
-    else:
-        matches = scalar(input_at(node, 1)) == 2.0
-    return (base, frozenset({node})) if matches else None
+    other = input_at(node, 1)
+    matches = other is base if node.op_type == "Mul" else constant_scalar(other) == 2.0
+    return Pattern(base, frozenset({node})) if matches else None
 
 
 def _behind_cast(value: ir.Value | None) -> tuple[ir.Value | None, tuple[ir.Node, ...]]:
     """Mixed-precision exports widen the square and narrow the root; the fused operators do so inside."""
     node = producer(value, "Cast")
-    if node is None or get_int(node, "to", 0) not in _FLOATS:
+    if node is None or attribute_int(node, "to", 0) not in _FLOATS:
         return value, ()
     return input_at(node, 0), (node,)
-
-
-def _agree(center: Centered, found: Deviation) -> bool:
-    return center.source is found.source and center.axes == found.axes

@@ -1,35 +1,34 @@
-"""Layer normalization as one node."""
+"""Layer, instance and L2 normalization, which exporters spell out, as one node each."""
 
 from __future__ import annotations
 
 import math
 from collections.abc import Callable
-from dataclasses import dataclass
-from typing import Any, ClassVar
+from dataclasses import dataclass, replace
+from typing import Any
 
 import numpy as np
 import onnx_ir as ir
 from numpy.typing import NDArray
 
-from roundel.passes.base import (
-    Editor,
-    Pass,
+from roundel.model.edit import Editor, rewrite
+from roundel.model.graph import (
+    attribute_float,
+    constant_scalar,
     dims,
-    get_float,
     input_at,
     is_op,
-    is_private,
     only_reader,
     operands,
+    opset_version,
     producer,
     real_constant,
     reduced_axes,
-    same_rank,
-    scalar,
-    static_dims,
+    replaceable,
+    static_shape,
 )
 from roundel.passes.batch_norms import per_channel
-from roundel.passes.moments import Deviation, mean, normalized, reciprocal_deviation, squared
+from roundel.passes.moments import Pattern, mean, normalized, reciprocal_deviation, squared
 
 _LAYER_NORM_SINCE = 17
 
@@ -37,22 +36,12 @@ _LAYER_NORM_SINCE = 17
 _LAYER_NORM_TYPES = frozenset({ir.DataType.FLOAT, ir.DataType.FLOAT16})
 
 
-class FuseLayerNorm(Pass):
+def fuse_layer_norm(model: ir.Model) -> int:
     """Fuses mean, variance, division, scale and shift over the last dimensions into LayerNormalization.
 
     Needs opset 17. Tolerance: the order of the sums, about 1e-6 (1e-3 in 16-bit floats).
     """
-
-    name: ClassVar[str] = "fuse layer norm"
-    reads_shapes: ClassVar[bool] = True
-
-    def __call__(self, model: ir.Model) -> int:
-        editor = Editor(model)
-        if editor.opset < _LAYER_NORM_SINCE:
-            return 0
-        # A fusion removes nodes further on, hence the snapshot.
-        nodes = [node for node in model.graph if is_op(node, "Div", "Mul")]
-        return sum(_fuse_layer_norm(editor, node) for node in nodes if node.graph is model.graph)
+    return rewrite(model, _fuse_layer_norm, "Div", "Mul") if opset_version(model) >= _LAYER_NORM_SINCE else 0
 
 
 def _fuse_layer_norm(editor: Editor, core: ir.Node) -> bool:
@@ -67,19 +56,18 @@ def _fuse_layer_norm(editor: Editor, core: ir.Node) -> bool:
     bias, shifting = _operand(last, "Add", shape)
     if shifting is not None:
         nodes, last = nodes | {shifting}, shifting
-    if not same_rank(found.source, last.outputs[0]) or not is_private(nodes, last):
+    if not replaceable(found.source, nodes, last):
         return False
     base = last.name or last.outputs[0].name or "LayerNormalization"
     if scale is None:
         scale = editor.initializer(f"{base}_scale", np.ones(shape, dtype=found.source.dtype.numpy()))
     inputs = [found.source, _shaped(editor, scale, shape), *([_shaped(editor, bias, shape)] if bias else [])]
-    attributes: dict[str, int | float] = {"axis": -len(shape), "epsilon": found.epsilon}
-    editor.replace(last, "LayerNormalization", inputs, attributes)
-    editor.drop_all(nodes - {last})
+    attributes: dict[str, int | float] = {"axis": -len(shape), "epsilon": found.least}
+    editor.replace_all(nodes, last, "LayerNormalization", inputs, attributes)
     return True
 
 
-def _normalized_shape(found: Deviation) -> tuple[int, ...] | None:
+def _normalized_shape(found: Pattern) -> tuple[int, ...] | None:
     """Sizes of the normalized dimensions, if they are the last ones and known."""
     known = dims(found.source)
     if known is None or found.axes != tuple(range(found.axes[0], len(known))):
@@ -88,17 +76,26 @@ def _normalized_shape(found: Deviation) -> tuple[int, ...] | None:
     return sizes if len(sizes) == len(found.axes) else None
 
 
-def _operand(node: ir.Node, op_type: str, shape: tuple[int, ...]) -> tuple[ir.Value | None, ir.Node | None]:
-    """The constant that the one reader of a node applies to it, and that reader."""
+def _applied(node: ir.Node, op_type: str) -> tuple[ir.Value, NDArray[Any], ir.Node] | None:
+    """The real constant that the one reader of a node applies to it, and that reader."""
     reader = only_reader(node.outputs[0])
     if reader is None or not is_op(reader, op_type):
-        return None, None
+        return None
     for value, other in operands(reader):
         array = real_constant(other)
-        if value is node.outputs[0] and array is not None and _spread(array, shape) is not None:
-            same = value.dtype is None or value.dtype == ir.DataType.from_numpy(array.dtype)
-            return (other, reader) if same else (None, None)
-    return None, None
+        if value is node.outputs[0] and array is not None:
+            return other, array, reader
+    return None
+
+
+def _operand(node: ir.Node, op_type: str, shape: tuple[int, ...]) -> tuple[ir.Value | None, ir.Node | None]:
+    """A constant over the normalized dimensions that is applied to a node, and by which node."""
+    found = _applied(node, op_type)
+    if found is None or _spread(found[1], shape) is None:
+        return None, None
+    kind = node.outputs[0].dtype
+    same = kind is None or kind == ir.DataType.from_numpy(found[1].dtype)
+    return (found[0], found[2]) if same else (None, None)
 
 
 def _spread(array: NDArray[Any], shape: tuple[int, ...]) -> NDArray[Any] | None:
@@ -125,29 +122,20 @@ def _shaped(editor: Editor, value: ir.Value, shape: tuple[int, ...]) -> ir.Value
 _INSTANCE_NORM_SINCE = 6
 
 
-class FuseInstanceNorm(Pass):
+def fuse_instance_norm(model: ir.Model) -> int:
     """Fuses mean, variance, division, scale and shift over the spatial dimensions into
     InstanceNormalization.
 
     Both usual forms are known: `(x - mean) / deviation * scale + shift`, and the one of TensorFlow,
     `x * factor + (shift - mean * factor)`. Tolerance: the order of the sums, about 1e-5.
     """
-
-    name: ClassVar[str] = "fuse instance norm"
-    reads_shapes: ClassVar[bool] = True
-
-    def __call__(self, model: ir.Model) -> int:
-        editor = Editor(model)
-        if editor.opset < _INSTANCE_NORM_SINCE:
-            return 0
-        # A fusion removes nodes further on, hence the snapshot.
-        nodes = [node for node in model.graph if is_op(node, "Div", "Mul", "Add")]
-        return sum(_fuse_instance_norm(editor, node) for node in nodes if node.graph is model.graph)
+    known = opset_version(model) >= _INSTANCE_NORM_SINCE
+    return rewrite(model, _fuse_instance_norm, "Div", "Mul", "Add") if known else 0
 
 
 @dataclass(frozen=True, slots=True, eq=False)
 class _Match:
-    found: Deviation
+    found: Pattern
     last: ir.Node
     scale: NDArray[Any] | None
     shift: NDArray[Any] | None
@@ -159,7 +147,7 @@ def _fuse_instance_norm(editor: Editor, node: ir.Node) -> bool:
         return False
     found, last = match.found, match.last
     count = _channels(found)
-    if count is None or not same_rank(found.source, last.outputs[0]) or not is_private(found.nodes, last):
+    if count is None or not replaceable(found.source, found.nodes, last):
         return False
     base = last.name or last.outputs[0].name or "InstanceNormalization"
     scale = np.ones(count) if match.scale is None else match.scale
@@ -169,12 +157,11 @@ def _fuse_instance_norm(editor: Editor, node: ir.Node) -> bool:
         editor.initializer(f"{base}_scale", scale.astype(np.float32)),
         editor.initializer(f"{base}_shift", shift.astype(np.float32)),
     ]
-    editor.replace(last, "InstanceNormalization", inputs, {"epsilon": found.epsilon})
-    editor.drop_all(found.nodes - {last})
+    editor.replace_all(found.nodes, last, "InstanceNormalization", inputs, {"epsilon": found.least})
     return True
 
 
-def _channels(found: Deviation) -> int | None:
+def _channels(found: Pattern) -> int | None:
     shape = dims(found.source)
     if shape is None or len(shape) < 3 or found.axes != tuple(range(2, len(shape))):
         return None
@@ -187,39 +174,28 @@ def _plain_form(core: ir.Node) -> _Match | None:
     if found is None or count is None:
         return None
     rank, last = len(found.source.shape or ()), core
-    scale, scaling = _applied(last, "Mul", rank, count)
+    scale, scaling = _by_channel(last, "Mul", rank, count)
     if scaling is not None:
         found, last = found.joined(scaling), scaling
-    shift, shifting = _applied(last, "Add", rank, count)
+    shift, shifting = _by_channel(last, "Add", rank, count)
     if shifting is not None:
         found, last = found.joined(shifting), shifting
     # Over the last of three dimensions alone, this is a layer normalization unless the scale says otherwise.
-    if (scale is None and rank == 3) or _has_other_constant(last):
+    # So it is where a scale follows that is not one number per channel.
+    if (scale is None and rank == 3) or _applied(last, "Mul") is not None:
         return None
     return _Match(found, last, scale, shift)
 
 
-def _applied(
+def _by_channel(
     node: ir.Node, op_type: str, rank: int, count: int
 ) -> tuple[NDArray[np.float64] | None, ir.Node | None]:
-    """The number per channel that the one reader of a node applies to it, and that reader."""
-    reader = only_reader(node.outputs[0])
-    if reader is None or not is_op(reader, op_type):
+    """One number per channel that is applied to a node, and by which node."""
+    found = _applied(node, op_type)
+    if found is None or found[1].size != count:
         return None, None
-    for value, other in operands(reader):
-        array = real_constant(other)
-        numbers = None if array is None else per_channel(array, rank, count)
-        if value is node.outputs[0] and array is not None and array.size == count and numbers is not None:
-            return numbers, reader
-    return None, None
-
-
-def _has_other_constant(node: ir.Node) -> bool:
-    """Whether a scale that is not one number per channel follows: then it is a layer normalization."""
-    reader = only_reader(node.outputs[0])
-    if reader is None or not is_op(reader, "Mul"):
-        return False
-    return any(real_constant(value) is not None for value in reader.inputs)
+    numbers = per_channel(found[1], rank, count)
+    return (None, None) if numbers is None else (numbers, found[2])
 
 
 def _tensorflow_form(last: ir.Node) -> _Match | None:
@@ -245,21 +221,21 @@ def _with_factor(
     centers = [mean(value) for value, other in operands(moved) if other is factor]
     center = next((c for c in centers if c is not None), None)
     found, scale = _factor(factor)
-    if center is None or found is None or center[1] is not source or found.source is not source:
+    if center is None or found is None or center.source is not source or found.source is not source:
         return None
     count = _channels(found)
     shift = real_constant(minus.inputs[0])
-    if count is None or shift is None or center[2] != found.axes:
+    if count is None or shift is None or center.axes != found.axes:
         return None
     rank = len(source.shape or ())
     shifts = per_channel(shift, rank, count)
     scales = None if scale is None else per_channel(scale, rank, count)
     if shifts is None or (scale is not None and scales is None):
         return None
-    return _Match(found.joined(last, times, minus, moved, center[0]), last, scales, shifts)
+    return _Match(found.joined(last, times, minus, moved, *center.nodes), last, scales, shifts)
 
 
-def _factor(value: ir.Value) -> tuple[Deviation | None, NDArray[Any] | None]:
+def _factor(value: ir.Value) -> tuple[Pattern | None, NDArray[Any] | None]:
     plain = reciprocal_deviation(value)
     node = producer(value, "Mul")
     if plain is not None or node is None:
@@ -281,7 +257,7 @@ _NO_MAXIMUM = 1e30  # exporters write the largest float for "no maximum"
 _TYPES = frozenset({ir.DataType.FLOAT, ir.DataType.DOUBLE})
 
 
-class FuseL2Norm(Pass):
+def fuse_l2_norm(model: ir.Model) -> int:
     """Fuses `x / max(norm(x), tiny)` over one axis into LpNormalization with p = 2.
 
     Tolerance: rounding, about 1e-6, for vectors whose norm exceeds the clamp; a zero vector stays zero.
@@ -289,49 +265,24 @@ class FuseL2Norm(Pass):
     done only where the clamp on the norm is at most 1e-6. An epsilon that is added to the norm, rather
     than clamping it, and a norm without any clamp, which would divide zero by zero, are left alone.
     """
-
-    name: ClassVar[str] = "fuse l2 norm"
-    reads_shapes: ClassVar[bool] = True
-
-    def __call__(self, model: ir.Model) -> int:
-        editor = Editor(model)
-        # A fusion removes nodes further on, hence the snapshot.
-        nodes = [node for node in model.graph if is_op(node, "Div", "Mul")]
-        return sum(_fuse_l2_norm(editor, node) for node in nodes if node.graph is model.graph)
+    return rewrite(model, _fuse_l2_norm, "Div", "Mul")
 
 
-@dataclass(frozen=True, slots=True)
-class _Norm:
-    """A clamped norm: of what, along which axis, at least how much."""
-
-    source: ir.Value
-    axis: int
-    clamp: float
-    nodes: frozenset[ir.Node]
-
-    def joined(self, *nodes: ir.Node) -> _Norm:
-        return _Norm(self.source, self.axis, self.clamp, self.nodes | set(nodes))
-
-    def clamped(self, clamp: float, node: ir.Node) -> _Norm:
-        return _Norm(self.source, self.axis, max(self.clamp, clamp), self.nodes | {node})
-
-
-_Matcher = Callable[[ir.Value | None], _Norm | None]
+_Matcher = Callable[[ir.Value | None], Pattern | None]
 
 
 def _fuse_l2_norm(editor: Editor, last: ir.Node) -> bool:
     found = _quotient(last)
-    if found is None or not 0 < found.clamp <= _LARGEST_CLAMP or found.source.dtype not in _TYPES:
+    if found is None or not 0 < found.least <= _LARGEST_CLAMP or found.source.dtype not in _TYPES:
         return False
     nodes = found.nodes | {last}
-    if not same_rank(found.source, last.outputs[0]) or not is_private(nodes, last):
+    if not replaceable(found.source, nodes, last):
         return False
-    editor.replace(last, "LpNormalization", [found.source], {"axis": found.axis, "p": 2})
-    editor.drop_all(nodes - {last})
+    editor.replace_all(nodes, last, "LpNormalization", [found.source], {"axis": found.axes[0], "p": 2})
     return True
 
 
-def _quotient(last: ir.Node) -> _Norm | None:
+def _quotient(last: ir.Node) -> Pattern | None:
     if last.op_type == "Div":
         found = _expanded(input_at(last, 1), input_at(last, 0))
         return found if found is not None and found.source is input_at(last, 0) else None
@@ -343,21 +294,21 @@ def _quotient(last: ir.Node) -> _Norm | None:
     return None
 
 
-def _expanded(value: ir.Value | None, like: ir.Value | None) -> _Norm | None:
+def _expanded(value: ir.Value | None, like: ir.Value | None) -> Pattern | None:
     """A clamped norm, perhaps expanded to the shape of the vector."""
     node = producer(value, "Expand")
     if node is None:
         return _clamped(value, _norm)
     shape = producer(input_at(node, 1), "Shape")
     same = shape is not None and shape.inputs[0] is like and not shape.attributes
-    sizes = static_dims(like)
-    if not same and (sizes is None or sizes != static_dims(node.outputs[0])):
+    sizes = static_shape(like)
+    if not same and (sizes is None or sizes != static_shape(node.outputs[0])):
         return None
     found = _clamped(input_at(node, 0), _norm)
     return None if found is None else found.joined(node)
 
 
-def _norm(value: ir.Value | None) -> _Norm | None:
+def _norm(value: ir.Value | None) -> Pattern | None:
     """Match ReduceL2, or the root of a sum of squares that may be clamped inside."""
     node = producer(value, "ReduceL2", "Sqrt")
     if node is None or node.op_type == "ReduceL2":
@@ -365,52 +316,47 @@ def _norm(value: ir.Value | None) -> _Norm | None:
     inside = _clamped(input_at(node, 0), _sum_of_squares)
     if inside is None:
         return None
-    return _Norm(inside.source, inside.axis, math.sqrt(inside.clamp), inside.nodes | {node})
+    return replace(inside.joined(node), least=math.sqrt(inside.least))
 
 
-def _sum_of_squares(value: ir.Value | None) -> _Norm | None:
+def _sum_of_squares(value: ir.Value | None) -> Pattern | None:
     node = producer(value, "ReduceSum", "ReduceSumSquare")
     if node is None or node.op_type == "ReduceSumSquare":
         return _reduction(node)
-    root = squared(input_at(node, 0))
-    if root is None:
-        return None
-    found = _reduction(node)
-    if found is None:
-        return None
-    return _Norm(root[0], found.axis, 0.0, found.nodes | root[1])
+    root, found = squared(input_at(node, 0)), _reduction(node)
+    return None if root is None or found is None else replace(found.joined(*root.nodes), source=root.source)
 
 
-def _reduction(node: ir.Node | None) -> _Norm | None:
+def _reduction(node: ir.Node | None) -> Pattern | None:
     source = None if node is None else input_at(node, 0)
     if node is None or source is None or source.shape is None:
         return None
     axes = reduced_axes(node, len(source.shape))
-    return _Norm(source, axes[0], 0.0, frozenset({node})) if axes is not None and len(axes) == 1 else None
+    return Pattern(source, frozenset({node}), axes) if axes is not None and len(axes) == 1 else None
 
 
-def _clamped(value: ir.Value | None, inner: _Matcher) -> _Norm | None:
+def _clamped(value: ir.Value | None, inner: _Matcher) -> Pattern | None:
     """What `inner` matches, perhaps behind Max or Clip from below."""
     node = producer(value, "Max", "Clip")
     if node is None:
         return inner(value)
     if node.op_type == "Max":
-        pairs = [(a, scalar(b)) for a, b in operands(node)]
+        pairs = [(a, constant_scalar(b)) for a, b in operands(node)]
     else:
         pairs = [(node.inputs[0], _lower_bound(node))] if node.inputs[0] is not None else []
     for body, clamp in pairs:
         found = inner(body) if clamp is not None and clamp >= 0 else None
         if found is not None and clamp is not None:
-            return found.clamped(clamp, node)
+            return replace(found.joined(node), least=max(found.least, clamp))
     return None
 
 
 def _lower_bound(clip: ir.Node) -> float | None:
     """The minimum of a Clip without a maximum."""
     upper = input_at(clip, 2)
-    if upper is not None and (scalar(upper) or 0.0) < _NO_MAXIMUM:
+    if upper is not None and (constant_scalar(upper) or 0.0) < _NO_MAXIMUM:
         return None
-    if get_float(clip, "max", math.inf) < _NO_MAXIMUM:
+    if attribute_float(clip, "max", math.inf) < _NO_MAXIMUM:
         return None
     lower = input_at(clip, 1)
-    return scalar(lower) if lower is not None else get_float(clip, "min", -1.0)
+    return constant_scalar(lower) if lower is not None else attribute_float(clip, "min", -1.0)

@@ -1,4 +1,4 @@
-"""The mean over height and width is global average pooling."""
+"""Operators in the form that the NPU takes: pools, slices, layouts, written-out attributes."""
 
 from __future__ import annotations
 
@@ -6,40 +6,31 @@ import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 from itertools import accumulate
-from typing import ClassVar
 
 import numpy as np
 import onnx_ir as ir
 
-from roundel.passes.base import (
-    Editor,
-    Pass,
+from roundel.model.edit import Editor, rewrite
+from roundel.model.graph import (
     any_reduced_axes,
+    attribute_int,
+    attribute_ints,
+    attribute_string,
     dims,
-    get_int,
-    get_ints,
-    get_string,
     input_at,
     integers,
-    is_op,
-    static_dims,
+    static_shape,
 )
 
 _FLOATS = frozenset({ir.DataType.FLOAT16, ir.DataType.FLOAT, ir.DataType.DOUBLE})
 
 
-class ReduceMeanToPool(Pass):
+def reduce_mean_to_pool(model: ir.Model) -> int:
     """Replaces ReduceMean over the last two of four dimensions by GlobalAveragePool.
 
     Without keepdims, a Flatten follows. Tolerance: the order in which a runtime adds up, about 1e-6.
     """
-
-    name: ClassVar[str] = "reduce mean to global average pool"
-    reads_shapes: ClassVar[bool] = True
-
-    def __call__(self, model: ir.Model) -> int:
-        editor = Editor(model)
-        return sum(_convert(editor, node) for node in model.graph if is_op(node, "ReduceMean"))
+    return rewrite(model, _convert, "ReduceMean")
 
 
 def _convert(editor: Editor, node: ir.Node) -> bool:
@@ -50,7 +41,7 @@ def _convert(editor: Editor, node: ir.Node) -> bool:
     # Unlike a mean, a pool over an empty tensor is an error in ONNX Runtime.
     if any_reduced_axes(node, 4) != (2, 3) or 0 in shape:
         return False
-    if get_int(node, "keepdims", 1):
+    if attribute_int(node, "keepdims", 1):
         editor.replace(node, "GlobalAveragePool", [source], {})
     else:
         base = node.name or node.outputs[0].name or "ReduceMean"
@@ -63,19 +54,13 @@ def _convert(editor: Editor, node: ir.Node) -> bool:
 _LIMIT = 512
 
 
-class SplitLargePools(Pass):
+def split_large_pools(model: ir.Model) -> int:
     """Splits a GlobalAveragePool over more than 512 elements into AveragePool and GlobalAveragePool.
 
     The first kernel is, for each dimension, the largest factor up to its square root. A pool of which a
     part would still be too large stays whole. Tolerance: the order of the sum, about 1e-6.
     """
-
-    name: ClassVar[str] = "split large pools"
-    reads_shapes: ClassVar[bool] = True
-
-    def __call__(self, model: ir.Model) -> int:
-        editor = Editor(model)
-        return sum(_split(editor, node) for node in model.graph if is_op(node, "GlobalAveragePool"))
+    return rewrite(model, _split, "GlobalAveragePool")
 
 
 def _split(editor: Editor, node: ir.Node) -> bool:
@@ -104,23 +89,17 @@ def _near_root(size: int) -> int:
 _SLICE_TAKES_INPUTS_SINCE = 10
 
 
-class SplitToSlice(Pass):
+def split_to_slice(model: ir.Model) -> int:
     """Replaces each Split whose sizes are known by Slice nodes. Exact.
 
     Parts that nobody reads get no Slice. A Split whose sizes are not known is left alone.
     """
-
-    name: ClassVar[str] = "split to slice"
-    reads_shapes: ClassVar[bool] = True
-
-    def __call__(self, model: ir.Model) -> int:
-        editor = Editor(model)
-        return sum(_slices(editor, node) for node in model.graph if is_op(node, "Split"))
+    return rewrite(model, _slices, "Split")
 
 
 def _sizes(node: ir.Node, size: int | None) -> tuple[int, ...] | None:
     """Sizes of the parts, or None where they are not known."""
-    sizes = get_ints(node, "split")
+    sizes = attribute_ints(node, "split")
     if sizes is None and input_at(node, 1) is not None:
         sizes = integers(node.inputs[1])
         if sizes is None:
@@ -137,7 +116,7 @@ def _sizes(node: ir.Node, size: int | None) -> tuple[int, ...] | None:
 
 def _slices(editor: Editor, node: ir.Node) -> bool:
     source = input_at(node, 0)
-    axis = get_int(node, "axis", 0)
+    axis = attribute_int(node, "axis", 0)
     shape = dims(source)
     in_range = shape is not None and -len(shape) <= axis < len(shape)
     sizes = _sizes(node, shape[axis] if shape is not None and in_range else None)
@@ -164,25 +143,20 @@ _TO_NCHW = (0, 3, 1, 2)
 _TO_NHWC = (0, 2, 3, 1)
 
 
-class NchwToNhwc(Pass):
+def nchw_to_nhwc(model: ir.Model) -> int:
     """Changes the layout of four-dimensional graph inputs and outputs from NCHW to NHWC. Exact.
 
     Names stay; shapes change with the layout, and the caller feeds and reads NHWC from then on. Inside,
     a Transpose at each such input and output leaves the rest of the graph as it was.
     """
-
-    name: ClassVar[str] = "nchw to nhwc"
-    reads_shapes: ClassVar[bool] = True
-
-    def __call__(self, model: ir.Model) -> int:
-        editor = Editor(model)
-        outputs = [v for v in dict.fromkeys(model.graph.outputs) if _is_image(v) and not v.is_graph_input()]
-        inputs = [v for v in model.graph.inputs if _is_image(v) and not v.is_initializer()]
-        for value in outputs:
-            _turn_output(editor, value)
-        for value in inputs:
-            _turn_input(editor, value)
-        return len(outputs) + len(inputs)
+    editor = Editor(model)
+    outputs = [v for v in dict.fromkeys(model.graph.outputs) if _is_image(v) and not v.is_graph_input()]
+    inputs = [v for v in model.graph.inputs if _is_image(v) and not v.is_initializer()]
+    for value in outputs:
+        _turn_output(editor, value)
+    for value in inputs:
+        _turn_input(editor, value)
+    return len(outputs) + len(inputs)
 
 
 def _is_image(value: ir.Value) -> bool:
@@ -212,35 +186,22 @@ def _turn_output(editor: Editor, value: ir.Value) -> None:
     name = value.name
     turn = ir.node("Transpose", [value], {"perm": _TO_NHWC}, name=editor.fresh(f"{name}_to_nhwc"))
     turned = turn.outputs[0]
-    for index, output in enumerate(editor.graph.outputs):
-        if output is value:
-            editor.graph.outputs[index] = turned
-    value.name = editor.fresh(f"{name}_nchw")
-    turned.name = name
+    editor.hand_over(value, turned, f"{name}_nchw")
     turned.type = value.type
     turned.shape = ir.Shape([value.shape[axis] for axis in _TO_NHWC])
     editor.graph.append(turn)
 
 
-class ExplicitAttributes(Pass):
+def explicit_attributes(model: ir.Model) -> int:
     """Writes out kernel_shape, strides, pads, dilations and group, and resolves auto_pad. Exact.
 
     SAME padding depends on the size of the input: it is resolved where that is known or the stride is 1,
     and left alone elsewhere. A transposed convolution with an odd total padding is left alone too, because
     runtimes disagree on which side gets the extra row.
     """
-
-    name: ClassVar[str] = "explicit conv attributes"
-    reads_shapes: ClassVar[bool] = True
-
-    def __call__(self, model: ir.Model) -> int:
-        count = 0
-        for node in model.graph:
-            if is_op(node, "Conv", "ConvTranspose"):
-                count += _write_conv(node)
-            elif is_op(node, "MaxPool", "AveragePool"):
-                count += _write_pool(node)
-        return count
+    return rewrite(model, _write_conv, "Conv", "ConvTranspose") + rewrite(
+        model, _write_pool, "MaxPool", "AveragePool"
+    )
 
 
 @dataclass(frozen=True, slots=True)
@@ -259,12 +220,12 @@ class _Window:
 
 def _window(node: ir.Node, kernel: tuple[int, ...]) -> _Window:
     ones = (1,) * len(kernel)
-    return _Window(kernel, get_ints(node, "strides") or ones, get_ints(node, "dilations") or ones)
+    return _Window(kernel, attribute_ints(node, "strides") or ones, attribute_ints(node, "dilations") or ones)
 
 
-def _write_conv(node: ir.Node) -> bool:
-    kernel = get_ints(node, "kernel_shape")
-    weight = static_dims(input_at(node, 1))
+def _write_conv(_: Editor, node: ir.Node) -> bool:
+    kernel = attribute_ints(node, "kernel_shape")
+    weight = static_shape(input_at(node, 1))
     kernel = kernel or (weight[2:] if weight else None)
     if not kernel:
         return False
@@ -282,13 +243,13 @@ def _write_conv(node: ir.Node) -> bool:
     return changed
 
 
-def _write_pool(node: ir.Node) -> bool:
-    kernel = get_ints(node, "kernel_shape")
+def _write_pool(_: Editor, node: ir.Node) -> bool:
+    kernel = attribute_ints(node, "kernel_shape")
     if not kernel:
         return False
     window = _window(node, kernel)
     # Neither the standard nor the runtimes agree on automatic padding together with ceil_mode.
-    if get_int(node, "ceil_mode", 0) and get_string(node, "auto_pad", "NOTSET") != "NOTSET":
+    if attribute_int(node, "ceil_mode", 0) and attribute_string(node, "auto_pad", "NOTSET") != "NOTSET":
         return False
     return _write(node, {"strides": window.strides}, _pads(node, window))
 
@@ -299,7 +260,7 @@ def _write(node: ir.Node, written: dict[str, tuple[int, ...]], pads: tuple[int, 
         written = {**written, "pads": pads}
         changed = node.attributes.pop("auto_pad", None) is not None
     for name, values in written.items():
-        if get_ints(node, name) != values:
+        if attribute_ints(node, name) != values:
             node.attributes[name] = ir.AttrInt64s(name, values)
             changed = True
     return changed
@@ -310,10 +271,10 @@ def _pads(node: ir.Node, window: _Window) -> tuple[int, ...] | None:
     # With an output shape, pads follow from it, and the attribute is ignored.
     if "output_shape" in node.attributes:
         return None
-    mode = get_string(node, "auto_pad", "NOTSET")
+    mode = attribute_string(node, "auto_pad", "NOTSET")
     none = (0,) * (2 * len(window.kernel))
     if mode == "NOTSET":
-        return get_ints(node, "pads") or none
+        return attribute_ints(node, "pads") or none
     if mode == "VALID":
         return none
     totals = _transposed_totals(node, window) if node.op_type == "ConvTranspose" else _totals(node, window)
@@ -339,7 +300,7 @@ def _totals(node: ir.Node, window: _Window) -> tuple[int, ...] | None:
 
 def _transposed_totals(node: ir.Node, window: _Window) -> tuple[int, ...] | None:
     """Padding that gives size * stride outputs, which does not depend on the size."""
-    extra = get_ints(node, "output_padding") or (0,) * len(window.kernel)
+    extra = attribute_ints(node, "output_padding") or (0,) * len(window.kernel)
     totals = tuple(e + x - s for e, x, s in zip(window.extent, extra, window.strides, strict=True))
     return totals if all(t >= 0 and t % 2 == 0 for t in totals) else None
 

@@ -3,13 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import ClassVar
 
 import onnx
 import onnx_ir as ir
 
 from roundel.errors import ModelError, RecipeError, did_you_mean
-from roundel.passes.base import Pass
 
 # Inference reads the contents of shape-like tensors only. Anything longer travels as a mere type, so the
 # message stays small for a model of any size.
@@ -129,7 +127,7 @@ def _merge(value: ir.Value, inferred: onnx.TypeProto) -> None:
 _ANONYMOUS = frozenset({"", "?", "None", "-1"})
 
 
-class FixedShapes(Pass):
+def fix_input_shapes(model: ir.Model, shapes: Mapping[str, tuple[int, ...]]) -> int:
     """Fixes the shapes of graph inputs, by input name or by the name of an open dimension. Exact for
     data of that shape.
 
@@ -138,36 +136,29 @@ class FixedShapes(Pass):
     Args:
         shapes: sizes by input name (`{"image": (1, 3, 224, 224)}`) or by dimension name (`{"batch": (1,)}`).
     """
-
-    name: ClassVar[str] = "fixed shapes"
-
-    def __init__(self, shapes: Mapping[str, tuple[int, ...]]) -> None:
-        self._shapes = dict(shapes)
-
-    def __call__(self, model: ir.Model) -> int:
-        inputs = {v.name: v for v in model.graph.inputs if v.name and not v.is_initializer()}
-        symbols = {name for value in inputs.values() for name in _symbols(value)}
-        bindings: dict[str, int] = {}
-        count = 0
-        for key, sizes in self._shapes.items():
-            _check_sizes(key, sizes)
-            if key in inputs:
-                count += _fix(inputs[key], sizes, bindings)
-            elif key in symbols:
-                if len(sizes) != 1:
-                    raise RecipeError(
-                        f"'{key}' names one dimension, so it takes one size.",
-                        where=f"fixed_shapes.{key}",
-                        observed=_text(sizes),
-                        expected="one size, such as [1]",
-                    )
-                _bind(bindings, key, sizes[0])
-            else:
-                raise _unknown(key, set(inputs), symbols)
-        for node in model.graph:
-            for value in node.outputs:
-                _apply(value, bindings)
-        return count + sum(_apply(value, bindings) for value in inputs.values())
+    inputs = {v.name: v for v in model.graph.inputs if v.name and not v.is_initializer()}
+    symbols = {name for value in inputs.values() for name in _symbols(value)}
+    bindings: dict[str, int] = {}
+    count = 0
+    for key, sizes in shapes.items():
+        _check_sizes(key, sizes)
+        if key in inputs:
+            count += _fix(inputs[key], sizes, bindings)
+        elif key in symbols:
+            if len(sizes) != 1:
+                raise RecipeError(
+                    f"'{key}' names one dimension, so it takes one size.",
+                    where=f"fixed_shapes.{key}",
+                    observed=_text(sizes),
+                    expected="one size, such as [1]",
+                )
+            _bind(bindings, key, sizes[0])
+        else:
+            raise _unknown(key, set(inputs), symbols)
+    for node in model.graph:
+        for value in node.outputs:
+            _apply(value, bindings)
+    return count + sum(_apply(value, bindings) for value in inputs.values())
 
 
 def _check_sizes(key: str, sizes: tuple[int, ...]) -> None:

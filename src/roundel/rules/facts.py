@@ -4,17 +4,15 @@ from __future__ import annotations
 
 from collections.abc import Container
 from dataclasses import dataclass, replace
-from pathlib import Path
 
-import onnx
 import onnx_ir as ir
 
 from roundel.model import LoadedModel, load_model
 from roundel.model.graph import op_key
-from roundel.model.load import ModelSource
+from roundel.model.load import ModelSource, as_written
 from roundel.passes import refresh_shapes
 from roundel.passes.activations import rescalable
-from roundel.passes.cleanup import LiftConstants
+from roundel.passes.cleanup import lift_constants
 from roundel.plan import build_plan
 from roundel.plan.adjust import on_grid, saturates, upper_bound, will_saturate
 from roundel.plan.types import Observed, QuantPlan, Shared
@@ -158,9 +156,9 @@ class Facts:
 def gather_facts(source: ModelSource, preset: RecipeSource | None, device: Device) -> Facts:
     """Read a model, float or quantized, and predict its split."""
     loaded = load_model(source, allow_quantized=True, opaque=QUARK)
-    raw = _read_raw(source)
+    raw = as_written(source)
     given = loaded.model
-    LiftConstants()(given)
+    lift_constants(given)
     stored = strip_pairs(given) if is_quantized(given) else None
     refresh_shapes(given)
     recognised = None if stored is None else intended(stored)
@@ -215,14 +213,3 @@ def _held(kind: Format, plan: QuantPlan | None, stored: StoredTensors | None) ->
     if stored is not None:
         return stored.tensors.keys()
     return plan.tensors.keys() if plan is not None else frozenset()
-
-
-def _read_raw(source: ModelSource) -> ir.Model:
-    """The model untouched; `load_model` has already proved it readable."""
-    if isinstance(source, ir.Model):
-        return source
-    if isinstance(source, onnx.ModelProto):
-        return ir.from_proto(source)
-    if isinstance(source, bytes):
-        return ir.from_proto(onnx.load_from_string(source))
-    return ir.load(Path(source).absolute(), format="protobuf")

@@ -5,8 +5,10 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any
 
+import ml_dtypes
 import numpy as np
 import onnx
+import onnx_ir as ir
 import onnxruntime as ort
 import pytest
 from onnx import TensorProto, numpy_helper
@@ -185,14 +187,50 @@ def test_an_integer_model_is_refused(tmp_path: Path) -> None:
     assert not (tmp_path / "x.onnx").exists()
 
 
-def test_a_model_that_computes_in_bfloat16_is_refused(tmp_path: Path) -> None:
+def native() -> onnx.ModelProto:
+    """Weights, inputs and arithmetic in bfloat16, as PyTorch exports a model of that type."""
+    model = network()
+    for tensor in model.graph.initializer:
+        short = numpy_helper.to_array(tensor).astype(ml_dtypes.bfloat16)
+        tensor.CopyFrom(numpy_helper.from_array(short, tensor.name))
+    for value in (*model.graph.input, *model.graph.output):
+        value.type.tensor_type.elem_type = TensorProto.BFLOAT16
+    return model
+
+
+def rounded() -> onnx.ModelProto:
+    """The same numbers in float32."""
+    model = network()
+    for tensor in model.graph.initializer:
+        short = numpy_helper.to_array(tensor).astype(ml_dtypes.bfloat16)
+        tensor.CopyFrom(numpy_helper.from_array(short.astype(np.float32), tensor.name))
+    return model
+
+
+def test_a_model_of_bfloat16_itself_widens(tmp_path: Path) -> None:
+    back = converted(native(), tmp_path / "wide.onnx", to="fp32")
+    assert outputs(back) == outputs(rounded())
+    assert outputs(converted(native(), tmp_path / "b.onnx")) == outputs(
+        converted(rounded(), tmp_path / "c.onnx")
+    )
+
+
+def test_a_model_of_bfloat16_itself_is_quantized(tmp_path: Path) -> None:
+    data = feeds(SHAPES)
+    result = roundel.quantize(native(), recipe="a8w8", data=data)
+    assert any("bfloat16 tensors to float32" in note for note in result.record.notes)
+    assert outputs(result.model) == outputs(roundel.quantize(rounded(), recipe="a8w8", data=data).model)
+
+
+def test_a_part_in_bfloat16_itself_widens() -> None:
     nodes = [
         node("Cast", ["x"], ["h"], to=TensorProto.BFLOAT16),
-        node("Identity", ["h"], ["i"]),
+        node("Neg", ["h"], ["i"]),
         node("Cast", ["i"], ["y"], to=TensorProto.FLOAT),
     ]
-    with pytest.raises(roundel.ModelError, match="computes in bfloat16 itself"):
-        roundel.convert(build(nodes, SHAPES, ["y"]), to="fp32")
+    wide = ir.to_proto(roundel.convert(build(nodes, SHAPES, {"y": SHAPES["x"]}), to="fp32").ir)
+    x = normal(*SHAPES["x"], seed=0, scale=3)
+    assert outputs(wide) == [(-x).tobytes()]
 
 
 def test_a_short_model_is_not_quantized_again(tmp_path: Path) -> None:

@@ -14,9 +14,8 @@ from numpy.typing import NDArray
 from helpers import build, feeds, node, normal
 from roundel.improve.equalize import check_equalized
 from roundel.improve.rotate import RotateReport, rotate
-from roundel.model.graph import values_by_name
+from roundel.model.graph import constant_array, values_by_name
 from roundel.model.session import open_session
-from roundel.passes.base import constant
 from roundel.passes.shapes import refresh_shapes
 from roundel.recipe.load import load_recipe
 from roundel.recipe.settings import Rotate
@@ -74,11 +73,11 @@ def test_the_scales_of_the_norms_have_moved(kind: Kind) -> None:
     done = Done(transformer(kind))
     for n in done.after.graph:
         if n.op_type in ("LayerNormalization", "RMSNormalization"):
-            scale = constant(n.inputs[1])
+            scale = constant_array(n.inputs[1])
             assert scale is not None
             np.testing.assert_array_equal(scale, 1)
             assert len([v for v in n.inputs if v is not None]) == 2, "no shift is left"
-    gains = [n for n in done.after.graph if n.op_type == "Mul" and constant(n.inputs[0]) is not None]
+    gains = [n for n in done.after.graph if n.op_type == "Mul" and constant_array(n.inputs[0]) is not None]
     assert gains == []
 
 

@@ -12,7 +12,7 @@ import pytest
 from helpers import build, feeds, node, normal
 from roundel.improve.equalize import check_equalized
 from roundel.improve.smooth import SmoothReport, find_groups, look_at_channels, smooth, smoothing_factors
-from roundel.passes.base import constant
+from roundel.model.graph import constant_array
 from roundel.passes.shapes import refresh_shapes
 from roundel.plan import build_plan
 from roundel.recipe.load import load_recipe
@@ -50,7 +50,7 @@ class Done:
 
     def constant(self, name: str, index: int) -> Any:
         found = next(n for n in self.after.graph if n.name == name)
-        return constant(found.inputs[index])
+        return constant_array(found.inputs[index])
 
 
 def outliers(count: int = 6) -> list[Sample]:

@@ -12,8 +12,8 @@ import pytest
 
 from helpers import build, feeds, node, normal, run
 from roundel.improve.smooth_trace import trace
+from roundel.model.edit import Editor
 from roundel.model.graph import values_by_name
-from roundel.passes.base import Editor
 from roundel.passes.shapes import refresh_shapes
 
 WIDTH = 12

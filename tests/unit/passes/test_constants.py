@@ -3,7 +3,7 @@ import onnx
 import pytest
 from onnx import numpy_helper
 
-from roundel.passes.cleanup import LiftConstants
+from roundel.passes.cleanup import lift_constants
 
 
 @pytest.mark.parametrize(
@@ -20,7 +20,7 @@ def test_constant_becomes_an_initializer_of_its_name(net, apply, attributes):
     n.node("Constant", [], "two", **attributes)
     n.node("Mul", ["x", "two"], "y")
     n.output("y")
-    done = apply(n, LiftConstants(), 0)
+    done = apply(n, lift_constants, 0)
     assert done.rewrites == 1
     assert done.ops == {"Mul": 1}
     assert set(done.model.graph.initializers) == {"two"}
@@ -30,7 +30,7 @@ def test_constant_that_is_an_output_stays(net, apply):
     n = net()
     n.node("Constant", [], "two", value_float=2.0)
     n.output("two")
-    assert apply(n, LiftConstants(), 0).rewrites == 0
+    assert apply(n, lift_constants, 0).rewrites == 0
 
 
 def test_body_reads_the_initializer(net, apply):
@@ -38,7 +38,7 @@ def test_body_reads_the_initializer(net, apply):
     n.node("Constant", [], "two", value_floats=[2.0, -2.0])
     n.if_reads("two", "y")
     n.output("y")
-    assert apply(n, LiftConstants(), 0).ops == {"If": 1}
+    assert apply(n, lift_constants, 0).ops == {"If": 1}
 
 
 def test_integers(net, apply):
@@ -47,4 +47,4 @@ def test_integers(net, apply):
     n.node("Constant", [], "b", value_int=3)
     n.node("Add", ["a", "b"], "y")
     n.output("y", kind=onnx.TensorProto.INT64)
-    assert apply(n, LiftConstants(), 0).rewrites == 2
+    assert apply(n, lift_constants, 0).rewrites == 2

@@ -1,7 +1,7 @@
 import numpy as np
 import pytest
 
-from roundel.passes.norms import FuseInstanceNorm, FuseLayerNorm
+from roundel.passes.norms import fuse_instance_norm, fuse_layer_norm
 
 
 def pooled(n, source, output, pool):
@@ -43,7 +43,7 @@ def test_tensorflow_form(net, apply, pool, scaled):
     n = net()
     n.input("x", ("N", 5, 6, 7), (2, 5, 6, 7))
     n.output(tensorflow(n, pool, scaled))
-    done = apply(n, FuseInstanceNorm())
+    done = apply(n, fuse_instance_norm)
     assert done.ops == {"InstanceNormalization": 1}
     assert done.node("InstanceNormalization").attributes["epsilon"].value == pytest.approx(1e-3)
 
@@ -53,7 +53,7 @@ def test_plain_form(net, apply, pool):
     n = net()
     n.input("x", (2, 5, 6, 7))
     n.output(plain(n, pool))
-    assert apply(n, FuseInstanceNorm()).ops == {"InstanceNormalization": 1}
+    assert apply(n, fuse_instance_norm).ops == {"InstanceNormalization": 1}
 
 
 def test_without_scale(net, apply):
@@ -62,7 +62,7 @@ def test_without_scale(net, apply):
     moments(n, True)
     n.node("Div", ["centered", "root"], "y")
     n.output("y")
-    assert apply(n, FuseInstanceNorm()).ops == {"InstanceNormalization": 1}
+    assert apply(n, fuse_instance_norm).ops == {"InstanceNormalization": 1}
 
 
 @pytest.mark.parametrize("seen", ["mean", "factor", "shift"])
@@ -70,7 +70,7 @@ def test_values_inside_that_others_see(net, apply, seen):
     n = net()
     n.input("x", (2, 5, 6, 7))
     n.output(tensorflow(n, True, True), seen)
-    assert apply(n, FuseInstanceNorm(), 0).rewrites == 0
+    assert apply(n, fuse_instance_norm, 0).rewrites == 0
 
 
 def test_body_captures_a_value_inside(net, apply):
@@ -79,15 +79,15 @@ def test_body_captures_a_value_inside(net, apply):
     tensorflow(n, True, True)
     n.if_reads("root", "i")
     n.output("y", "i")
-    assert apply(n, FuseInstanceNorm(), 0).rewrites == 0
+    assert apply(n, fuse_instance_norm, 0).rewrites == 0
 
 
 def test_scale_over_the_image_is_a_layer_norm(net, apply):
     n = net()
     n.input("x", (2, 5, 6, 7))
     n.output(plain(n, False, (6, 7)))
-    assert apply(n, FuseInstanceNorm(), 0).rewrites == 0
-    assert apply(n, FuseLayerNorm()).ops == {"LayerNormalization": 1}
+    assert apply(n, fuse_instance_norm, 0).rewrites == 0
+    assert apply(n, fuse_layer_norm).ops == {"LayerNormalization": 1}
 
 
 def test_sequences_are_layer_norms(net, apply):
@@ -101,4 +101,4 @@ def test_sequences_are_layer_norms(net, apply):
     n.node("Sqrt", ["padded"], "root")
     n.node("Div", ["centered", "root"], "y")
     n.output("y")
-    assert apply(n, FuseInstanceNorm(), 0).rewrites == 0
+    assert apply(n, fuse_instance_norm, 0).rewrites == 0

@@ -3,7 +3,7 @@ import onnx_ir as ir
 import pytest
 
 from roundel.passes import refresh_shapes
-from roundel.passes.operators import NchwToNhwc
+from roundel.passes.operators import nchw_to_nhwc
 
 
 @pytest.fixture
@@ -15,7 +15,7 @@ def turned(apply):
         before = n.proto()
         model = ir.from_proto(before)
         refresh_shapes(model)
-        rewrites = NchwToNhwc()(model)
+        rewrites = nchw_to_nhwc(model)
         after = ir.to_proto(model)
         feeds = {k: v.transpose(0, 2, 3, 1) if v.ndim == 4 else v for k, v in n.feeds.items()}
         expected, found = runner(before, n.feeds), runner(after, feeds)

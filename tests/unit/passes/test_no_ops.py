@@ -2,7 +2,7 @@ import numpy as np
 import onnx
 import pytest
 
-from roundel.passes.cleanup import NoOps
+from roundel.passes.cleanup import remove_no_ops
 
 FLOAT = onnx.TensorProto.FLOAT
 
@@ -29,7 +29,7 @@ def test_removed(net, apply, op, extra, attributes):
     n.node(op, ["a", *names], "b", **attributes)
     n.node("Neg", ["b"], "y")
     n.output("y")
-    done = apply(n, NoOps(), 0)
+    done = apply(n, remove_no_ops, 0)
     assert done.rewrites == 1
     assert done.ops == {"Relu": 1, "Neg": 1}
 
@@ -51,7 +51,7 @@ def test_kept(net, apply, op, extra, attributes):
     n.node(op, ["x", *names], "b", **attributes)
     n.node("Neg", ["b"], "y")
     n.output("y", kind=onnx.TensorProto.DOUBLE if op == "Cast" else FLOAT)
-    assert apply(n, NoOps(), 0).rewrites == 0
+    assert apply(n, remove_no_ops, 0).rewrites == 0
 
 
 def test_training_dropout_stays(net):
@@ -61,7 +61,7 @@ def test_training_dropout_stays(net):
     n.const("training", np.array(True))
     n.node("Dropout", ["x", "ratio", "training"], "y")
     n.output("y")
-    assert NoOps()(n.model()) == 0
+    assert remove_no_ops(n.model()) == 0
 
 
 def test_dropout_mask_that_is_read_stays(net, apply):
@@ -71,7 +71,7 @@ def test_dropout_mask_that_is_read_stays(net, apply):
     n.node("Cast", ["mask"], "m", to=FLOAT)
     n.node("Add", ["d", "m"], "y")
     n.output("y")
-    assert apply(n, NoOps(), 0).rewrites == 0
+    assert apply(n, remove_no_ops, 0).rewrites == 0
 
 
 def test_identity_before_an_output_gives_its_name_to_the_producer(net, apply):
@@ -81,7 +81,7 @@ def test_identity_before_an_output_gives_its_name_to_the_producer(net, apply):
     n.node("Identity", ["r"], "y")
     n.if_reads("r", "i")
     n.output("y", "i")
-    done = apply(n, NoOps(), 0)
+    done = apply(n, remove_no_ops, 0)
     assert done.rewrites == 1
     assert done.node("Relu").outputs[0].name == "y"
 
@@ -93,7 +93,7 @@ def test_identity_between_two_named_ends_stays(net, apply):
     n.node("Relu", ["x"], "r")
     n.node("Identity", ["r"], "s")
     n.output("y", "r", "s")
-    assert apply(n, NoOps(), 0).rewrites == 0
+    assert apply(n, remove_no_ops, 0).rewrites == 0
 
 
 def test_chain(net, apply):
@@ -105,7 +105,7 @@ def test_chain(net, apply):
     n.node("Identity", ["c"], "d")
     n.node("Identity", ["d"], "y")
     n.output("y")
-    done = apply(n, NoOps(), 0)
+    done = apply(n, remove_no_ops, 0)
     assert done.rewrites == 4
     assert done.ops == {"Relu": 1}
 
@@ -117,4 +117,4 @@ def test_open_dimensions_keep_a_reshape(net, apply):
     n.node("Reshape", ["x", "shape"], "r")
     n.node("Relu", ["r"], "y")
     n.output("y")
-    assert apply(n, NoOps(), 0).rewrites == 0
+    assert apply(n, remove_no_ops, 0).rewrites == 0

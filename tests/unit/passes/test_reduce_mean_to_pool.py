@@ -2,7 +2,7 @@ import numpy as np
 import onnx
 import pytest
 
-from roundel.passes.operators import ReduceMeanToPool
+from roundel.passes.operators import reduce_mean_to_pool
 
 
 @pytest.mark.parametrize("axes", [[2, 3], [3, 2], [-1, -2], [2, -1]])
@@ -18,7 +18,7 @@ def test_mean_over_height_and_width(net, apply, axes, opset, keepdims):
         n.const("axes", np.array(axes))
         n.node("ReduceMean", ["x", "axes"], "y", **attributes)
     n.output("y")
-    done = apply(n, ReduceMeanToPool())
+    done = apply(n, reduce_mean_to_pool)
     assert done.ops == {"GlobalAveragePool": 1, **({"Flatten": 1} if keepdims == 0 else {})}
 
 
@@ -30,7 +30,7 @@ def test_other_means_stay(net, apply, shape, axes):
     n.input("x", shape)
     n.node("ReduceMean", ["x"], "y", axes=axes)
     n.output("y")
-    assert apply(n, ReduceMeanToPool(), 0).rewrites == 0
+    assert apply(n, reduce_mean_to_pool, 0).rewrites == 0
 
 
 def test_all_axes_and_integers_stay(net, apply):
@@ -41,7 +41,7 @@ def test_all_axes_and_integers_stay(net, apply):
     n.node("ReduceMean", ["i"], "m", axes=[2, 3])
     n.node("Cast", ["m"], "z", to=onnx.TensorProto.FLOAT)
     n.output("y", "z")
-    assert apply(n, ReduceMeanToPool(), 0).rewrites == 0
+    assert apply(n, reduce_mean_to_pool, 0).rewrites == 0
 
 
 def test_empty_tensors_stay(net, apply):
@@ -49,4 +49,4 @@ def test_empty_tensors_stay(net, apply):
     n.input("x", (1, 0, 3, 4))
     n.node("ReduceMean", ["x"], "y", axes=[2, 3])
     n.output("y")
-    assert apply(n, ReduceMeanToPool(), 0).rewrites == 0
+    assert apply(n, reduce_mean_to_pool, 0).rewrites == 0

@@ -2,7 +2,7 @@ import numpy as np
 import pytest
 from onnx import TensorProto
 
-from roundel.passes.activations import ScaleClipBounds
+from roundel.passes.activations import scale_clip_bounds
 
 
 def start(n, low=0.0, high=6.0, first="Conv"):
@@ -32,21 +32,21 @@ def test_bound_moves_to_the_top_of_a_range(net, apply, first, high, expected):
     n = net()
     start(n, high=high, first=first)
     n.output(finish(n))
-    done = apply(n, ScaleClipBounds(), 1e-6)
+    done = apply(n, scale_clip_bounds, 1e-6)
     assert done.rewrites == 1
     assert top(done) == expected
     factor = expected / high
     before = n.model().graph.initializers
     for name, scale in (("w", factor), ("b", factor), ("v", 1 / factor), ("d", 1.0)):
         np.testing.assert_allclose(done.array(name), before[name].const_value.numpy() * scale, rtol=1e-6)
-    assert ScaleClipBounds()(done.model) == 0
+    assert scale_clip_bounds(done.model) == 0
 
 
 def test_bound_that_is_there_already(net, apply):
     n = net()
     start(n, high=127 / 16)
     n.output(finish(n))
-    assert apply(n, ScaleClipBounds(), 0).rewrites == 0
+    assert apply(n, scale_clip_bounds, 0).rewrites == 0
 
 
 def test_layers_that_share_the_clip(net, apply):
@@ -63,7 +63,7 @@ def test_layers_that_share_the_clip(net, apply):
     n.node("Gemm", ["f", n.weight("t", 4, 5)], "o")
     n.node("Clip", ["x", "low", "high"], "other")
     n.output("y", "z", "o", "other")
-    done = apply(n, ScaleClipBounds(), 1e-6)
+    done = apply(n, scale_clip_bounds, 1e-6)
     assert done.rewrites == 1
     assert {float(k.inputs[2].const_value.numpy()) for k in done.model.graph if k.op_type == "Clip"} == {
         6.0,
@@ -77,7 +77,7 @@ def test_chain_of_clips(net, apply):
     finish(n, pads=[1] * 4)
     n.node("Clip", ["y", "low", "high"], "k")
     n.output(n.node("Conv", ["k", n.weight("e", 3, 2, 1, 1)], "z"))
-    assert apply(n, ScaleClipBounds(), 1e-6).rewrites == 2
+    assert apply(n, scale_clip_bounds, 1e-6).rewrites == 2
 
 
 @pytest.mark.parametrize(("low", "high"), [(0.5, 6.0), (-1.0, 6.0), (0.0, 0.0), (0.0, -1.0)])
@@ -85,7 +85,7 @@ def test_other_bounds(net, apply, low, high):
     n = net()
     start(n, low, high)
     n.output(finish(n))
-    assert apply(n, ScaleClipBounds(), 0).rewrites == 0
+    assert apply(n, scale_clip_bounds, 0).rewrites == 0
 
 
 @pytest.mark.parametrize("reader", ["output", "Add", "Relu", "Mul", "body", "weight"])
@@ -102,7 +102,7 @@ def test_readers_that_would_see_the_difference(net, apply, reader):
     else:
         others = [n.input("q", (1, 4, 5, 5))] if reader != "Relu" else []
         n.output(n.node(reader, ["c", *others], "z"))
-    assert apply(n, ScaleClipBounds(), 0).rewrites == 0
+    assert apply(n, scale_clip_bounds, 0).rewrites == 0
 
 
 @pytest.mark.parametrize("between", ["Sigmoid", "filled Pad", "output of MaxPool"])
@@ -121,7 +121,7 @@ def test_what_does_not_scale_along(net, apply, between):
         n.node("MaxPool", ["c"], "p", kernel_shape=[2, 2])
         n.output("p")
     n.output(finish(n, "p"))
-    assert apply(n, ScaleClipBounds(), 0).rewrites == 0
+    assert apply(n, scale_clip_bounds, 0).rewrites == 0
 
 
 @pytest.mark.parametrize(
@@ -143,7 +143,7 @@ def test_what_stands_before(net, apply, case):
         start(n)
         n.output("l" if case == "layer is output" else n.node("Abs", ["l"], "seen"))
     n.output(finish(n))
-    assert apply(n, ScaleClipBounds(), 0).rewrites == 0
+    assert apply(n, scale_clip_bounds, 0).rewrites == 0
 
 
 @pytest.mark.parametrize("behind", ["computed weight", "dead end"])
@@ -155,7 +155,7 @@ def test_what_stands_behind(net, apply, behind):
         n.output(n.node("Conv", ["c", "v"], "y"))
     else:
         n.output("c")
-    assert apply(n, ScaleClipBounds(), 0).rewrites == 0
+    assert apply(n, scale_clip_bounds, 0).rewrites == 0
 
 
 def test_index_output_of_max_pool(net, apply):
@@ -165,7 +165,7 @@ def test_index_output_of_max_pool(net, apply):
     n.node("MaxPool", ["c"], ["p", "where"], kernel_shape=[2, 2])
     n.output(finish(n, "p"))
     n.output("where", kind=TensorProto.INT64)
-    assert apply(n, ScaleClipBounds(), 0).rewrites == 0
+    assert apply(n, scale_clip_bounds, 0).rewrites == 0
 
 
 def test_gemm_that_scales_its_bias(net, apply):
@@ -174,7 +174,7 @@ def test_gemm_that_scales_its_bias(net, apply):
     n.node("Gemm", ["x", n.weight("w", 4, 5), n.weight("b", 5)], "l", alpha=0.5, beta=3.0)
     n.node("Clip", ["l", n.const("low", np.float32(0)), n.const("high", np.float32(6))], "c")
     n.output(n.node("Gemm", ["c", n.weight("v", 5, 2), n.weight("d", 2)], "y", alpha=2.0))
-    assert apply(n, ScaleClipBounds(), 1e-6).rewrites == 1
+    assert apply(n, scale_clip_bounds, 1e-6).rewrites == 1
 
 
 def test_reflecting_pad_scales_along(net, apply):
@@ -182,4 +182,4 @@ def test_reflecting_pad_scales_along(net, apply):
     start(n)
     n.node("Pad", ["c", n.const("pads", np.array([0, 0, 1, 1, 0, 0, 1, 1]))], "p", mode="reflect")
     n.output(finish(n, "p"))
-    assert apply(n, ScaleClipBounds(), 1e-6).rewrites == 1
+    assert apply(n, scale_clip_bounds, 1e-6).rewrites == 1

@@ -1,6 +1,6 @@
 import pytest
 
-from roundel.passes.operators import SplitLargePools
+from roundel.passes.operators import split_large_pools
 
 
 @pytest.mark.parametrize(
@@ -11,7 +11,7 @@ def test_large_pool_in_two_steps(net, apply, size, kernel):
     n.input("x", (1, 2, *size))
     n.node("GlobalAveragePool", ["x"], "y", name="pool")
     n.output("y")
-    done = apply(n, SplitLargePools())
+    done = apply(n, split_large_pools)
     assert done.ops == {"AveragePool": 1, "GlobalAveragePool": 1}
     assert done.node("AveragePool").attributes["kernel_shape"].value == kernel
 
@@ -22,7 +22,7 @@ def test_small_or_prime_pools_stay(net, apply, size):
     n.input("x", (1, 2, *size))
     n.node("GlobalAveragePool", ["x"], "y")
     n.output("y")
-    assert apply(n, SplitLargePools(), 0).rewrites == 0
+    assert apply(n, split_large_pools, 0).rewrites == 0
 
 
 def test_open_size_stays(net, apply):
@@ -30,4 +30,4 @@ def test_open_size_stays(net, apply):
     n.input("x", (1, 2, "H", 32), (1, 2, 32, 32))
     n.node("GlobalAveragePool", ["x"], "y")
     n.output("y")
-    assert apply(n, SplitLargePools(), 0).rewrites == 0
+    assert apply(n, split_large_pools, 0).rewrites == 0

@@ -1,4 +1,4 @@
-from roundel.passes.cleanup import UnshareBiases
+from roundel.passes.cleanup import unshare_biases
 
 
 def test_each_layer_gets_its_own(net, apply):
@@ -9,7 +9,7 @@ def test_each_layer_gets_its_own(net, apply):
         n.weight(f"w{index}", 4, 4, 1, 1)
         n.node("Conv", ["x", f"w{index}", "b"], f"y{index}")
     n.output("y0", "y1", "y2")
-    done = apply(n, UnshareBiases(), 0)
+    done = apply(n, unshare_biases, 0)
     assert done.rewrites == 2
     names = [node.inputs[2].name for node in done.model.graph]
     assert len(set(names)) == 3
@@ -25,7 +25,7 @@ def test_bias_that_is_data_elsewhere(net, apply):
     n.node("Gemm", ["x", "w", "b"], "g")
     n.node("Add", ["g", "b"], "y")
     n.output("y")
-    done = apply(n, UnshareBiases(), 0)
+    done = apply(n, unshare_biases, 0)
     assert done.rewrites == 1
     assert done.node("Add").inputs[1].name == "b"
 
@@ -39,7 +39,7 @@ def test_missing_and_private_biases_stay(net, apply):
     n.node("Conv", ["a", "w", ""], "c")
     n.node("Conv", ["c", "w", "b"], "y")
     n.output("y")
-    assert apply(n, UnshareBiases(), 0).rewrites == 0
+    assert apply(n, unshare_biases, 0).rewrites == 0
 
 
 def test_body_that_reads_the_bias(net, apply):
@@ -50,4 +50,4 @@ def test_body_that_reads_the_bias(net, apply):
     n.node("Conv", ["x", "w", "b"], "y")
     n.if_reads("b", "i")
     n.output("y", "i")
-    assert apply(n, UnshareBiases(), 0).rewrites == 1
+    assert apply(n, unshare_biases, 0).rewrites == 1

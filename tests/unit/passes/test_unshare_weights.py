@@ -1,7 +1,7 @@
 import numpy as np
 import pytest
 
-from roundel.passes.cleanup import UnshareWeights
+from roundel.passes.cleanup import unshare_weights
 
 
 def layers(n, *ops):
@@ -19,11 +19,11 @@ def names(done):
 def test_each_layer_gets_its_own(net, apply):
     n = net()
     layers(n, "Conv", "Conv", "ConvTranspose")
-    done = apply(n, UnshareWeights(), 0)
+    done = apply(n, unshare_weights, 0)
     assert len(set(names(done))) == 3
     for name in names(done):
         np.testing.assert_array_equal(done.array(name), done.array(names(done)[0]))
-    assert UnshareWeights()(done.model) == 0
+    assert unshare_weights(done.model) == 0
 
 
 def test_gemm(net, apply):
@@ -32,14 +32,14 @@ def test_gemm(net, apply):
     n.weight("w", 4, 4)
     n.node("Gemm", ["x", "w"], "a")
     n.output(n.node("Gemm", ["a", "w"], "y"))
-    assert len(set(names(apply(n, UnshareWeights(), 0)))) == 2
+    assert len(set(names(apply(n, unshare_weights, 0)))) == 2
 
 
 def test_weight_that_is_a_graph_output(net, apply):
     n = net()
     layers(n, "Conv")
     n.output("w")
-    done = apply(n, UnshareWeights(), 0)
+    done = apply(n, unshare_weights, 0)
     assert done.rewrites == 1
     assert names(done) != ["w"]
 
@@ -48,7 +48,7 @@ def test_weight_that_another_operator_reads(net, apply):
     n = net()
     layers(n, "Conv")
     n.output(n.node("Relu", ["w"], "r"))
-    done = apply(n, UnshareWeights(), 0)
+    done = apply(n, unshare_weights, 0)
     assert names(done) != ["w"]
     assert done.node("Relu").inputs[0].name == "w"
 
@@ -57,7 +57,7 @@ def test_weight_that_a_body_reads(net, apply):
     n = net()
     layers(n, "Conv")
     n.output(n.if_reads("w", "i"))
-    assert apply(n, UnshareWeights(), 0).rewrites == 1
+    assert apply(n, unshare_weights, 0).rewrites == 1
 
 
 @pytest.mark.parametrize("kind", ["own", "fed", "computed"])
@@ -75,7 +75,7 @@ def test_left_alone(net, apply, kind):
     n.output(n.node("Conv", ["x", "w"], "y"))
     if kind != "own":
         n.output(n.node("Conv", ["x", "w"], "z"))
-    assert apply(n, UnshareWeights(), 0).rewrites == 0
+    assert apply(n, unshare_weights, 0).rewrites == 0
 
 
 def test_shared_bias_and_operand_stay(net, apply):
@@ -87,4 +87,4 @@ def test_shared_bias_and_operand_stay(net, apply):
     n.node("Gemm", ["x", "w", "b"], "a")
     n.node("Add", ["a", "b"], "c")
     n.output(n.node("Mul", ["c", "b"], "y"))
-    assert apply(n, UnshareWeights(), 0).rewrites == 0
+    assert apply(n, unshare_weights, 0).rewrites == 0

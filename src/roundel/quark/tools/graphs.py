@@ -7,13 +7,13 @@ from collections.abc import Iterable, Mapping
 import numpy as np
 import onnx
 import onnx_ir as ir
+from onnx_ir.passes import common
 
 from roundel.errors import ModelError, RecipeError
 from roundel.model.graph import constant_array, opset_version, static_shape
 from roundel.passes import refresh_shapes
-from roundel.passes.cleanup import InitializerInputs
-from roundel.passes.operators import NchwToNhwc
-from roundel.passes.shapes import FixedShapes
+from roundel.passes.operators import nchw_to_nhwc
+from roundel.passes.shapes import fix_input_shapes
 from roundel.qdq.nodes import Names, constant
 from roundel.quark.tools.files import Rewritten
 from roundel.quark.tools.wiring import tidy
@@ -25,7 +25,7 @@ def convert_nchw_to_nhwc(model: ir.Model) -> Rewritten:
     """The graph takes and gives images with their channels last."""
     result = model.clone()
     refresh_shapes(result)
-    count = NchwToNhwc()(result)
+    count = nchw_to_nhwc(result)
     return tidy(result), f"turned {count} inputs and outputs"
 
 
@@ -34,7 +34,7 @@ def fix_shapes(model: ir.Model, fix_shapes: Shapes | None = None) -> Rewritten:
     result = model.clone()
     given = dict(fix_shapes or _ones(result))
     outputs = {str(v.name) for v in result.graph.outputs} - {str(v.name) for v in result.graph.inputs}
-    count = FixedShapes({name: sizes for name, sizes in given.items() if name not in outputs})(result)
+    count = fix_input_shapes(result, {name: sizes for name, sizes in given.items() if name not in outputs})
     _forget_shapes(result)
     refresh_shapes(result)
     for value in result.graph.outputs:
@@ -68,7 +68,7 @@ def remove_initializer_from_input(model: ir.Model) -> Rewritten:
     """Weights are no longer listed as inputs."""
     result = model.clone()
     before = len(result.graph.inputs)
-    InitializerInputs()(result)
+    common.RemoveInitializersFromInputsPass()(result)
     return result, f"removed {before - len(result.graph.inputs)} initializers from the inputs"
 
 

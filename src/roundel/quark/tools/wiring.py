@@ -10,7 +10,7 @@ import onnx_ir as ir
 from numpy.typing import NDArray
 
 from roundel.model.graph import attribute_int, constant_array
-from roundel.passes.cleanup import DeadCode
+from roundel.passes.cleanup import remove_dead_code
 from roundel.qdq.nodes import Names, constant
 
 QUANTIZE = frozenset({"QuantizeLinear", "ExtendedQuantizeLinear"})
@@ -114,7 +114,7 @@ def fresh_constant(graph: ir.Graph, name: str, array: NDArray[Any]) -> ir.Value:
 
 def tidy(model: ir.Model) -> ir.Model:
     """Drop what nothing reads any more, and put the nodes into order."""
-    DeadCode()(model)
+    remove_dead_code(model)
     model.graph.sort()
     return model
 
