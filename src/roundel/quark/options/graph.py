@@ -28,7 +28,7 @@ from roundel.quark.rows import (
     PAIRS as PAIR_LIST,
 )
 from roundel.quark.selection import from_mixed_precision, from_tensor_overrides
-from roundel.quark.tools.words import shapes
+from roundel.quark.tools.tool import shapes
 from roundel.recipe.settings import Prepare
 
 _SWITCHES = tuple(name for name, row in Prepare.model_fields.items() if row.annotation is bool)

@@ -5,11 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 
 from roundel.errors import RecipeError, did_you_mean
-from roundel.quark.tools.biases import convert_a8w8_npu_to_a8w8_cpu, convert_bias_int32_to_int16
-from roundel.quark.tools.custom import convert_custom_ops, convert_customqdq_to_qdq, convert_qdq_to_customqdq
-from roundel.quark.tools.files import rewriting
 from roundel.quark.tools.floats import FLOAT_TOOLS
-from roundel.quark.tools.folders import EVALUATE
 from roundel.quark.tools.graphs import (
     convert_nchw_to_nhwc,
     convert_opset_version,
@@ -18,20 +14,26 @@ from roundel.quark.tools.graphs import (
     remove_initializer_from_input,
     replace_inf_weights,
 )
-from roundel.quark.tools.histograms import HISTOGRAM_TOOLS
-from roundel.quark.tools.listing import PRINT_NODES
-from roundel.quark.tools.qoperators import convert_qdq_to_qop
-from roundel.quark.tools.removing import (
+from roundel.quark.tools.operators import (
+    convert_custom_ops,
+    convert_customqdq_to_qdq,
+    convert_qdq_to_customqdq,
+    convert_qdq_to_qop,
     operator_pairs,
     remove_qdq,
     remove_qdq_between_ops,
     remove_qdq_mul_add,
 )
-from roundel.quark.tools.resizing import convert_resize_fs_to_pof2s
-from roundel.quark.tools.retyping import convert_s8s8_to_u8s8, convert_u16s8_to_s16s8, convert_u16u8_to_u8u8
-from roundel.quark.tools.text import TEXT_TOOLS
-from roundel.quark.tools.tool import Parameter, Tool
-from roundel.quark.tools.words import shapes, words
+from roundel.quark.tools.retyping import (
+    convert_a8w8_npu_to_a8w8_cpu,
+    convert_bias_int32_to_int16,
+    convert_resize_fs_to_pof2s,
+    convert_s8s8_to_u8s8,
+    convert_u16s8_to_s16s8,
+    convert_u16u8_to_u8u8,
+)
+from roundel.quark.tools.tool import Parameter, Tool, rewriting, shapes, words
+from roundel.quark.tools.views import EVALUATE, HISTOGRAM_TOOLS, PRINT_NODES, TEXT_TOOLS
 
 __all__ = ["TOOLS", "Tool", "tool_named"]
 

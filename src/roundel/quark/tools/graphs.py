@@ -15,7 +15,7 @@ from roundel.passes.cleanup import InitializerInputs
 from roundel.passes.operators import NchwToNhwc
 from roundel.passes.shapes import FixedShapes
 from roundel.qdq.nodes import Names, constant
-from roundel.quark.tools.files import Rewritten
+from roundel.quark.tools.tool import Rewritten
 from roundel.quark.tools.wiring import tidy
 
 Shapes = Mapping[str, tuple[int, ...]]

@@ -3,9 +3,19 @@
 from __future__ import annotations
 
 import argparse
+import re
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
+from pathlib import Path
 from typing import Any
+
+import onnx_ir as ir
+
+from roundel.errors import ModelError, OutputError
+from roundel.model.files import check_writable, save_model
+from roundel.model.load import ModelSource, load_model
+from roundel.qdq.functions import attach
+from roundel.qdq.nodes import QUARK
 
 REQUIRED: Any = object()
 
@@ -112,3 +122,93 @@ class Tool:
             return parameter.kind(text)
         except ValueError:
             parser.error(f"{parameter.flags[0]}: '{text}' is not what is expected here")
+
+
+_SHAPE = re.compile(r"\s*(?P<name>.+?)\s*:\s*\[(?P<sizes>[\d\s,.]+)\]\s*")
+
+
+def words(text: str) -> tuple[str, ...]:
+    """'Conv,Gemm', or the same with brackets and quotes around."""
+    return tuple(word for word in (part.strip(" []'\"") for part in text.split(",")) if word)
+
+
+def shapes(text: str) -> dict[str, tuple[int, ...]]:
+    """'input_1:[1,3,224,224];input_2:[1,96]' by name.
+
+    Raises:
+        ValueError: the text has another form.
+    """
+    found = {}
+    for part in filter(str.strip, text.split(";")):
+        match = _SHAPE.fullmatch(part)
+        if match is None:
+            raise ValueError(part)
+        sizes = [size for size in re.split(r"[,.]", match["sizes"]) if size.strip()]
+        found[match["name"]] = tuple(int(size) for size in sizes)
+    return found
+
+
+Rewrite = Callable[..., "Rewritten"]
+Rewritten = tuple[ir.Model, str]
+"""The new model, and a sentence about what changed."""
+
+
+def read_model(source: ModelSource) -> ir.Model:
+    """A model of any kind; AMD's operators stay nodes."""
+    return load_model(source, allow_quantized=True, opaque=QUARK).model
+
+
+def write_model(model: ir.Model, target: str | Path, *, external_data: bool = False) -> None:
+    """Save a model; AMD's operators get the bodies that let a stock ONNX Runtime run them."""
+    save_model(_with_bodies(model), Path(target), external_data=external_data)
+
+
+def _with_bodies(model: ir.Model) -> ir.Model:
+    if all(node.domain != QUARK for node in model.graph.all_nodes()):
+        return model
+    try:
+        return attach(model)
+    except ModelError:  # an operator without a body needs AMD's library, as it did before
+        return model
+
+
+def rewriting(name: str, summary: str, work: Rewrite, *more: Parameter) -> Tool:
+    """A tool that reads a model, rewrites it and writes another file.
+
+    Args:
+        name: of the tool.
+        summary: one line.
+        work: a pure function of a model and the further arguments by name.
+        more: further parameters; those given by place come between the two files or after them.
+    """
+
+    def run(source: str, target: str, external_data: bool, **arguments: Any) -> str:
+        refuse_same(source, target)
+        model, done = work(read_model(source), **arguments)
+        write_model(model, target, external_data=external_data)
+        return f"{done}\n{target}"
+
+    return Tool(name, summary, run, _ordered(more), {name: _on_any(work)})
+
+
+def refuse_same(source: str, target: str) -> None:
+    """Fail before any work where the target cannot be written or is the source itself."""
+    check_writable(Path(target))
+    if Path(target).exists() and Path(source).exists() and Path(target).samefile(source):
+        raise OutputError("The output would overwrite the input.", where=target, hint="Choose another path.")
+
+
+def _ordered(more: tuple[Parameter, ...]) -> tuple[Parameter, ...]:
+    inner = [p for p in more if p.positional]
+    rest = [p for p in more if not p.positional]
+    return (SOURCE, *inner, TARGET, *rest, EXTERNAL)
+
+
+def _on_any(work: Rewrite) -> Callable[..., Any]:
+    """The function for scripts that import it: a ModelProto (or file) in, a ModelProto out."""
+
+    def convert(model: ModelSource, *arguments: Any, **options: Any) -> Any:
+        return ir.to_proto(_with_bodies(work(read_model(model), *arguments, **options)[0]))
+
+    convert.__doc__ = work.__doc__
+    return convert

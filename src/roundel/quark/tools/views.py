@@ -7,18 +7,21 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+import onnx
 import onnx_ir as ir
+from google.protobuf import text_format  # type: ignore[import-untyped, unused-ignore]
 from numpy.typing import NDArray
 from PIL import Image, ImageDraw
 
 from roundel.data import open_samples
 from roundel.errors import ModelError, OutputError
+from roundel.measure.folders import evaluate_folders
+from roundel.model.files import write_text
 from roundel.model.graph import input_specs
 from roundel.model.session import open_session
 from roundel.passes import refresh_shapes
-from roundel.quark.tools.files import read_model
-from roundel.quark.tools.tool import Parameter, Tool
-from roundel.quark.tools.wiring import LAYERS, is_dequantize, stored_values
+from roundel.quark.tools.tool import SOURCE, Parameter, Tool, read_model, refuse_same
+from roundel.quark.tools.wiring import LAYERS, is_dequantize, numbers, stored_values
 
 _WIDTH, _HEIGHT, _MARGIN = 640, 400, 40
 _BINS = 128
@@ -151,4 +154,110 @@ HISTOGRAM_TOOLS = (
             ),
         ),
     ),
+)
+
+
+_BITS = {"int8": 8, "uint8": 8, "int16": 16, "uint16": 16}
+
+
+def a16w8_a8w8_nodes(model: ir.Model) -> tuple[list[str], list[str]]:
+    """Names of Conv, ConvTranspose and Gemm nodes with 8-bit activations, and of those with 16-bit ones."""
+    found: dict[int, list[str]] = {8: [], 16: []}
+    for node in model.graph:
+        maker = node.inputs[0].producer() if node.op_type in LAYERS and node.inputs[0] is not None else None
+        given = numbers(maker) if maker is not None and is_dequantize(maker) else None
+        bits = _BITS.get(given[1].dtype.name) if given is not None else None
+        if bits is not None:
+            found[bits].append(str(node.name))
+    return found[8], found[16]
+
+
+def _print(source: str) -> str:
+    eight, sixteen = a16w8_a8w8_nodes(read_model(source))
+    lines = ["8-bit activations:", *eight, "16-bit activations:", *sixteen]
+    return "\n".join([*lines, f"{len(eight)} layers with 8-bit, {len(sixteen)} with 16-bit activations"])
+
+
+PRINT_NODES = Tool(
+    "print_a16w8_a8w8_nodes",
+    "Lists the layers with 8-bit and with 16-bit activations.",
+    _print,
+    (SOURCE,),
+    {"a16w8_a8w8_nodes": lambda path: a16w8_a8w8_nodes(read_model(path))},
+)
+
+
+def convert_onnx_to_onnxtxt(model: onnx.ModelProto) -> str:
+    """The model in protobuf's text form."""
+    return str(text_format.MessageToString(model))
+
+
+def convert_onnxtxt_to_onnx(text: str) -> onnx.ModelProto:
+    """The model that the text describes."""
+    try:
+        return text_format.Parse(text, onnx.ModelProto())  # type: ignore[no-any-return, unused-ignore]
+    except text_format.ParseError as error:
+        raise ModelError("The text is not a model.", observed=str(error)[:300]) from error
+
+
+def _to_text(source: str, target: str) -> str:
+    refuse_same(source, target)
+    write_text(Path(target), convert_onnx_to_onnxtxt(_loaded(source)))
+    return f"wrote text\n{target}"
+
+
+def _to_model(source: str, target: str) -> str:
+    refuse_same(source, target)
+    try:
+        text = Path(source).read_text(encoding="utf-8")
+    except (OSError, UnicodeDecodeError) as error:
+        raise ModelError("The text file cannot be read.", where=source, observed=error) from error
+    onnx.save(convert_onnxtxt_to_onnx(text), target)
+    return f"wrote a model\n{target}"
+
+
+def _loaded(source: str) -> onnx.ModelProto:
+    try:
+        return onnx.load(source)
+    except (OSError, ValueError, onnx.checker.ValidationError) as error:
+        raise ModelError("The model cannot be read.", where=source, observed=error) from error
+
+
+TEXT_TOOLS = (
+    Tool(
+        "convert_onnx_to_onnxtxt",
+        "A model as text that people can read and compare.",
+        _to_text,
+        exports={"convert_onnx_to_onnxtxt": convert_onnx_to_onnxtxt},
+    ),
+    Tool(
+        "convert_onnxtxt_to_onnx",
+        "A model from its text.",
+        _to_model,
+        exports={"convert_onnxtxt_to_onnx": convert_onnxtxt_to_onnx},
+    ),
+)
+
+
+_NAMES = {"cosine": "cosine similarity", "l2": "L2 distance", "psnr_db": "PSNR in dB", "ssim": "SSIM"}
+
+
+def _evaluate(baseline: str, quantized: str) -> str:
+    scores = evaluate_folders(baseline, quantized)
+    lines = [
+        f"{_NAMES.get(name, name)}: mean {summary.mean:.6g}, worst {summary.worst:.6g} ({summary.worst_file})"
+        for name, summary in scores.metrics.items()
+    ]
+    return "\n".join([f"{len(scores.files)} files", *lines])
+
+
+EVALUATE = Tool(
+    "evaluate",
+    "Compares two folders of results (.npy, .png, .jpg): cosine, L2, PSNR, SSIM.",
+    _evaluate,
+    (
+        Parameter("baseline", "results of the float model", ("--baseline_results_folder", "--baseline")),
+        Parameter("quantized", "results of the other", ("--quantized_results_folder", "--quantized")),
+    ),
+    {"evaluate_folders": evaluate_folders},
 )
