@@ -16,7 +16,7 @@ from roundel.model.load import quantized_node
 from roundel.model.structure import blaming
 from roundel.plan import build_plan
 from roundel.preparation import load_prepared
-from roundel.qdq.nodes import QUARK
+from roundel.qdq.names import QUARK
 from roundel.recipe.load import load_recipe
 
 

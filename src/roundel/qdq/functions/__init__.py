@@ -16,7 +16,7 @@ from roundel.errors import ModelError
 from roundel.model.graph import opset_version
 from roundel.qdq.functions import blocks, linear
 from roundel.qdq.functions.blocks import BFP, MX
-from roundel.qdq.nodes import QUARK as AMD_DOMAIN
+from roundel.qdq.names import QUARK as AMD_DOMAIN
 
 __all__ = ["AMD_DOMAIN", "attach", "strip"]
 

@@ -22,6 +22,10 @@ from roundel.numerics.blocks import (
 )
 from roundel.numerics.floats import MANTISSA, SMALLEST_NORMAL, Rounding
 from roundel.qdq.functions.body import Body, block_power, nearest, no_number, power
+from roundel.qdq.names import QUARK
+from roundel.qdq.nodes import Chain
+from roundel.recipe.settings import Blocks
+from roundel.types import BlockScheme, BlockType
 
 BlockFormat = BlockFloat | MicroExponents | Microscaling
 
@@ -418,3 +422,34 @@ def _peak(body: Body, x: ir.Value) -> tuple[ir.Value, ir.Value, ir.Value]:
     zero = body.number(0.0)
     size, odd = body.op("Abs", x), no_number(body, body.op("Mul", x, zero))
     return size, odd, body.reduce_max(body.op("Where", odd, zero, size), 0)
+
+
+_ELEMENTS = {
+    BlockType.MXFP8E5M2: "fp8_e5m2",
+    BlockType.MXFP8E4M3: "fp8_e4m3",
+    BlockType.MXFP6E3M2: "fp6_e3m2",
+    BlockType.MXFP6E2M3: "fp6_e2m3",
+    BlockType.MXFP4E2M1: "fp4_e2m1",
+    BlockType.MXINT8: "int8",
+}
+_BITS = {BlockType.BFP16: 16, BlockType.MX4: 11, BlockType.MX6: 13, BlockType.MX9: 16}
+
+
+def block_format(block: BlockType, options: Blocks) -> BlockFormat:
+    """The numbers of a type, with what the recipe changes."""
+    rounding = Rounding[options.rounding.upper()]
+    if block in _ELEMENTS:
+        return Microscaling(_ELEMENTS[block], options.block_size or 32, rounding)
+    bits, first = options.bit_width or _BITS[block], options.bfloat16_first
+    if block is BlockType.BFP16:
+        return BlockFloat(bits, options.block_size or 8, rounding, options.compiler, first)
+    sub_block = options.sub_block_size, options.sub_block_shift_bits
+    return MicroExponents(bits, options.block_size or 16, *sub_block, rounding, first)
+
+
+def block_nodes(chain: Chain, scheme: BlockScheme, options: Blocks, out: str) -> list[ir.Node]:
+    """From float32 to the values that the blocks hold, again in float32, in a tensor named `out`."""
+    form = block_format(scheme.block, options)
+    attributes = tuple(ir.convenience.convert_attributes(written(form, scheme.axis)))
+    chain.add(operator(form), label="QuantizeDequantize", domain=QUARK, attributes=attributes)
+    return chain.end(out)

@@ -10,7 +10,7 @@ from numpy.typing import ArrayLike, NDArray
 
 from roundel.numerics import floats as fb
 from roundel.numerics.floats import Rounding
-from roundel.qdq.nodes import QUARK
+from roundel.qdq.names import QUARK
 
 _AXES_AS_INPUT = 18  # from this opset on, also for ReduceMax
 

@@ -13,18 +13,19 @@ from roundel.model.graph import constant_array, is_constant
 from roundel.numerics.floats import largest
 from roundel.passes import refresh_shapes
 from roundel.pipeline import quantize
-from roundel.qdq.nodes import Names, constant
+from roundel.qdq.names import Names
+from roundel.qdq.nodes import add_constant
+from roundel.qdq.read import is_quantize
 from roundel.quark.tools.tool import (
     EXTERNAL,
     SOURCE,
     TARGET,
     Parameter,
-    Rewritten,
-    Tool,
-    refuse_same,
+    from_file_to_file,
+    on_copy,
     rewriting,
+    switch,
 )
-from roundel.quark.tools.wiring import is_quantize, tidy
 from roundel.types import FloatType
 
 _FULL, _HALF = ir.DataType.FLOAT, ir.DataType.FLOAT16
@@ -33,25 +34,26 @@ _ALWAYS_FULL = {"Resize": 1, "Upsample": 1}
 _LARGEST = float(np.finfo(np.float16).max)
 
 
-def convert_fp32_to_fp16(model: ir.Model, keep_io_types: bool = False) -> Rewritten:
+@on_copy
+def convert_fp32_to_fp16(model: ir.Model, keep_io_types: bool = False) -> str:
     """Every float32 tensor becomes float16; graph inputs and outputs stay float32 when asked for.
 
     Raises:
         ModelError: the model holds quantized tensors, or bodies of If, Loop or Scan.
     """
-    result = model.clone()
-    _refuse(result)
-    refresh_shapes(result)
+    graph = model.graph
+    _refuse(model)
+    refresh_shapes(model)
     if keep_io_types:
-        _cast_borders(result.graph)
-    kept = set(result.graph.inputs) | set(result.graph.outputs) if keep_io_types else set()
-    constants = list(_narrow_constants(result.graph))
-    for value in (*result.graph.inputs, *(v for node in result.graph for v in node.outputs)):
+        _cast_borders(graph)
+    kept = {*graph.inputs, *graph.outputs} if keep_io_types else set()
+    constants = list(_narrow_constants(graph))
+    for value in (*graph.inputs, *(v for node in graph for v in node.outputs)):
         if value.dtype is _FULL and value not in kept:
             value.type = ir.TensorType(_HALF)
-    for node in result.graph:
+    for node in graph:
         _narrow_attributes(node)
-    return tidy(result), f"{len(constants)} constants and all tensors between nodes in float16"
+    return f"{len(constants)} constants and all tensors between nodes in float16"
 
 
 def _refuse(model: ir.Model) -> None:
@@ -127,7 +129,6 @@ _FORMAT = Parameter(
 
 
 def _to_bf16(source: str, target: str, form: str, external_data: bool) -> str:
-    refuse_same(source, target)
     if form == "bf16":
         raise RecipeError(
             "Graphs of bfloat16 tensors run nowhere: neither the NPU's compiler nor the CPU takes them.",
@@ -140,81 +141,74 @@ def _to_bf16(source: str, target: str, form: str, external_data: bool) -> str:
         )
     done = convert(source, target, to="bf16", form=_FORMS[form], external_data=external_data)  # type: ignore[arg-type]
     counts = ", ".join(f"{count} {what}" for what, count in done.counts.items())
-    return f"{counts} in bfloat16\n{target}"
+    return f"{counts} in bfloat16"
 
 
 def _to_fp32(source: str, target: str, external_data: bool) -> str:
-    refuse_same(source, target)
     convert(source, target, to="fp32", external_data=external_data)
-    return f"all tensors in float32\n{target}"
+    return "all tensors in float32"
 
 
 def _to_bfp16(source: str, target: str, external_data: bool) -> str:
-    refuse_same(source, target)
     result = quantize(source, target, recipe="bfp16", changes={"output": {"external_data": external_data}})
-    return f"{len(result.plan.tensors)} tensors in bfp16\n{target}"
+    return f"{len(result.plan.tensors)} tensors in bfp16"
 
 
-def _as_form(form: str) -> object:
-    def run(source: str, target: str, external_data: bool) -> str:
-        refuse_same(source, target)
-        convert(source, target, to="bf16", form=form, external_data=external_data)  # type: ignore[arg-type]
-        return f"bfloat16 tensors in the form '{form}'\n{target}"
-
-    return run
+def _to_casts(source: str, target: str, external_data: bool) -> str:
+    convert(source, target, to="bf16", form="cast", external_data=external_data)
+    return "bfloat16 tensors in the form 'cast'"
 
 
-def insert_clip_bfloat16_qdq(model: ir.Model) -> Rewritten:
+def _to_plain(source: str, target: str, external_data: bool) -> str:
+    convert(source, target, to="bf16", form="plain", external_data=external_data)
+    return "bfloat16 tensors in the form 'plain'"
+
+
+@on_copy
+def insert_clip_bfloat16_qdq(model: ir.Model) -> str:
     """A Clip to bfloat16's finite range before each activation that a pair rounds to it."""
-    result = model.clone()
-    names, bound, count = Names(result.graph), largest(FloatType.BFLOAT16), 0
-    limits: tuple[ir.Value, ir.Value] | None = None
-    for node in [n for n in result.graph if is_quantize(n)]:
+    graph, names, bound = model.graph, Names(model.graph), largest(FloatType.BFLOAT16)
+    limits: list[ir.Value] = []
+    count = 0
+    for node in list(filter(is_quantize, graph)):
         value, zero = node.inputs[0], node.inputs[2] if len(node.inputs) > 2 else None
         if value is None or is_constant(value) or zero is None or zero.dtype is not ir.DataType.BFLOAT16:
             continue
-        if limits is None:
-            ends = (np.float32(-bound), np.float32(bound))
-            limits = tuple(constant(result.graph, names("bf16_limit"), np.asarray(e)) for e in ends)  # type: ignore[assignment]
-        assert limits is not None
+        ends = () if limits else (-bound, bound)
+        limits += [add_constant(graph, names("bf16_limit"), np.asarray(end, np.float32)) for end in ends]
         out = ir.Value(name=names(f"{value.name}_clipped"), shape=value.shape, type=value.type)
         clip = ir.Node("", "Clip", [value, *limits], outputs=[out], name=names(f"{node.name}_clip"))
-        result.graph.insert_before(node, clip)
+        graph.insert_before(node, clip)
         node.replace_input_with(0, out)
         count += 1
-    return tidy(result), f"inserted {count} Clip nodes"
+    return f"inserted {count} Clip nodes"
 
 
-_KEEP_IO = Parameter(
-    "keep_io_types",
-    "graph inputs and outputs stay float32",
-    ("--keep_io_types",),
-    default=False,
-    positional=False,
-    switch=True,
-)
+_KEEP_IO = switch("keep_io_types", "graph inputs and outputs stay float32", "--keep_io_types")
 _FILES = (SOURCE, TARGET, EXTERNAL)
+_FROM = {"fp32": "A float32 model", "fp16": "A float16 model"}
 
 FLOAT_TOOLS = (
-    Tool("convert_fp32_to_bf16", "A float32 model in bfloat16.", _to_bf16, (*_FILES, _FORMAT)),
-    Tool("convert_fp16_to_bf16", "A float16 model in bfloat16.", _to_bf16, (*_FILES, _FORMAT)),
-    Tool("convert_fp32_to_bfp16", "A float32 model in block floating point.", _to_bfp16, _FILES),
-    Tool("convert_fp16_to_bfp16", "A float16 model in block floating point.", _to_bfp16, _FILES),
-    rewriting("convert_fp32_to_fp16", "A float32 model in float16.", convert_fp32_to_fp16, _KEEP_IO),
-    Tool("convert_fp16_to_fp32", "A float16 model, or any short-float form, in float32.", _to_fp32, _FILES),
-    Tool(
-        "replace_bfloat16_qdq_cast",
-        "bfloat16 pairs of AMD's operators as Cast pairs.",
-        _as_form("cast"),  # type: ignore[arg-type]
-        _FILES,
+    *(
+        from_file_to_file(f"convert_{name}_to_bf16", f"{what} in bfloat16.", _to_bf16, (*_FILES, _FORMAT))
+        for name, what in _FROM.items()
     ),
-    Tool(
+    *(
+        from_file_to_file(f"convert_{name}_to_bfp16", f"{what} in block floating point.", _to_bfp16, _FILES)
+        for name, what in _FROM.items()
+    ),
+    rewriting("A float32 model in float16.", convert_fp32_to_fp16, _KEEP_IO),
+    from_file_to_file(
+        "convert_fp16_to_fp32", "A float16 model, or any short-float form, in float32.", _to_fp32, _FILES
+    ),
+    from_file_to_file(
+        "replace_bfloat16_qdq_cast", "bfloat16 pairs of AMD's operators as Cast pairs.", _to_casts, _FILES
+    ),
+    from_file_to_file(
         "remove_bf16_cast",
         "bfloat16 casts between nodes taken out; constants keep their rounding.",
-        _as_form("plain"),  # type: ignore[arg-type]
+        _to_plain,
         _FILES,
     ),
-    rewriting(
-        "insert_clip_bfloat16_qdq", "A Clip before each bfloat16 activation.", insert_clip_bfloat16_qdq
-    ),
+    rewriting("A Clip before each bfloat16 activation.", insert_clip_bfloat16_qdq),
 )

@@ -6,18 +6,22 @@ import argparse
 import re
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
+from functools import wraps
 from pathlib import Path
-from typing import Any
+from typing import Any, Concatenate, ParamSpec
 
 import onnx_ir as ir
 
 from roundel.errors import ModelError, OutputError
 from roundel.model.files import check_writable, save_model
 from roundel.model.load import ModelSource, load_model
+from roundel.passes.cleanup import DeadCode
 from roundel.qdq.functions import attach
-from roundel.qdq.nodes import QUARK
+from roundel.qdq.names import QUARK
 
+P = ParamSpec("P")
 REQUIRED: Any = object()
+LAYERS = ("Conv", "ConvTranspose", "Gemm")
 
 
 @dataclass(frozen=True, slots=True)
@@ -51,13 +55,15 @@ TARGET = Parameter(
     "the ONNX model to write",
     ("--output", "--output_model", "--output_model_path", "--model_output", "--quantized_model_path"),
 )
-EXTERNAL = Parameter(
-    "external_data",
-    "keep the weights in a file of their own",
-    ("--save_as_external_data", "--external_data"),
-    default=False,
-    positional=False,
-    switch=True,
+
+
+def switch(name: str, line: str, *flags: str) -> Parameter:
+    """A flag without a value."""
+    return Parameter(name, line, flags, default=False, positional=False, switch=True)
+
+
+EXTERNAL = switch(
+    "external_data", "keep the weights in a file of their own", "--save_as_external_data", "--external_data"
 )
 
 
@@ -172,36 +178,59 @@ def _with_bodies(model: ir.Model) -> ir.Model:
         return model
 
 
-def rewriting(name: str, summary: str, work: Rewrite, *more: Parameter) -> Tool:
+def on_copy(edit: Callable[Concatenate[ir.Model, P], str]) -> Callable[Concatenate[ir.Model, P], Rewritten]:
+    """A pure function out of one that edits a model in place and says what it did."""
+
+    @wraps(edit)
+    def work(model: ir.Model, /, *args: P.args, **kwargs: P.kwargs) -> Rewritten:
+        result = model.clone()
+        done = edit(result, *args, **kwargs)
+        DeadCode()(result)
+        result.graph.sort()
+        return result, done
+
+    return work
+
+
+def from_file_to_file(
+    name: str,
+    summary: str,
+    work: Callable[..., str],
+    parameters: tuple[Parameter, ...],
+    export: Callable[..., Any] | None = None,
+) -> Tool:
+    """A tool that refuses to write over what it reads, and names the file that it wrote."""
+
+    def run(source: str, target: str, **arguments: Any) -> str:
+        check_writable(Path(target))
+        if Path(target).exists() and Path(source).exists() and Path(target).samefile(source):
+            raise OutputError(
+                "The output would overwrite the input.", where=target, hint="Choose another path."
+            )
+        return f"{work(source, target, **arguments)}\n{target}"
+
+    return Tool(name, summary, run, parameters, {} if export is None else {name: export})
+
+
+def rewriting(summary: str, work: Rewrite, *more: Parameter, name: str = "") -> Tool:
     """A tool that reads a model, rewrites it and writes another file.
 
     Args:
-        name: of the tool.
         summary: one line.
         work: a pure function of a model and the further arguments by name.
         more: further parameters; those given by place come between the two files or after them.
+        name: of the tool; the function's own when not given.
     """
 
     def run(source: str, target: str, external_data: bool, **arguments: Any) -> str:
-        refuse_same(source, target)
         model, done = work(read_model(source), **arguments)
         write_model(model, target, external_data=external_data)
-        return f"{done}\n{target}"
+        return done
 
-    return Tool(name, summary, run, _ordered(more), {name: _on_any(work)})
-
-
-def refuse_same(source: str, target: str) -> None:
-    """Fail before any work where the target cannot be written or is the source itself."""
-    check_writable(Path(target))
-    if Path(target).exists() and Path(source).exists() and Path(target).samefile(source):
-        raise OutputError("The output would overwrite the input.", where=target, hint="Choose another path.")
-
-
-def _ordered(more: tuple[Parameter, ...]) -> tuple[Parameter, ...]:
-    inner = [p for p in more if p.positional]
-    rest = [p for p in more if not p.positional]
-    return (SOURCE, *inner, TARGET, *rest, EXTERNAL)
+    inner = [parameter for parameter in more if parameter.positional]
+    rest = [parameter for parameter in more if not parameter.positional]
+    parameters = (SOURCE, *inner, TARGET, *rest, EXTERNAL)
+    return from_file_to_file(name or work.__name__, summary, run, parameters, _on_any(work))
 
 
 def _on_any(work: Rewrite) -> Callable[..., Any]:

@@ -1,4 +1,4 @@
-"""Histograms of weights and of activations, as pictures."""
+"""Models to look at: histograms, text, lists of layers, and folders of results side by side."""
 
 from __future__ import annotations
 
@@ -20,8 +20,17 @@ from roundel.model.files import write_text
 from roundel.model.graph import input_specs
 from roundel.model.session import open_session
 from roundel.passes import refresh_shapes
-from roundel.quark.tools.tool import SOURCE, Parameter, Tool, read_model, refuse_same
-from roundel.quark.tools.wiring import LAYERS, is_dequantize, numbers, stored_values
+from roundel.qdq.read import BITS, is_dequantize, read_quantizer, stored_values
+from roundel.quark.tools.tool import (
+    LAYERS,
+    SOURCE,
+    TARGET,
+    Parameter,
+    Tool,
+    from_file_to_file,
+    read_model,
+    switch,
+)
 
 _WIDTH, _HEIGHT, _MARGIN = 640, 400, 40
 _BINS = 128
@@ -60,8 +69,7 @@ def weights(model: ir.Model, *, per_channel: bool = False) -> Iterator[tuple[str
         if node.op_type not in (*LAYERS, "MatMul") or len(node.inputs) < 2:
             continue
         value = node.inputs[1]
-        maker = value.producer() if value is not None else None
-        array = stored_values(maker) if maker is not None and is_dequantize(maker) else None
+        array = stored_values(value.producer()) if value is not None else None
         if array is None and value is not None and value.const_value is not None:
             array = np.asarray(value.const_value.numpy())
         if array is None or value is None:
@@ -132,14 +140,7 @@ HISTOGRAM_TOOLS = (
             Parameter(
                 "target", "the folder to write into", ("--output", "--output_path"), default="weights_hist"
             ),
-            Parameter(
-                "perchannel",
-                "one picture for each output channel",
-                ("--perchannel", "--per_channel"),
-                default=False,
-                positional=False,
-                switch=True,
-            ),
+            switch("perchannel", "one picture for each output channel", "--perchannel", "--per_channel"),
         ),
     ),
     Tool(
@@ -157,17 +158,14 @@ HISTOGRAM_TOOLS = (
 )
 
 
-_BITS = {"int8": 8, "uint8": 8, "int16": 16, "uint16": 16}
-
-
 def a16w8_a8w8_nodes(model: ir.Model) -> tuple[list[str], list[str]]:
     """Names of Conv, ConvTranspose and Gemm nodes with 8-bit activations, and of those with 16-bit ones."""
     found: dict[int, list[str]] = {8: [], 16: []}
     for node in model.graph:
         maker = node.inputs[0].producer() if node.op_type in LAYERS and node.inputs[0] is not None else None
-        given = numbers(maker) if maker is not None and is_dequantize(maker) else None
-        bits = _BITS.get(given[1].dtype.name) if given is not None else None
-        if bits is not None:
+        said = read_quantizer(maker) if is_dequantize(maker) else None
+        bits = BITS.get(said.dtype) if said is not None else None
+        if bits in found:
             found[bits].append(str(node.name))
     return found[8], found[16]
 
@@ -201,19 +199,17 @@ def convert_onnxtxt_to_onnx(text: str) -> onnx.ModelProto:
 
 
 def _to_text(source: str, target: str) -> str:
-    refuse_same(source, target)
     write_text(Path(target), convert_onnx_to_onnxtxt(_loaded(source)))
-    return f"wrote text\n{target}"
+    return "wrote text"
 
 
 def _to_model(source: str, target: str) -> str:
-    refuse_same(source, target)
     try:
         text = Path(source).read_text(encoding="utf-8")
     except (OSError, UnicodeDecodeError) as error:
         raise ModelError("The text file cannot be read.", where=source, observed=error) from error
     onnx.save(convert_onnxtxt_to_onnx(text), target)
-    return f"wrote a model\n{target}"
+    return "wrote a model"
 
 
 def _loaded(source: str) -> onnx.ModelProto:
@@ -224,17 +220,19 @@ def _loaded(source: str) -> onnx.ModelProto:
 
 
 TEXT_TOOLS = (
-    Tool(
+    from_file_to_file(
         "convert_onnx_to_onnxtxt",
         "A model as text that people can read and compare.",
         _to_text,
-        exports={"convert_onnx_to_onnxtxt": convert_onnx_to_onnxtxt},
+        (SOURCE, TARGET),
+        convert_onnx_to_onnxtxt,
     ),
-    Tool(
+    from_file_to_file(
         "convert_onnxtxt_to_onnx",
         "A model from its text.",
         _to_model,
-        exports={"convert_onnxtxt_to_onnx": convert_onnxtxt_to_onnx},
+        (SOURCE, TARGET),
+        convert_onnxtxt_to_onnx,
     ),
 )
 
