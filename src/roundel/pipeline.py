@@ -60,7 +60,7 @@ from roundel.recipe.settings import Recipe, WeightOnly, merge
 from roundel.report.record import Clock, Record, plan_counts, recipe_dict
 from roundel.rules.fitting import for_device, for_effort, remaining
 from roundel.torch import Exported, is_torch_source, opened
-from roundel.torch.export import require_torch
+from roundel.torch.opening import require_torch
 from roundel.types import Listener, Sample, Silent
 from roundel.version import VERSION
 from roundel.work.checkpoints import Store, open_store

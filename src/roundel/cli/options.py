@@ -423,7 +423,7 @@ def _example(shapes: list[str] | None) -> object:
     if not shapes:
         return None
     pass
-    from roundel.torch.export import require_exporter
+    from roundel.torch.opening import require_exporter
 
     require_exporter()
     import torch

@@ -66,15 +66,13 @@ _OURS: Mapping[str, tuple[str, ...]] = {
     "qconfig": ("QConfig",),
     "quantizer": ("ModelQuantizer", "quantize_dynamic", "quantize_static"),
     "readers": ("CachedDataReader", "PathDataReader", "RandomDataReader", "get_data_reader"),
-    "library": (
+    "runtime": (
+        *("ScreenLogger", "dump_model", "log_errors"),
         *("COP_BFP_OP_NAME", "COP_DEQUANT_OP_NAME", "COP_DOMAIN", "COP_IN_OP_NAME", "COP_LSTM_OP_NAME"),
         *("COP_MX_OP_NAME", "COP_QUANT_OP_NAME", "COP_VERSION"),
         *("create_infer_session_for_onnx_model", "get_library_path", "register_custom_ops_library"),
     ),
-    "dump": ("dump_model",),
-    "auto_search": ("AutoSearchPro",),
-    "search_space": ("generate_all_configs", "get_auto_search_config"),
-    "logging_names": ("ScreenLogger", "log_errors"),
+    "search": ("AutoSearchPro", "generate_all_configs", "get_auto_search_config"),
 }
 _RUNTIME: Mapping[str, tuple[str, ...]] = {
     "onnxruntime.quantization.calibrate": (

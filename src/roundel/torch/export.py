@@ -1,8 +1,7 @@
-"""What exporting needs, found before any work is done."""
+"""An nn.Module or an ExportedProgram becomes an onnx-ir model, proved equal to it on the examples."""
 
 from __future__ import annotations
 
-import importlib.util
 import logging
 import re
 import traceback
@@ -18,38 +17,9 @@ import onnx_ir as ir
 import torch
 from torch.utils import _pytree as pytree
 
-from roundel.errors import DataError, DependencyError, ModelError, RecipeError
+from roundel.errors import DataError, ModelError, RecipeError
 from roundel.model.session import open_session
 from roundel.types import Sample
-
-
-def require_torch() -> None:
-    """Raise where torch is not installed.
-
-    Raises:
-        DependencyError: it is not.
-    """
-    _require("torch")
-
-
-def require_exporter() -> None:
-    """Raise where torch, or what it exports ONNX with, is not installed.
-
-    Raises:
-        DependencyError: a package is missing.
-    """
-    _require("torch", "onnxscript")
-
-
-def _require(*packages: str) -> None:
-    missing = [name for name in packages if importlib.util.find_spec(name) is None]
-    if missing:
-        raise DependencyError(
-            "Models in PyTorch need packages that are not installed.",
-            observed=f"no {' and no '.join(missing)}",
-            hint="pip install 'roundel[torch]'",
-        )
-
 
 _TORCH = Path(torch.__file__).parent
 _OPERATOR = re.compile(r"No ONNX function found for <OpOverload\(op='([\w.]+)'")

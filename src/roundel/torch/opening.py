@@ -1,4 +1,4 @@
-"""`module:factory`: a callable in a Python module that makes the network."""
+"""The front door: whatever of PyTorch is given becomes an ONNX model; torch is imported where it is used."""
 
 from __future__ import annotations
 
@@ -15,10 +15,37 @@ from types import ModuleType
 from typing import Any
 
 import onnx_ir as ir
-import torch
 
-from roundel.errors import ModelError, did_you_mean
-from roundel.torch.export import require_exporter
+from roundel.errors import DependencyError, ModelError, did_you_mean
+
+
+def require_torch() -> None:
+    """Raise where torch is not installed.
+
+    Raises:
+        DependencyError: it is not.
+    """
+    _require("torch")
+
+
+def require_exporter() -> None:
+    """Raise where torch, or what it exports ONNX with, is not installed.
+
+    Raises:
+        DependencyError: a package is missing.
+    """
+    _require("torch", "onnxscript")
+
+
+def _require(*packages: str) -> None:
+    missing = [name for name in packages if importlib.util.find_spec(name) is None]
+    if missing:
+        raise DependencyError(
+            "Models in PyTorch need packages that are not installed.",
+            observed=f"no {' and no '.join(missing)}",
+            hint="pip install 'roundel[torch]'",
+        )
+
 
 _NAME = re.compile(r"(?P<home>[A-Za-z_]\w*(?:\.[A-Za-z_]\w*)*|.+\.py):(?P<factory>[A-Za-z_]\w*)")
 
@@ -36,6 +63,8 @@ def build_factory(text: str) -> tuple[Any, object]:
     Raises:
         ModelError: there is no such module or factory, or what it gives is no module.
     """
+    import torch
+
     match = _NAME.fullmatch(text)
     if match is None:
         raise ModelError("This names no factory.", where=text, expected="package.module:factory")
