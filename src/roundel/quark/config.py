@@ -93,6 +93,16 @@ def _worth_showing(config: QuantizationConfig, row: dataclasses.Field[Any]) -> b
     return row.name in _ALWAYS_SHOWN or getattr(config, row.name) != default
 
 
+_CAPITALS = frozenset({"cle", "fp16", "fp32", "gds", "lr", "mse", "nchw", "nhwc", "npu", "qdq"})
+
+
+def classic_key(field: str) -> str:
+    """The key of a field in extra_options: 'lr_adjust' is 'LRAdjust'."""
+    if field == "alpha":
+        return "SmoothAlpha"
+    return "".join(part.upper() if part in _CAPITALS else part.capitalize() for part in field.split("_"))
+
+
 def readable(value: object, indent: int = 0) -> str:
     """A value as one would write it: members by name, nested options one to a line."""
     if isinstance(value, enum.Enum):

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
+from roundel.qdq.functions.blocks import ELEMENT_OF, WIDTHS
 from roundel.quark.algorithms import AdaQuantConfig, AdaRoundConfig, AlgoConfig
 from roundel.quark.config import Config, QuantizationConfig
 from roundel.quark.enums import (
@@ -22,6 +23,7 @@ from roundel.quark.enums import (
 from roundel.quark.errors import QuarkConfigError
 from roundel.quark.qconfig import QConfig
 from roundel.quark.specs import Int8, Int16, QLayerConfig, QTensorConfig, UInt8, UInt16
+from roundel.types import BlockType
 
 _METHODS: Mapping[CalibMethod, Any] = {
     CalibMethod.MinMax: CalibrationMethod.MinMax,
@@ -39,16 +41,12 @@ _INTEGERS = (Int8, UInt8, Int16, UInt16)
 _NATIVE = {Int8: QuantType.QInt8, UInt8: QuantType.QUInt8}
 # Which attributes of a block operator a spec stands for.
 _BLOCKS: Mapping[str, tuple[str, Mapping[str, Any]]] = {
-    "bfp16": ("BFPAttributes", {"bfp_method": "to_bfp", "bit_width": 16}),
-    "mx4": ("BFPAttributes", {"bfp_method": "to_bfp_prime", "bit_width": 11}),
-    "mx6": ("BFPAttributes", {"bfp_method": "to_bfp_prime", "bit_width": 13}),
-    "mx9": ("BFPAttributes", {"bfp_method": "to_bfp_prime", "bit_width": 16}),
-    "mxfp8e5m2": ("MXAttributes", {"element_dtype": "fp8_e5m2"}),
-    "mxfp8e4m3": ("MXAttributes", {"element_dtype": "fp8_e4m3"}),
-    "mxfp6e3m2": ("MXAttributes", {"element_dtype": "fp6_e3m2"}),
-    "mxfp6e2m3": ("MXAttributes", {"element_dtype": "fp6_e2m3"}),
-    "mxfp4e2m1": ("MXAttributes", {"element_dtype": "fp4_e2m1"}),
-    "mxint8": ("MXAttributes", {"element_dtype": "int8"}),
+    **{
+        block.value: ("BFPAttributes", {"bfp_method": "to_bfp_prime", "bit_width": width})
+        for block, width in WIDTHS.items()
+    },
+    BlockType.BFP16.value: ("BFPAttributes", {"bfp_method": "to_bfp", "bit_width": 16}),
+    **{block.value: ("MXAttributes", {"element_dtype": element}) for block, element in ELEMENT_OF.items()},
 }
 
 

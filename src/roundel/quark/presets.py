@@ -8,6 +8,7 @@ from dataclasses import dataclass, field
 from types import MappingProxyType
 from typing import Any
 
+from roundel.qdq.functions.blocks import ELEMENT_OF
 from roundel.quark.config import QuantizationConfig
 from roundel.quark.enums import (
     CalibrationMethod,
@@ -146,15 +147,6 @@ def _mixed_bf16(spec: type[QTensorConfig]) -> dict[str, Any]:
     }
 
 
-_MX_ELEMENTS = {
-    "MXFP8E5M2": "fp8_e5m2",
-    "MXFP8E4M3": "fp8_e4m3",
-    "MXFP6E3M2": "fp6_e3m2",
-    "MXFP6E2M3": "fp6_e2m3",
-    "MXFP4E2M1": "fp4_e2m1",
-    "MXINT8": "int8",
-}
-
 # fmt: off
 _ROWS: tuple[Preset, ...] = (
     Preset("UINT8_DYNAMIC_QUANT", weight=_U8, flags={"use_dynamic_quant": True}),
@@ -177,8 +169,8 @@ _ROWS: tuple[Preset, ...] = (
     Preset("MX4", _MINMAX, _EXT, _BFP, _BFP, options=_bfp(bit_width=11), tuned=_ADAQUANT),
     Preset("MX6", _MINMAX, _EXT, _BFP, _BFP, options=_bfp(bit_width=13), tuned=_ADAQUANT),
     Preset("MX9", _MINMAX, _EXT, _BFP, _BFP, options=_bfp(bit_width=16), tuned=_ADAQUANT),
-    *(Preset(name, _MINMAX, _EXT, _MX, _MX, options=_mx(element), tuned=_ADAQUANT)
-      for name, element in _MX_ELEMENTS.items()),
+    *(Preset(block.name, _MINMAX, _EXT, _MX, _MX, options=_mx(element), tuned=_ADAQUANT)
+      for block, element in ELEMENT_OF.items()),
     Preset("S16S16_MIXED_S8S8", _PERCENTILE, _EXT, _S16, _S16, flags={"include_auto_mp": True},
            options={**_WIDE, "Int32Bias": False, "Int16Bias": False, "WeightSymmetric": True,
                     "ActivationSymmetric": False, **_FORCE, **_mixed(Int8Spec)}),
@@ -227,7 +219,7 @@ _BY_NAME = _variants(_ROWS)
 _BY_CONSTANT = _variants((*_ROWS, *_UNLISTED))
 
 
-def preset_names() -> tuple[str, ...]:
+def config_names() -> tuple[str, ...]:
     """All names that `get_default_config` knows."""
     return tuple(_BY_NAME)
 
@@ -250,7 +242,7 @@ def get_default_config_mapping() -> dict[str, QuantizationConfig]:
     return {name: _made(*found) for name, found in _BY_NAME.items()}
 
 
-def constant(name: str) -> QuantizationConfig | None:
+def preset_constant(name: str) -> QuantizationConfig | None:
     """What a script imports as NAME_CONFIG, in a fresh copy; None where there is no such preset."""
     found = _BY_CONSTANT.get(name.removesuffix("_CONFIG")) if name.endswith("_CONFIG") else None
     return None if found is None else _made(*found)

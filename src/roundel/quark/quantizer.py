@@ -13,7 +13,6 @@ import onnx
 
 from roundel.data import RandomSpec
 from roundel.pipeline import QuantizeResult, quantize
-from roundel.plan import QuantPlan
 from roundel.quark.algorithms import AlgoConfig
 from roundel.quark.config import Config, QuantizationConfig
 from roundel.quark.enums import CalibrationMethod, QuantFormat, QuantType
@@ -157,15 +156,6 @@ def _temporary_folder(folder: str | Path | None) -> Iterator[None]:
         yield
     finally:
         tempfile.tempdir = before
-
-
-def explain(config: AnyConfig, model: Model) -> QuantPlan:
-    """What every tensor would become, without data; for tests and for the curious."""
-    from roundel.plan import build_plan
-    from roundel.preparation import load_prepared
-
-    recipe = translate(config, model).recipe
-    return build_plan(load_prepared(model, recipe).model, recipe)
 
 
 def quantize_static(

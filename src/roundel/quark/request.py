@@ -7,7 +7,8 @@ from dataclasses import dataclass, fields, replace
 from functools import cached_property
 from typing import Any
 
-from roundel.quark.config import QuantizationConfig
+from roundel.qdq.functions.blocks import ELEMENT_OF, WIDTHS
+from roundel.quark.config import QuantizationConfig, classic_key
 from roundel.quark.enums import (
     CalibrationMethod,
     ExtendedCalibrationMethod,
@@ -17,30 +18,19 @@ from roundel.quark.enums import (
     LayerWiseMethod,
     PowerOfTwoMethod,
     VitisQuantFormat,
-    element_type,
     is_extended,
+    recipe_type,
 )
 from roundel.quark.errors import QuarkConfigError, expected_names
-from roundel.quark.presets import get_default_config, preset_names
+from roundel.quark.presets import config_names, get_default_config
 from roundel.recipe.load import load_preset
 from roundel.recipe.settings import Prepare
+from roundel.types import BlockType
 
 _ROUNDING = {0: "half_away", 1: "half_up", 2: "half_even"}
-_ELEMENTS = {
-    "fp8_e5m2": "mxfp8e5m2",
-    "fp8_e4m3": "mxfp8e4m3",
-    "fp6_e3m2": "mxfp6e3m2",
-    "fp6_e2m3": "mxfp6e2m3",
-    "fp4_e2m1": "mxfp4e2m1",
-    "int8": "mxint8",
-}
-_WIDTHS = {11: "mx4", 13: "mx6", 16: "mx9"}
-_USUAL = {
-    "bfp16": {"bit_width": 16},
-    "mx4": {"bit_width": 11},
-    "mx6": {"bit_width": 13},
-    "mx9": {"bit_width": 16},
-}
+_ELEMENTS: dict[str, str] = {element: block.value for block, element in ELEMENT_OF.items()}
+_WIDTHS = {width: block.value for block, width in WIDTHS.items() if block is not BlockType.BFP16}
+_USUAL = {block.value: {"bit_width": width} for block, width in WIDTHS.items()}
 _FIELDS: Mapping[str, tuple[str, Callable[[Any], Any]]] = {
     "block_size": ("block_size", int),
     "axis": ("axis", int),
@@ -128,22 +118,13 @@ def block_values(option: str, given: Mapping[str, Any]) -> Iterator[tuple[str, A
 
 # The newer API's spellings of the classic fields; both are understood in extra_options.
 FIELD_OPTIONS: Mapping[str, str] = {
-    "OptimizeModel": "optimize_model",
-    "ConvertFP16ToFP32": "convert_fp16_to_fp32",
-    "ConvertNCHWToNHWC": "convert_nchw_to_nhwc",
-    "OpTypesToQuantize": "op_types_to_quantize",
-    "NodesToQuantize": "nodes_to_quantize",
-    "ExtraOpTypesToQuantize": "extra_op_types_to_quantize",
-    "InputNodes": "input_nodes",
-    "OutputNodes": "output_nodes",
-    "SpecificTensorPrecision": "specific_tensor_precision",
-    "EnableNPUCnn": "enable_npu_cnn",
-    "EnableNPUTransformer": "enable_npu_transformer",
-    "ExecutionProviders": "execution_providers",
-    "DebugMode": "debug_mode",
-    "PrintSummary": "print_summary",
-    "IgnoreWarnings": "ignore_warnings",
-    "CryptoMode": "crypto_mode",
+    classic_key(name): name
+    for name in (
+        *("optimize_model", "convert_fp16_to_fp32", "convert_nchw_to_nhwc", "op_types_to_quantize"),
+        *("nodes_to_quantize", "extra_op_types_to_quantize", "input_nodes", "output_nodes"),
+        *("specific_tensor_precision", "enable_npu_cnn", "enable_npu_transformer", "execution_providers"),
+        *("debug_mode", "print_summary", "ignore_warnings", "crypto_mode"),
+    )
 }
 
 # Method: how ranges are chosen, which numbers a scale may be, and whether |x| is cut as a whole.
@@ -219,12 +200,12 @@ class Request:
     @cached_property
     def activation(self) -> str:
         """The activations' element type in the recipe's words."""
-        return block_type(element_type(self.config.activation_type, "activation_type"), self.options)
+        return block_type(recipe_type(self.config.activation_type, "activation_type"), self.options)
 
     @cached_property
     def weight(self) -> str:
         """The weights' element type in the recipe's words."""
-        return block_type(element_type(self.config.weight_type, "weight_type"), self.options)
+        return block_type(recipe_type(self.config.weight_type, "weight_type"), self.options)
 
     @property
     def integer_activations(self) -> bool:
@@ -286,11 +267,14 @@ class Request:
 
 
 _UNSIGNED = frozenset({"uint8", "uint16"})
-_ALIGNED = ("align_concat", "align_pool", "align_pad", "align_slice")
+ALIGNED = ("align_concat", "align_pool", "align_pad", "align_slice")
+LIMITS = (
+    *("adjust_shift_cut", "adjust_shift_bias", "adjust_shift_read", "adjust_shift_write"),
+    *("adjust_hard_sigmoid", "adjust_shift_swish"),
+)
 _ENGINE = (
-    *("adjust_shift_read", "adjust_shift_write", "adjust_shift_cut", "adjust_shift_bias"),
-    *("adjust_hard_sigmoid", "adjust_shift_swish", "leaky_relu", "sigmoid_to_hard_sigmoid"),
-    *("hard_sigmoid", "average_pool", "reduce_mean"),
+    *LIMITS,
+    *("leaky_relu", "sigmoid_to_hard_sigmoid", "hard_sigmoid", "average_pool", "reduce_mean"),
 )
 _CONVERSIONS = (
     *("split_to_slice", "batch_norm_to_conv"),
@@ -384,7 +368,7 @@ def _chosen_by_name(request: Request) -> Values:
     """
     config = request.config
     stem = str(config.preset).removesuffix("_ADAROUND").removesuffix("_ADAQUANT")
-    if stem not in _OWN_RANGES or config.preset not in preset_names() or request.asked("CalibMovingAverage"):
+    if stem not in _OWN_RANGES or config.preset not in config_names() or request.asked("CalibMovingAverage"):
         return
     if get_default_config(config.preset).calibrate_method is config.calibrate_method:
         ranges = load_preset(_OWN_RANGES[stem]).calibration.model_dump(exclude_defaults=True)
@@ -408,7 +392,7 @@ def _placement(request: Request) -> Values:
     if request.block_activations:
         yield "placement.fuse_activations", False
     if request.npu:
-        yield from ((f"placement.{name}", True) for name in _ALIGNED)
+        yield from ((f"placement.{name}", True) for name in ALIGNED)
         yield from ((f"npu.{name}", True) for name in _ENGINE)
 
 

@@ -4,8 +4,9 @@ from __future__ import annotations
 
 from typing import Any
 
+from roundel.quark.config import classic_key
 from roundel.quark.errors import QuarkConfigError
-from roundel.quark.request import Request
+from roundel.quark.request import ALIGNED, LIMITS, Request
 from roundel.quark.rows import (
     ANY,
     COUNT,
@@ -207,20 +208,6 @@ _SIMULATED = {
     "ConvertInstanceNormToDPUVersion": "instance_norm",
     "ConvertClipToDPUVersion": "clip",
 }
-_LIMITS = {
-    "AdjustShiftCut": "adjust_shift_cut",
-    "AdjustShiftBias": "adjust_shift_bias",
-    "AdjustShiftRead": "adjust_shift_read",
-    "AdjustShiftWrite": "adjust_shift_write",
-    "AdjustHardSigmoid": "adjust_hard_sigmoid",
-    "AdjustShiftSwish": "adjust_shift_swish",
-}
-_ALIGNED = {
-    "AlignConcat": "align_concat",
-    "AlignPool": "align_pool",
-    "AlignPad": "align_pad",
-    "AlignSlice": "align_slice",
-}
 
 
 def _simulate(value: Any, request: Request) -> Effect:
@@ -228,13 +215,13 @@ def _simulate(value: Any, request: Request) -> Effect:
 
 
 def _limits(value: Any, request: Request) -> Effect:
-    return Effect(recipe={} if value else {f"npu.{name}": False for name in _LIMITS.values()})
+    return Effect(recipe={} if value else {f"npu.{name}": False for name in LIMITS})
 
 
 ENGINE: tuple[Option, ...] = (
     *(to_field(key, False, SWITCH, f"npu.{name}") for key, name in _SIMULATED.items()),
-    *(to_field(key, False, SWITCH, f"npu.{name}") for key, name in _LIMITS.items()),
-    *(to_field(key, False, SWITCH, f"placement.{name}") for key, name in _ALIGNED.items()),
+    *(to_field(classic_key(name), False, SWITCH, f"npu.{name}") for name in LIMITS),
+    *(to_field(classic_key(name), False, SWITCH, f"placement.{name}") for name in ALIGNED),
     always("AlignTranspose", False, SWITCH, "Transpose keeps its input's scale."),
     always("AlignReshape", False, SWITCH, "Reshape keeps its input's scale."),
     # The two switches for all of them come last: they win.
