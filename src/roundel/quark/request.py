@@ -29,7 +29,9 @@ from roundel.types import BlockType
 
 _ROUNDING = {0: "half_away", 1: "half_up", 2: "half_even"}
 _ELEMENTS: dict[str, str] = {element: block.value for block, element in ELEMENT_OF.items()}
-_WIDTHS = {width: block.value for block, width in WIDTHS.items() if block is not BlockType.BFP16}
+_WIDTHS: dict[int, str] = {
+    width: block.value for block, width in WIDTHS.items() if block is not BlockType.BFP16
+}
 _USUAL = {block.value: {"bit_width": width} for block, width in WIDTHS.items()}
 _FIELDS: Mapping[str, tuple[str, Callable[[Any], Any]]] = {
     "block_size": ("block_size", int),
