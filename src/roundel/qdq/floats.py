@@ -23,45 +23,37 @@ ONNX_TYPES = {FloatType.BFLOAT16: ir.DataType.BFLOAT16, FloatType.FLOAT16: ir.Da
 _FLOAT_TYPES = {dtype: ftype for ftype, dtype in ONNX_TYPES.items()}
 
 
-@dataclass(frozen=True, slots=True, eq=False)
 class FloatCell:
-    """How one tensor gets into its type and back.
+    """How one tensor gets into its type and back, with the constants that its nodes share.
 
-    Attributes:
+    Args:
         graph: takes the constants.
         names: hands out free ones.
         base: the tensor's name.
         ftype: the type.
         factor: the tensor's scale; None where it is stored as it is.
         form: pair or cast.
-        ends: scale and zero point of a pair; the scale alone of a scaled cast.
     """
 
-    graph: ir.Graph
-    names: Names
-    base: str
-    ftype: FloatType
-    factor: NDArray[np.float32] | None
-    form: Literal["pair", "cast"]
-    ends: tuple[ir.Value, ...]
-
-    @staticmethod
-    def make(
+    def __init__(
+        self,
         graph: ir.Graph,
         names: Names,
         base: str,
         ftype: FloatType,
         factor: NDArray[np.float32] | None,
         form: Literal["pair", "cast"],
-    ) -> FloatCell:
-        """With the constants that its nodes share."""
-        numbers: list[tuple[str, NDArray[Any]]] = []
+    ) -> None:
+        self.graph, self.names, self.base, self.ftype = graph, names, base, ftype
+        self.factor, self.form = factor, form
+        self.ends: list[ir.Value] = []  # scale and zero point of a pair; the scale alone of a scaled cast
         if factor is not None or form == "pair":
-            numbers.append(("scale", np.asarray(1.0, np.float32) if factor is None else factor))
+            self._end("scale", np.asarray(1.0, np.float32) if factor is None else factor)
         if form == "pair":
-            numbers.append(("zero_point", np.zeros((), ONNX_TYPES[ftype].numpy())))
-        ends = tuple(add_constant(graph, names(f"{base}_{word}"), number) for word, number in numbers)
-        return FloatCell(graph, names, base, ftype, factor, form, ends)
+            self._end("zero_point", np.zeros((), ONNX_TYPES[ftype].numpy()))
+
+    def _end(self, word: str, number: NDArray[Any]) -> None:
+        self.ends.append(add_constant(self.graph, self.names(f"{self.base}_{word}"), number))
 
     def there_and_back(self, value: ir.Value, out: str, *, clip: bool, suffix: str = "") -> list[ir.Node]:
         """From float32 to the value that the type holds, again in float32, in a tensor named `out`."""
@@ -283,7 +275,7 @@ def _put_moving(graph: ir.Graph, names: Names, tensor: ShortTensor, form: Litera
     if tensor.outputs and graph.outputs[tensor.outputs[0]] is source:
         out_name = str(source.name)
         source.name = names(f"{tensor.base}{BEFORE}")
-    cell = FloatCell.make(graph, names, tensor.base, tensor.ftype, tensor.factor, form)
+    cell = FloatCell(graph, names, tensor.base, tensor.ftype, tensor.factor, form)
     out = names(f"{tensor.base}{AFTER}") if out_name is None else out_name
     nodes = cell.there_and_back(source, out, clip=tensor.clipped)
     insert_behind(graph, source, nodes)
@@ -310,7 +302,7 @@ def _put_constant(
         last = add_constant(graph, names(f"{tensor.base}_rounded"), content)
     else:
         kind: Literal["pair", "cast"] = "pair" if form == "pair" else "cast"
-        cell = FloatCell.make(graph, names, tensor.base, tensor.ftype, tensor.factor, kind)
+        cell = FloatCell(graph, names, tensor.base, tensor.ftype, tensor.factor, kind)
         out = names(f"{tensor.base}{AFTER}")
         nodes = cell.stored(array, out) if half_weights else cell.there_and_back(value, out, clip=False)
         insert_behind(graph, value, nodes)

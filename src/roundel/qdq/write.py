@@ -229,7 +229,7 @@ class _Writer:
         if made is None:
             factor = self.state.float_scales.get(tensor.name)
             form: Literal["pair", "cast"] = "pair" if self.recipe.floats.form == "pair" else "cast"
-            made = FloatCell.make(self.graph, self.names, tensor.name, scheme.ftype, factor, form)
+            made = FloatCell(self.graph, self.names, tensor.name, scheme.ftype, factor, form)
             self._cells[tensor.name] = made
         return made
 

@@ -7,17 +7,16 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any, ClassVar
 
-from roundel.quark.config import classic_key, readable
+from roundel.quark.config import Settings, classic_key, readable
 
 _TUNED = ("Conv", "ConvTranspose", "Gemm", "MatMul", "InstanceNormalization", "LayerNormalization")
 _MIXED = ("Conv", "ConvTranspose", "Gemm", "MatMul")
 
 
 @dataclass(eq=False, repr=False)
-class AlgoConfig:
+class AlgoConfig(Settings):
     """One algorithm: the classic flags that it stands for, and its options."""
 
-    settings_text: ClassVar[bool] = True
     flags: ClassVar[Mapping[str, Any]] = {}
     inside: ClassVar[str | None] = None  # the classic option that holds the keys
 
@@ -38,11 +37,6 @@ class AlgoConfig:
 
     def _values(self) -> dict[str, Any]:
         return {row.name: getattr(self, row.name) for row in dataclasses.fields(self)}
-
-    def __eq__(self, other: object) -> bool:
-        return isinstance(other, AlgoConfig) and self.to_dict() == other.to_dict()
-
-    __hash__ = object.__hash__
 
     def __repr__(self) -> str:
         usual = {row.name: row.default for row in dataclasses.fields(self)}

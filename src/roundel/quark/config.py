@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import enum
+from abc import ABC, abstractmethod
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
@@ -16,6 +17,22 @@ _ALWAYS_SHOWN = ("calibrate_method", "quant_format", "activation_type", "weight_
 
 def _cpu() -> list[str]:
     return ["CPUExecutionProvider"]
+
+
+class Settings(ABC):
+    """What scripts write down: compared by what it says, hashed as an object, since it may be changed."""
+
+    @abstractmethod
+    def to_dict(self) -> dict[str, Any]:
+        """In plain words."""
+
+    def __eq__(self, other: object) -> bool:
+        return isinstance(other, Settings) and self.to_dict() == other.to_dict()
+
+    __hash__ = object.__hash__
+
+    def __repr__(self) -> str:
+        return str(self)
 
 
 @dataclass
@@ -118,4 +135,4 @@ def readable(value: object, indent: int = 0) -> str:
     if isinstance(value, list | tuple):
         inner = ", ".join(readable(item, indent) for item in value)
         return f"[{inner}]" if isinstance(value, list) else f"({inner}{',' * (len(value) == 1)})"
-    return str(value) if hasattr(value, "settings_text") else repr(value)
+    return repr(value)

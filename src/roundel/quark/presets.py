@@ -18,7 +18,7 @@ from roundel.quark.enums import (
     QuantFormat,
     QuantType,
 )
-from roundel.quark.errors import QuarkConfigError, expected_names
+from roundel.quark.errors import named
 from roundel.quark.specs import BFP16Spec, Int8Spec, MXInt8Spec, QLayerConfig, QTensorConfig
 
 _TUNING = {
@@ -230,11 +230,7 @@ def get_default_config(config_name: str) -> QuantizationConfig:
     Raises:
         QuarkConfigError: there is no such preset; it is a ValueError, too.
     """
-    if config_name not in _BY_NAME:
-        raise QuarkConfigError(
-            f"There is no preset '{config_name}'.", **expected_names(str(config_name), _BY_NAME)
-        )
-    return _made(*_BY_NAME[config_name])
+    return _made(*named("preset", config_name, _BY_NAME))
 
 
 def get_default_config_mapping() -> dict[str, QuantizationConfig]:

@@ -6,13 +6,13 @@ from collections.abc import Iterable, Mapping
 from typing import Any
 
 from roundel.quark.algorithms import KINDS, AdaQuantConfig, AdaRoundConfig, AlgoConfig
-from roundel.quark.config import Config, readable
-from roundel.quark.errors import QuarkConfigError, expected_names
+from roundel.quark.config import Config, Settings, readable
+from roundel.quark.errors import named
 from roundel.quark.presets import VINT8_OPTIONS, get_default_config
 from roundel.quark.specs import BFloat16Spec, BFP16Spec, Int8Spec, Int16Spec, QLayerConfig, XInt8Spec
 
 
-class QConfig:
+class QConfig(Settings):
     """Specs for all layers, exceptions for some, algorithms, and extra options as keyword arguments.
 
     Args:
@@ -24,8 +24,6 @@ class QConfig:
         use_external_data_format: weights in a file of their own.
         kwargs: extra options, or `extra_options={…}`.
     """
-
-    settings_text = True
 
     def __init__(
         self,
@@ -77,24 +75,14 @@ class QConfig:
             extra_options=words.get("extra_options"),
         )
 
-    def __eq__(self, other: object) -> bool:
-        return isinstance(other, QConfig) and self.to_dict() == other.to_dict()
-
-    __hash__ = object.__hash__
-
     def __str__(self) -> str:
         named = {key: value for key, value in vars(self).items() if value}
         lines = [f"  {key} = {readable(value, 2)}" for key, value in named.items()]
         return "\n".join(["QConfig(", *lines, ")"])
 
-    __repr__ = __str__
-
 
 def _algorithm(words: Mapping[str, Any]) -> AlgoConfig:
-    name = str(words.get("name"))
-    if name not in KINDS:
-        raise QuarkConfigError(f"There is no algorithm '{name}'.", **expected_names(name, KINDS))
-    return KINDS[name].from_dict(words)
+    return named("algorithm", words.get("name"), KINDS).from_dict(words)
 
 
 _FORCE = {"ForceQuantizeNoInputCheck": True}
