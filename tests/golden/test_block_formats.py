@@ -62,9 +62,7 @@ def test_numerics(case: tuple[int, dict[str, Any]]) -> None:
 def session(number: int, axis: int, rank: int, level: Any, opset: int) -> ort.InferenceSession:
     """One node with its function body; open dimensions, so that it serves all tensors of a rank."""
     case = INDEX["cases"][number]
-    node = helper.make_node(
-        case["op"], ["x"], ["y"], "node", domain=QUARK, axis=axis, **case["attributes"]
-    )
+    node = helper.make_node(case["op"], ["x"], ["y"], "node", domain=QUARK, axis=axis, **case["attributes"])
     shape = [f"d{i}" for i in range(rank)]
     values = [helper.make_tensor_value_info(name, TensorProto.FLOAT, shape) for name in "xy"]
     graph = helper.make_graph([node], "g", values[:1], values[1:])

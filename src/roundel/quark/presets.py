@@ -9,15 +9,8 @@ from types import MappingProxyType
 from typing import Any
 
 from roundel.qdq.functions.blocks import ELEMENT_OF
+from roundel.quark import enums
 from roundel.quark.config import QuantizationConfig
-from roundel.quark.enums import (
-    CalibrationMethod,
-    ExtendedQuantFormat,
-    ExtendedQuantType,
-    PowerOfTwoMethod,
-    QuantFormat,
-    QuantType,
-)
 from roundel.quark.errors import named
 from roundel.quark.specs import BFP16Spec, Int8Spec, MXInt8Spec, QLayerConfig, QTensorConfig
 
@@ -60,10 +53,10 @@ class Preset:
     """One row: what a name means, and the endings under which it also exists with fine-tuning."""
 
     name: str
-    calibrate: Any = CalibrationMethod.MinMax
-    form: Any = QuantFormat.QDQ
-    activation: Any = QuantType.QInt8
-    weight: Any = QuantType.QInt8
+    calibrate: Any = enums.CalibrationMethod.MinMax
+    form: Any = enums.QuantFormat.QDQ
+    activation: Any = enums.QuantType.QInt8
+    weight: Any = enums.QuantType.QInt8
     options: Mapping[str, Any] = field(default_factory=dict)
     flags: Mapping[str, Any] = field(default_factory=dict)
     tuned: tuple[str, ...] = ()
@@ -86,13 +79,13 @@ class Preset:
         )
 
 
-_PERCENTILE, _MSE = CalibrationMethod.Percentile, PowerOfTwoMethod.MinMSE
-_EXT = ExtendedQuantFormat.QDQ
-_U8, _S8 = QuantType.QUInt8, QuantType.QInt8
-_S16, _U16 = ExtendedQuantType.QInt16, ExtendedQuantType.QUInt16
-_FP16, _BF16 = ExtendedQuantType.QFloat16, ExtendedQuantType.QBFloat16
-_BFP, _MX = ExtendedQuantType.QBFP, ExtendedQuantType.QMX
-_MINMAX = CalibrationMethod.MinMax
+_PERCENTILE, _MSE = enums.CalibrationMethod.Percentile, enums.PowerOfTwoMethod.MinMSE
+_EXT = enums.ExtendedQuantFormat.QDQ
+_U8, _S8 = enums.QuantType.QUInt8, enums.QuantType.QInt8
+_S16, _U16 = enums.ExtendedQuantType.QInt16, enums.ExtendedQuantType.QUInt16
+_FP16, _BF16 = enums.ExtendedQuantType.QFloat16, enums.ExtendedQuantType.QBFloat16
+_BFP, _MX = enums.ExtendedQuantType.QBFP, enums.ExtendedQuantType.QMX
+_MINMAX = enums.CalibrationMethod.MinMax
 
 _FORCE = {"ForceQuantizeNoInputCheck": True}
 _SYMMETRIC = {"ActivationSymmetric": True}

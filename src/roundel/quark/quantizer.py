@@ -16,8 +16,7 @@ from roundel.quark.algorithms import AlgoConfig
 from roundel.quark.config import Config, QuantizationConfig
 from roundel.quark.enums import CalibrationMethod, QuantFormat, QuantType
 from roundel.quark.errors import QuarkConfigError, QuarkDataError, QuarkModelMissingError
-from roundel.quark.lowering import lowered
-from roundel.quark.qconfig import QConfig
+from roundel.quark.qconfig import QConfig, lowered
 from roundel.quark.request import normalised
 from roundel.quark.runtime import show_evaluation
 from roundel.quark.translate import Translation, translate

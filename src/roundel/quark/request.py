@@ -8,19 +8,8 @@ from functools import cached_property
 from typing import Any
 
 from roundel.qdq.functions.blocks import ELEMENT_OF, WIDTHS
+from roundel.quark import enums
 from roundel.quark.config import QuantizationConfig, classic_key
-from roundel.quark.enums import (
-    CalibrationMethod,
-    ExtendedCalibrationMethod,
-    ExtendedQuantFormat,
-    ExtendedQuantType,
-    Int16Method,
-    LayerWiseMethod,
-    PowerOfTwoMethod,
-    VitisQuantFormat,
-    is_extended,
-    recipe_type,
-)
 from roundel.quark.errors import QuarkConfigError, expected_names
 from roundel.quark.presets import config_names, get_default_config
 from roundel.recipe.load import load_preset
@@ -131,19 +120,19 @@ FIELD_OPTIONS: Mapping[str, str] = {
 
 # Method: how ranges are chosen, which numbers a scale may be, and whether |x| is cut as a whole.
 _METHODS: Mapping[Any, tuple[str, str, bool]] = {
-    CalibrationMethod.MinMax: ("minmax", "float", True),
-    CalibrationMethod.Entropy: ("entropy", "float", False),
-    CalibrationMethod.Percentile: ("percentile", "float", True),
-    CalibrationMethod.Distribution: ("distribution", "float", True),
-    LayerWiseMethod.LayerWisePercentile: ("layerwise_percentile", "float", True),
-    PowerOfTwoMethod.NonOverflow: ("minmax", "power_of_two", True),
-    PowerOfTwoMethod.MinMSE: ("mse", "power_of_two", True),
-    Int16Method.MinMax: ("minmax", "int16", True),
-    ExtendedCalibrationMethod.MinMSE: ("mse", "float", True),
+    enums.CalibrationMethod.MinMax: ("minmax", "float", True),
+    enums.CalibrationMethod.Entropy: ("entropy", "float", False),
+    enums.CalibrationMethod.Percentile: ("percentile", "float", True),
+    enums.CalibrationMethod.Distribution: ("distribution", "float", True),
+    enums.LayerWiseMethod.LayerWisePercentile: ("layerwise_percentile", "float", True),
+    enums.PowerOfTwoMethod.NonOverflow: ("minmax", "power_of_two", True),
+    enums.PowerOfTwoMethod.MinMSE: ("mse", "power_of_two", True),
+    enums.Int16Method.MinMax: ("minmax", "int16", True),
+    enums.ExtendedCalibrationMethod.MinMSE: ("mse", "float", True),
 }
 _OLD_BLOCK_FORMATS = {
-    VitisQuantFormat.BFPFixNeuron: ExtendedQuantType.QBFP,
-    VitisQuantFormat.MXFixNeuron: ExtendedQuantType.QMX,
+    enums.VitisQuantFormat.BFPFixNeuron: enums.ExtendedQuantType.QBFP,
+    enums.VitisQuantFormat.MXFixNeuron: enums.ExtendedQuantType.QMX,
 }
 _INTEGERS = frozenset({"int8", "uint8", "int16", "uint16"})
 _FLOATS = frozenset({"bfloat16", "float16"})
@@ -160,8 +149,8 @@ def normalised(config: QuantizationConfig) -> QuantizationConfig:
     if result.quant_format in _OLD_BLOCK_FORMATS:
         kind = _OLD_BLOCK_FORMATS[result.quant_format]
         result = replace(result, activation_type=kind, weight_type=kind)
-    if isinstance(result.quant_format, VitisQuantFormat):
-        result = replace(result, quant_format=ExtendedQuantFormat.QDQ)
+    if isinstance(result.quant_format, enums.VitisQuantFormat):
+        result = replace(result, quant_format=enums.ExtendedQuantFormat.QDQ)
     return result
 
 
@@ -202,12 +191,12 @@ class Request:
     @cached_property
     def activation(self) -> str:
         """The activations' element type in the recipe's words."""
-        return block_type(recipe_type(self.config.activation_type, "activation_type"), self.options)
+        return block_type(enums.recipe_type(self.config.activation_type, "activation_type"), self.options)
 
     @cached_property
     def weight(self) -> str:
         """The weights' element type in the recipe's words."""
-        return block_type(recipe_type(self.config.weight_type, "weight_type"), self.options)
+        return block_type(enums.recipe_type(self.config.weight_type, "weight_type"), self.options)
 
     @property
     def integer_activations(self) -> bool:
@@ -243,7 +232,7 @@ class Request:
     def extended(self) -> bool:
         """The extended format: com.microsoft Q/DQ nodes and the longer operator list."""
         # Overrides of single tensors have always asked for it, too.
-        return is_extended(self.config.quant_format) or bool(self.options.get("TensorQuantOverrides"))
+        return enums.is_extended(self.config.quant_format) or bool(self.options.get("TensorQuantOverrides"))
 
     @property
     def npu(self) -> bool:
@@ -353,7 +342,7 @@ def _numbers(request: Request) -> Values:
 def _calibration(request: Request) -> Values:
     if request.integer_weights:
         # A weight's range is chosen by error unless nothing may be cut off.
-        keeps_all = request.config.calibrate_method is PowerOfTwoMethod.NonOverflow
+        keeps_all = request.config.calibrate_method is enums.PowerOfTwoMethod.NonOverflow
         yield "weights.method", "minmax" if keeps_all else "mse"
     if not request.integer_activations and not request.asked("ActivationScaled"):
         return

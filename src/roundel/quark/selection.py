@@ -17,8 +17,7 @@ from roundel.passes import prepare
 from roundel.plan import build_plan
 from roundel.quark.enums import recipe_type
 from roundel.quark.errors import QuarkConfigError, expected_names
-from roundel.quark.lowering import split_excluded
-from roundel.quark.qconfig import QConfig
+from roundel.quark.qconfig import QConfig, split_excluded
 from roundel.quark.request import Request, block_type
 from roundel.quark.specs import Int32, QLayerConfig, QTensorConfig
 from roundel.recipe.settings import Recipe

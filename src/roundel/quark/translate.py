@@ -11,9 +11,8 @@ from roundel.quark.algorithms import AlgoConfig
 from roundel.quark.config import Config, QuantizationConfig
 from roundel.quark.enums import is_operator_format
 from roundel.quark.errors import QuarkConfigError
-from roundel.quark.lowering import lowered, with_algorithms
 from roundel.quark.options import effects
-from roundel.quark.qconfig import QConfig
+from roundel.quark.qconfig import QConfig, lowered, with_algorithms
 from roundel.quark.request import ALIGNED, Request, base_values, counts, normalised
 from roundel.quark.selection import selected
 from roundel.recipe.load import validate
