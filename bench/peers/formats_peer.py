@@ -183,10 +183,10 @@ def numerics(op: str, attributes: dict[str, Any], axis: int) -> Callable[[Array]
     """Roundel's own computation of a node."""
     import onnx_ir as ir
 
-    from roundel.qdq.functions.blocks import read
+    from roundel.qdq.functions.blocks import read_format
 
     attrs = ir.convenience.convert_attributes(attributes)
-    form = read(ir.Node(DOMAIN, op, [], attributes=attrs, num_outputs=1))
+    form = read_format(ir.Node(DOMAIN, op, [], attributes=attrs, num_outputs=1))
     return lambda x: form.apply(x, axis)
 
 

@@ -22,8 +22,8 @@ from roundel.model.session import open_session
 from roundel.plan import build_plan
 from roundel.plan.types import Role
 from roundel.qdq import attach, strip, write_qdq
-from roundel.qdq.lift import Form, Stored, lift, put
-from roundel.qdq.nodes import QUARK
+from roundel.qdq.floats import Form, ShortTensor, lift, put
+from roundel.qdq.names import QUARK
 from roundel.recipe.load import load_recipe
 from roundel.recipe.settings import Data
 from roundel.stages import open_data
@@ -155,18 +155,18 @@ def _made(source: ModelSource, loaded: ir.Model, to: Target, form: Form, *, half
     return replace(made, notes=(*made.notes, _PLAIN)) if form == "plain" else made
 
 
-def _covers(tensors: tuple[Stored, ...], ftype: FloatType) -> bool:
+def _covers(tensors: tuple[ShortTensor, ...], ftype: FloatType) -> bool:
     """Whether a whole model is stored in the type: a plain graph shows it at its inputs only."""
     inner = [t for t in tensors if not t.value.is_graph_input() and not is_constant(t.value)]
     return bool(inner) and all(tensor.ftype is ftype for tensor in tensors)
 
 
-def _counted(tensors: tuple[Stored, ...]) -> dict[str, int]:
+def _counted(tensors: tuple[ShortTensor, ...]) -> dict[str, int]:
     constants = sum(1 for tensor in tensors if is_constant(tensor.value))
     return {"activations": len(tensors) - constants, "constants": constants}
 
 
-def _widened(source: ModelSource, tensors: tuple[Stored, ...]) -> _Made:
+def _widened(source: ModelSource, tensors: tuple[ShortTensor, ...]) -> _Made:
     """Float32, with whatever the constants held."""
     loaded = load_model(source)
     return _Made(loaded.model, _counted(tensors), loaded.notes)

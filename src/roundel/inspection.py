@@ -15,7 +15,7 @@ from roundel.model.graph import input_specs, op_key, opset_version
 from roundel.model.load import quantized_node
 from roundel.model.structure import blaming
 from roundel.plan import build_plan
-from roundel.qdq.nodes import QUARK
+from roundel.qdq.names import QUARK
 from roundel.recipe.load import load_recipe
 from roundel.stages import prepare as load_prepared
 

@@ -17,8 +17,9 @@ from numpy.typing import NDArray
 from onnx import TensorProto, helper
 
 from roundel.numerics.floats import round_bfloat16, round_float16
-from roundel.qdq.functions import AMD_DOMAIN, attach
-from roundel.qdq.functions.blocks import BlockFormat, read, written
+from roundel.qdq.functions import attach
+from roundel.qdq.functions.blocks import BlockFormat, read_format, written
+from roundel.qdq.names import QUARK
 
 FILE = np.load(Path(__file__).with_name("block_formats.npz"))
 INDEX: dict[str, list[dict[str, Any]]] = json.loads(FILE["index"].tobytes())
@@ -41,11 +42,11 @@ def assert_same_bits(got: NDArray[Any], expected: NDArray[Any], what: str) -> No
 
 def node_of(case: dict[str, Any], axis: int) -> ir.Node:
     attributes = ir.convenience.convert_attributes({**case["attributes"], "axis": axis})
-    return ir.Node(AMD_DOMAIN, case["op"], [], attributes=attributes, num_outputs=1, name="node")
+    return ir.Node(QUARK, case["op"], [], attributes=attributes, num_outputs=1, name="node")
 
 
 def form_of(case: dict[str, Any]) -> BlockFormat:
-    return read(node_of(case, 1))
+    return read_format(node_of(case, 1))
 
 
 @pytest.mark.parametrize("case", CASES, ids=case_name)
@@ -61,13 +62,11 @@ def test_numerics(case: tuple[int, dict[str, Any]]) -> None:
 def session(number: int, axis: int, rank: int, level: Any, opset: int) -> ort.InferenceSession:
     """One node with its function body; open dimensions, so that it serves all tensors of a rank."""
     case = INDEX["cases"][number]
-    node = helper.make_node(
-        case["op"], ["x"], ["y"], "node", domain=AMD_DOMAIN, axis=axis, **case["attributes"]
-    )
+    node = helper.make_node(case["op"], ["x"], ["y"], "node", domain=QUARK, axis=axis, **case["attributes"])
     shape = [f"d{i}" for i in range(rank)]
     values = [helper.make_tensor_value_info(name, TensorProto.FLOAT, shape) for name in "xy"]
     graph = helper.make_graph([node], "g", values[:1], values[1:])
-    imports = [helper.make_opsetid("", opset), helper.make_opsetid(AMD_DOMAIN, 1)]
+    imports = [helper.make_opsetid("", opset), helper.make_opsetid(QUARK, 1)]
     return started(helper.make_model(graph, opset_imports=imports, ir_version=8), level)
 
 
@@ -95,15 +94,15 @@ def test_functions(case: tuple[int, dict[str, Any]]) -> None:
 def test_attributes_return(case: tuple[int, dict[str, Any]]) -> None:
     form = form_of(case[1])
     attributes = ir.convenience.convert_attributes(written(form, 2))
-    again = ir.Node(AMD_DOMAIN, case[1]["op"], [], attributes=attributes, num_outputs=1)
-    assert read(again) == form
+    again = ir.Node(QUARK, case[1]["op"], [], attributes=attributes, num_outputs=1)
+    assert read_format(again) == form
 
 
 def pair_session(kind: str, scale: float, rank: int) -> ort.InferenceSession:
     ends = ["s", "z"]
     nodes = [
-        helper.make_node("ExtendedQuantizeLinear", ["x", *ends], ["q"], domain=AMD_DOMAIN),
-        helper.make_node("ExtendedDequantizeLinear", ["q", *ends], ["y"], domain=AMD_DOMAIN),
+        helper.make_node("ExtendedQuantizeLinear", ["x", *ends], ["q"], domain=QUARK),
+        helper.make_node("ExtendedDequantizeLinear", ["q", *ends], ["y"], domain=QUARK),
     ]
     shape = [f"d{i}" for i in range(rank)]
     values = [helper.make_tensor_value_info(name, TensorProto.FLOAT, shape) for name in "xy"]
@@ -112,7 +111,7 @@ def pair_session(kind: str, scale: float, rank: int) -> ort.InferenceSession:
         helper.make_tensor("z", getattr(TensorProto, kind), [], [0.0]),
     ]
     graph = helper.make_graph(nodes, "g", values[:1], values[1:], constants)
-    imports = [helper.make_opsetid("", 17), helper.make_opsetid(AMD_DOMAIN, 1)]
+    imports = [helper.make_opsetid("", 17), helper.make_opsetid(QUARK, 1)]
     model = helper.make_model(graph, opset_imports=imports, ir_version=8)
     return started(model, ort.GraphOptimizationLevel.ORT_ENABLE_ALL)
 

@@ -20,8 +20,9 @@ from roundel.numerics import blocks
 from roundel.numerics import floats as fb
 from roundel.numerics.blocks import ELEMENTS, BlockFloat, MicroExponents, Microscaling
 from roundel.numerics.floats import Rounding, round_bfloat16
-from roundel.qdq.functions import AMD_DOMAIN, attach
+from roundel.qdq.functions import attach
 from roundel.qdq.functions.blocks import BlockFormat, operator, written
+from roundel.qdq.names import QUARK
 
 FORMS: dict[str, BlockFormat] = {
     "bfp16": BlockFloat(),
@@ -146,11 +147,11 @@ def test_pieces_do_not_show(form: BlockFormat, monkeypatch: pytest.MonkeyPatch) 
 
 @cache
 def _session(form: BlockFormat, axis: int, rank: int) -> ort.InferenceSession:
-    node = helper.make_node(operator(form), ["x"], ["y"], "node", domain=AMD_DOMAIN, **written(form, axis))
+    node = helper.make_node(operator(form), ["x"], ["y"], "node", domain=QUARK, **written(form, axis))
     shape = [f"d{i}" for i in range(rank)]
     values = [helper.make_tensor_value_info(name, TensorProto.FLOAT, shape) for name in "xy"]
     graph = helper.make_graph([node], "g", values[:1], values[1:])
-    imports = [helper.make_opsetid("", 17), helper.make_opsetid(AMD_DOMAIN, 1)]
+    imports = [helper.make_opsetid("", 17), helper.make_opsetid(QUARK, 1)]
     bare = ir.from_proto(helper.make_model(graph, opset_imports=imports, ir_version=8))
     options = ort.SessionOptions()
     options.intra_op_num_threads = 1

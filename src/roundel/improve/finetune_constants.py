@@ -17,8 +17,7 @@ from roundel.improve.finetune_units import Tunable, Unit
 from roundel.model.graph import constant_array
 from roundel.numerics.affine import code_limits, dequantize, quantize
 from roundel.numerics.floats import FloatFormat
-from roundel.qdq.floats import block_format
-from roundel.qdq.functions.blocks import BlockFormat
+from roundel.qdq.functions.blocks import BlockFormat, block_format
 from roundel.qdq.write import weight_codes
 from roundel.recipe.settings import Recipe
 from roundel.types import BlockScheme, Doubles, FloatScheme, QParams, QType

@@ -15,6 +15,7 @@ from roundel.improve.finetune_rows import ArrayStore, SeenRows, StoredFrontier, 
 from roundel.model.graph import values_by_name
 from roundel.model.session import open_session
 from roundel.qdq import simulate, write_qdq
+from roundel.qdq.names import BEFORE, CODES
 from roundel.recipe.settings import Recipe
 from roundel.types import QParams, Sample
 
@@ -56,7 +57,7 @@ class Delivered:
             if params is None:
                 self._values[name].const_value = ir.tensor(codes, name=name)
                 continue
-            stored = self._values[f"{name}_quantized"]
+            stored = self._values[f"{name}{CODES}"]
             node = stored.consumers()[0]
             stored.const_value = ir.tensor(codes, name=stored.name)
             scale = node.inputs[1]
@@ -78,7 +79,7 @@ class Delivered:
 
     def codes_of(self, tensor: str) -> str:
         """The name of a tensor's integer codes."""
-        for name in (tensor, f"{tensor}_QuantizeLinear_Input"):
+        for name in (tensor, f"{tensor}{BEFORE}"):
             value = self._values.get(name)
             for node in value.consumers() if value is not None else ():
                 if node.op_type == "QuantizeLinear":

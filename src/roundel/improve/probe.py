@@ -23,7 +23,8 @@ from roundel.numerics.metrics import Closeness, comparable
 from roundel.numerics.packed import Packed
 from roundel.plan.float_parts import joined_outputs, paired_parts
 from roundel.plan.weight_only import WeightLayer
-from roundel.qdq.nodes import MICROSOFT, Dialect, Names, constant, dequantize_node, quantize_node
+from roundel.qdq.names import MICROSOFT, Names
+from roundel.qdq.nodes import Chain, Dialect, add_constant
 from roundel.qdq.write import weight_codes
 from roundel.recipe.settings import Recipe
 from roundel.targets.operators import is_operand
@@ -138,7 +139,7 @@ class Wiring:
         switch = self._input(f"{name}_switch", ir.DataType.BOOL)
         array = constant_array(self._values[name])
         if array is None:
-            scale = constant(
+            scale = add_constant(
                 self.model.graph, self._names(f"{name}_scale"), np.asarray(self.state.params[name].scale)
             )
             self._tensor(name, switch, scale)
@@ -149,7 +150,7 @@ class Wiring:
     def _tensor(self, name: str, switch: ir.Value, scale: ir.Value) -> None:
         graph, value = self.model.graph, self._values[name]
         params = self.state.params[name]
-        zero = constant(graph, self._names(f"{name}_zero"), np.asarray(params.zero_point))
+        zero = add_constant(graph, self._names(f"{name}_zero"), np.asarray(params.zero_point))
         uses = [use for use in value.uses() if use.node.graph is graph]
         out = self._either(name, switch, value, self._stored(name, value, (scale, zero), params))
         for use in uses:
@@ -162,7 +163,7 @@ class Wiring:
         """Only nodes that read the stored constant in the quantized model read it here."""
         value, tensor = self._values[name], self.state.plan.tensors[name]
         read = dequantize(weight_codes(array, tensor, self.state), self.state.params[name])
-        rounded = constant(self.model.graph, self._names(f"{name}_rounded"), read)
+        rounded = add_constant(self.model.graph, self._names(f"{name}_rounded"), read)
         uses = [
             use for use in value.uses() if self._quantized(use.node) and is_operand(use.node.op_type, use.idx)
         ]
@@ -196,11 +197,10 @@ class Wiring:
         domain = self._dialect.domain(params.qtype)
         if domain == MICROSOFT:
             self.model.graph.opset_imports.setdefault(MICROSOFT, 1)
-        there = (self._names(f"{name}_q"), self._names(f"{name}_codes"))
-        back = (self._names(f"{name}_dq"), self._names(f"{name}_read"))
-        q = quantize_node(domain, value, constants, there, params)
-        dq = dequantize_node(domain, q.outputs[0], constants, back, params)
-        return ir.Graph([], [dq.outputs[0]], nodes=[q, dq], name=self._names(f"{name}_on"))
+        chain = Chain(value, self._names, name)
+        chain.quantize(domain, constants, params)
+        chain.dequantize(domain, constants, params)
+        return ir.Graph([], [chain.value], nodes=chain.nodes, name=self._names(f"{name}_on"))
 
     def _same(self, name: str, value: ir.Value) -> ir.Graph:
         out = ir.Value(name=self._names(f"{name}_same"), shape=value.shape, type=value.type)

@@ -25,6 +25,7 @@ from roundel.numerics.metrics import layer_db
 from roundel.numerics.rounding import compensated, damped, descend, factor, least_squares
 from roundel.plan.types import Fixed
 from roundel.qdq import simulate, write_qdq
+from roundel.qdq.names import BEFORE, CODES
 from roundel.recipe.settings import Recipe
 from roundel.types import Arrays, Doubles, Listener, QParams, QType, Sample, ScaleKind
 from roundel.work.checkpoints import Memory, as_array, as_tree
@@ -355,7 +356,7 @@ class _Walker:
 
     def _replace(self, name: str, codes: NDArray[Any], params: QParams) -> None:
         """Let the model that the next layers are fed from have the new constants."""
-        stored = self.values[f"{name}_quantized"]
+        stored = self.values[f"{name}{CODES}"]
         node = stored.consumers()[0]
         stored.const_value = ir.tensor(codes, name=stored.name)
         for value, array in ((node.inputs[1], params.scale), (node.inputs[2], params.zero_point)):
@@ -364,7 +365,7 @@ class _Walker:
 
     def _codes_of(self, tensor: str) -> str:
         """The name of a tensor's integer codes in the written model."""
-        for name in (tensor, f"{tensor}_QuantizeLinear_Input"):
+        for name in (tensor, f"{tensor}{BEFORE}"):
             value = self.values.get(name)
             for node in value.consumers() if value is not None else ():
                 if node.op_type == "QuantizeLinear":

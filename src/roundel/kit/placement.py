@@ -11,7 +11,7 @@ from typing import Any
 from roundel.errors import RoundelError
 from roundel.model import load_model
 from roundel.model.graph import op_key
-from roundel.qdq.nodes import QUARK
+from roundel.qdq.names import QUARK
 from roundel.rules import CheckReport, check_model
 from roundel.rules.formats import is_quantized
 from roundel.targets.npu import Format

@@ -10,7 +10,7 @@ from typing import Any
 from roundel.data.lint import record_findings
 from roundel.errors import ModelError
 from roundel.measure.match import Matches, match
-from roundel.measure.points import Point, find_points, strip_stored, with_plain_constants
+from roundel.measure.points import Point, find_points, with_plain_constants
 from roundel.measure.reference import Reference, find_factors, find_reference
 from roundel.measure.runner import Outcome, RunMark, Subject, compare_shards, run_both
 from roundel.measure.shadow import extend
@@ -29,7 +29,8 @@ from roundel.model.load import ModelSource
 from roundel.model.memory import collector_paused
 from roundel.passes import refresh_shapes
 from roundel.passes.cleanup import lift_constants
-from roundel.qdq.read import QUARK, StoredTensors
+from roundel.qdq.names import QUARK
+from roundel.qdq.read import StoredTensors, strip_stored
 from roundel.recipe.settings import Data
 from roundel.stages import open_data
 from roundel.types import Listener, Silent

@@ -23,7 +23,8 @@ from roundel.model.files import replacing
 from roundel.model.graph import input_specs
 from roundel.model.load import ModelSource
 from roundel.model.session import open_session
-from roundel.qdq.functions import AMD_DOMAIN, attach
+from roundel.qdq.functions import attach
+from roundel.qdq.names import QUARK
 from roundel.recipe.settings import Data
 from roundel.stages import open_data
 from roundel.types import Listener, Sample, Silent
@@ -38,7 +39,7 @@ class Predictor:
     """
 
     def __init__(self, source: ModelSource, *, threads: int | None = None) -> None:
-        loaded = load_model(source, allow_quantized=True, opaque=AMD_DOMAIN)
+        loaded = load_model(source, allow_quantized=True, opaque=QUARK)
         self.model: ir.Model = loaded.model
         self.path = loaded.path
         self.name = loaded.path.name if loaded.path else "in memory"
@@ -46,7 +47,7 @@ class Predictor:
         self.inputs = input_specs(loaded.model)
         self._batch = fixed_batch(self.inputs)
         # A file runs as it is, not as loading has normalised it; only AMD's operators may lack their bodies.
-        custom = any(node.domain == AMD_DOMAIN for node in loaded.model.graph.all_nodes())
+        custom = any(node.domain == QUARK for node in loaded.model.graph.all_nodes())
         runs: ir.Model | Path = loaded.path if loaded.path and not custom else attach(loaded.model)
         self._session: ort.InferenceSession = open_session(runs, threads=threads, simulate=True)
         self.outputs = tuple(out.name for out in self._session.get_outputs())

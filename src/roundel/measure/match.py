@@ -15,15 +15,8 @@ import onnx_ir as ir
 from roundel.errors import ModelError
 from roundel.model.graph import constant_array, is_constant, iter_values, only_reader, op_key, values_by_name
 from roundel.qdq import attach
+from roundel.qdq.names import bare_name
 from roundel.targets.operators import FUSING_CONSUMERS as ACTIVATIONS
-
-_SUFFIXES = (
-    "_QuantizeLinear_Input",
-    "_DequantizeLinear_Output",
-    "_DequantizeLinear",
-    "_QuantizeInput",
-    "_dequantized",
-)
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -154,14 +147,6 @@ class _Matcher:
             return
         self.partners[name] = ours
         self._taken.add(ours)
-
-
-def bare_name(name: str) -> str:
-    """A tensor's name without what quantizers append."""
-    for suffix in _SUFFIXES:
-        if name.endswith(suffix) and name != suffix:
-            return bare_name(name.removesuffix(suffix))
-    return name
 
 
 def is_real(value: ir.Value) -> bool:

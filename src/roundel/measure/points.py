@@ -5,41 +5,15 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 
-import numpy as np
 import onnx_ir as ir
 
 from roundel.measure.match import Matches, cut_to
 from roundel.measure.types import Place
 from roundel.model.graph import has_subgraph, is_constant, op_key, values_by_name
 from roundel.model.session import open_session
-from roundel.qdq.read import (
-    DEQUANTIZE,
-    PAIRS,
-    QUANTIZE,
-    QUARK,
-    StoredTensor,
-    StoredTensors,
-    casts_to,
-    strip_pairs,
-)
+from roundel.qdq.names import QUARK
+from roundel.qdq.read import restored, source_of, stores
 from roundel.targets.operators import FUSING_CONSUMERS
-
-BLOCK_FORMATS = {f"{QUARK}::BFPQuantizeDequantize": "bfp", f"{QUARK}::MXQuantizeDequantize": "mx"}
-
-
-def strip_stored(model: ir.Model) -> StoredTensors:
-    """Take every pair and every block-format node out of the graph, in place, and say what they held."""
-    blocks: dict[str, StoredTensor] = {}
-    for node in list(model.graph):
-        source = node.inputs[0] if op_key(node) in BLOCK_FORMATS else None
-        if source is None:
-            continue
-        name, kind = str(source.name), BLOCK_FORMATS[op_key(node)]
-        blocks.setdefault(name, StoredTensor(kind, np.ones(()), np.zeros(()), None, QUARK, name))
-        ir.convenience.replace_all_uses_with(node.outputs[0], source, replace_graph_outputs=True)
-        model.graph.remove(node, safe=True)
-    pairs = strip_pairs(model)
-    return StoredTensors({**blocks, **pairs.tensors}, pairs.unreadable, pairs.mismatched)
 
 
 def with_plain_constants(model: ir.Model) -> ir.Model:
@@ -141,42 +115,13 @@ def find_points(quantized: ir.Model, matches: Matches) -> tuple[Point, ...]:
     return tuple(_with_layer(point, found, matches) for point in ranked)
 
 
-def source_of(value: ir.Value) -> ir.Value:
-    """The tensor itself, for one that was stored and restored by Q/DQ pairs or their like."""
-    while True:
-        maker = value.producer()
-        codes = None if maker is None or not maker.inputs else maker.inputs[0]
-        if maker is None or codes is None:
-            return value
-        before = codes.producer()
-        if op_key(maker) in BLOCK_FORMATS:
-            value = codes
-        elif before is not None and _restores(maker, before) and before.inputs[0] is not None:
-            value = before.inputs[0]
-        else:
-            return value
-
-
-def stores(node: ir.Node) -> bool:
-    """Whether the node only writes or reads codes."""
-    casts = casts_to(node, ir.DataType.BFLOAT16) or casts_to(node, ir.DataType.FLOAT)
-    return casts or op_key(node) in PAIRS or op_key(node) in BLOCK_FORMATS
-
-
-def _restores(node: ir.Node, before: ir.Node) -> bool:
-    if op_key(node) in DEQUANTIZE:
-        return op_key(before) in QUANTIZE
-    return casts_to(node, ir.DataType.FLOAT) and casts_to(before, ir.DataType.BFLOAT16)
-
-
 def _restored(value: ir.Value) -> Iterator[ir.Value]:
     """What the pairs right behind a tensor make of it."""
     for use in value.uses():
-        if op_key(use.node) in BLOCK_FORMATS:
-            yield use.node.outputs[0]
-        for second in use.node.outputs[0].uses() if use.node.outputs else ():
-            if _restores(second.node, use.node):
-                yield second.node.outputs[0]
+        behind = [second.node for second in use.node.outputs[0].uses()] if use.node.outputs else []
+        for node in (use.node, *behind):
+            if restored(node) is value:
+                yield node.outputs[0]
 
 
 def _shown(raw: ir.Value, graph: ir.Graph) -> ir.Value:

@@ -33,7 +33,7 @@ from roundel.model.memory import collector_paused
 from roundel.model.session import open_session
 from roundel.numerics.histogram import Histogram
 from roundel.numerics.metrics import Closeness
-from roundel.qdq.read import QUARK
+from roundel.qdq.names import QUARK
 from roundel.types import Arrays, Sample
 from roundel.work.checkpoints import as_array, as_tree
 from roundel.work.executors import Work, mapped

@@ -11,8 +11,9 @@ from dataclasses import dataclass
 
 import onnx_ir as ir
 
-from roundel.measure.points import Point, source_of, stores, unusual
+from roundel.measure.points import Point, unusual
 from roundel.model.graph import is_constant, values_by_name
+from roundel.qdq.read import source_of, stores
 
 _FEED, _SHADOW, _STORED = "roundel_float:", "roundel_shadow:", "roundel_stored:"
 

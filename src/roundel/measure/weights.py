@@ -11,13 +11,14 @@ import onnx_ir as ir
 from numpy.typing import NDArray
 
 from roundel.improve.channels import read_layer
-from roundel.measure.match import Matches, bare_name, cut_to
+from roundel.measure.match import Matches, cut_to
 from roundel.measure.points import LAYER_OPS
 from roundel.measure.reference import Arrays
 from roundel.measure.sums import channel_errors, closeness
 from roundel.measure.types import TensorStorage, WeightComparison, describe
 from roundel.model.graph import attribute_int, constant_array, is_constant, op_key
 from roundel.model.session import open_session
+from roundel.qdq.names import CODES, bare_name
 from roundel.qdq.read import StoredTensors
 from roundel.targets.operators import is_operand
 from roundel.types import Doubles
@@ -164,7 +165,7 @@ def _stored_name(value: ir.Value) -> str:
     while maker is not None and maker.inputs and maker.inputs[0] is not None:
         value = maker.inputs[0]
         maker = value.producer()
-    return bare_name(str(value.name)).removesuffix("_quantized")
+    return bare_name(str(value.name)).removesuffix(CODES)
 
 
 def _role(op: str, index: int) -> Role:

@@ -91,7 +91,7 @@ def stored_output(node: ir.Node, stored: Container[str]) -> str | None:
     return str(after) if after in stored else None
 
 
-def becomes_hard_sigmoid(node: ir.Node, plan: QuantPlan, npu: Npu) -> bool:
+def becomes_hard_sigmoid(node: ir.Node, plan: QuantPlan, npu: Npu, output: str | None = None) -> bool:
     """Whether a Sigmoid is written as HardSigmoid.
 
     One whose output shares its scale with other tensors (class scores beside boxes, say) stays: the output
@@ -99,7 +99,7 @@ def becomes_hard_sigmoid(node: ir.Node, plan: QuantPlan, npu: Npu) -> bool:
     """
     if node.op_type != "Sigmoid" or not npu.sigmoid_to_hard_sigmoid:
         return False
-    name = str(node.outputs[0].name).removesuffix("_QuantizeLinear_Input")
+    name = output or str(node.outputs[0].name)  # a written graph may call it otherwise
     return name not in plan.tensors or len(plan.leaders(name)) == 1
 
 

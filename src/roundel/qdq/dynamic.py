@@ -7,7 +7,8 @@ import onnx_ir as ir
 
 from roundel.model.graph import attribute_float, attribute_int, constant_array, op_key
 from roundel.numerics.affine import quantize, weight_params
-from roundel.qdq.nodes import Names, constant
+from roundel.qdq.names import Names
+from roundel.qdq.nodes import add_constant, forget
 from roundel.recipe.settings import Recipe
 from roundel.types import Scheme
 
@@ -61,9 +62,7 @@ class _DynamicWriter:
 
     def drop_floats(self) -> None:
         """Remove the float weights that integers have replaced everywhere."""
-        for value in {value for value, _ in self._weights} | self._reshaped:
-            if not value.uses() and not value.is_graph_output():
-                self.graph.initializers.pop(str(value.name), None)
+        forget(self.graph, *{value for value, _ in self._weights}, *self._reshaped)
 
     def _supported(self, node: ir.Node) -> bool:
         weight = constant_array(node.inputs[1])
@@ -98,7 +97,8 @@ class _DynamicWriter:
             codes = np.ascontiguousarray(codes.T) if transposed else codes
             parts = (("quantized", codes), ("scale", params.scale), ("zero_point", params.zero_point))
             made = [
-                constant(self.graph, self.names(f"{value.name}_{part}"), content) for part, content in parts
+                add_constant(self.graph, self.names(f"{value.name}_{part}"), content)
+                for part, content in parts
             ]
             self._weights[key] = (made[0], made[1], made[2])
         return self._weights[key]
@@ -108,7 +108,7 @@ class _DynamicWriter:
         if node.op_type != "Conv" or array is None:
             return bias
         self._reshaped.add(bias)
-        return constant(self.graph, self.names(f"{bias.name}_shaped"), array.reshape(1, -1, 1, 1))
+        return add_constant(self.graph, self.names(f"{bias.name}_shaped"), array.reshape(1, -1, 1, 1))
 
     def _node(
         self, origin: ir.Node, op: str, inputs: list[ir.Value], attributes: list[ir.Attr] | None = None

@@ -1,7 +1,8 @@
-"""Q and DQ nodes, their names, domains and constants."""
+"""Q and DQ nodes, their domains and constants, and the edits that put them into a graph."""
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -9,12 +10,10 @@ import onnx_ir as ir
 from numpy.typing import NDArray
 
 from roundel.errors import RecipeError
-from roundel.model.graph import iter_values
+from roundel.qdq.names import MICROSOFT, Names
 from roundel.recipe.settings import Recipe
 from roundel.types import QParams, QType
 
-MICROSOFT = "com.microsoft"
-QUARK = "com.amd.quark"
 _NATIVE_16_BIT_OPSET = 21
 
 
@@ -47,26 +46,7 @@ class Dialect:
         return MICROSOFT if wide else ""
 
 
-class Names:
-    """Names that no other tensor or node of the graph has."""
-
-    def __init__(self, graph: ir.Graph) -> None:
-        self._taken = {str(v.name) for v in iter_values(graph)} | {str(n.name) for n in graph}
-        for inner in graph.subgraphs():  # whose names must not repeat those around them
-            made = (*inner.inputs, *inner.initializers.values(), *(v for n in inner for v in n.outputs))
-            self._taken |= {str(v.name) for v in made}
-
-    def __call__(self, wanted: str) -> str:
-        """`wanted`, or `wanted_1` and so on when it is taken."""
-        name, count = wanted, 0
-        while name in self._taken:
-            count += 1
-            name = f"{wanted}_{count}"
-        self._taken.add(name)
-        return name
-
-
-def constant(graph: ir.Graph, name: str, array: NDArray[Any]) -> ir.Value:
+def add_constant(graph: ir.Graph, name: str, array: NDArray[Any]) -> ir.Value:
     """A new initializer."""
     tensor = ir.tensor(array, name=name)
     type_ = ir.TensorType(tensor.dtype)
@@ -75,47 +55,36 @@ def constant(graph: ir.Graph, name: str, array: NDArray[Any]) -> ir.Value:
     return value
 
 
-def quantize_node(
-    domain: str,
-    source: ir.Value,
-    constants: tuple[ir.Value, ir.Value],
-    names: tuple[str, str],
-    params: QParams,
-) -> ir.Node:
-    """Float in, codes out. `names` are those of the node and of its output."""
-    type_ = ir.TensorType(ir.DataType.from_numpy(params.qtype.dtype))
-    out = ir.Value(name=names[1], shape=source.shape, type=type_)
-    return ir.Node(
-        domain,
-        "QuantizeLinear",
-        [source, *constants],
-        attributes=_axis(params),
-        outputs=[out],
-        name=names[0],
-    )
+def forget(graph: ir.Graph, *values: ir.Value | None) -> None:
+    """Drop initializers that nothing reads any more."""
+    for value in values:
+        if value is not None and not value.uses() and not value.is_graph_output():
+            graph.initializers.pop(str(value.name), None)
 
 
-def dequantize_node(
-    domain: str,
-    codes: ir.Value,
-    constants: tuple[ir.Value, ir.Value],
-    names: tuple[str, str],
-    params: QParams,
-) -> ir.Node:
-    """Codes in, float out. `names` are those of the node and of its output."""
-    out = ir.Value(name=names[1], shape=codes.shape, type=ir.TensorType(ir.DataType.FLOAT))
-    return ir.Node(
-        domain,
-        "DequantizeLinear",
-        [codes, *constants],
-        attributes=_axis(params),
-        outputs=[out],
-        name=names[0],
-    )
+def insert_behind(graph: ir.Graph, value: ir.Value, nodes: list[ir.Node]) -> None:
+    """Put nodes right behind the one that makes a value, or at the start for one that no node makes."""
+    producer = value.producer()
+    if producer is not None:
+        graph.insert_after(producer, nodes)
+    else:
+        graph.insert_before(graph[0], nodes)
 
 
-def _axis(params: QParams) -> list[ir.Attr]:
-    return [] if params.axis is None else [ir.AttrInt64("axis", params.axis)]
+def stand_for(graph: ir.Graph, value: ir.Value, source: ir.Value) -> None:
+    """Let `source` take the place of `value` everywhere; graph outputs keep their names."""
+    for use in list(value.uses()):
+        use.node.replace_input_with(use.idx, source)
+    for position in [i for i, out in enumerate(graph.outputs) if out is value]:
+        name, value.name = value.name, None
+        if source.is_graph_output() or source.producer() is None:
+            copy = ir.Value(name=name, shape=source.shape or value.shape, type=source.type or value.type)
+            graph.append(ir.Node("", "Identity", [source], outputs=[copy], name=f"{name}_Identity"))
+            graph.outputs[position] = copy
+        else:
+            source.name = name
+            source.shape, source.type = source.shape or value.shape, source.type or value.type
+            graph.outputs[position] = source
 
 
 class Chain:
@@ -139,7 +108,7 @@ class Chain:
         label: str | None = None,
         domain: str = "",
         dtype: ir.DataType = ir.DataType.FLOAT,
-        attributes: tuple[ir.Attr, ...] = (),
+        attributes: Sequence[ir.Attr] = (),
     ) -> None:
         """One more node."""
         name = f"{self._base}_{label or op}"
@@ -159,7 +128,20 @@ class Chain:
         self.nodes.append(node)
         self.value = out
 
+    def quantize(self, domain: str, ends: tuple[ir.Value, ir.Value], params: QParams) -> None:
+        """Float in, codes out; `ends` are scale and zero point."""
+        dtype = ir.DataType.from_numpy(params.qtype.dtype)
+        self.add("QuantizeLinear", *ends, domain=domain, dtype=dtype, attributes=_axis(params))
+
+    def dequantize(self, domain: str, ends: tuple[ir.Value, ir.Value], params: QParams) -> None:
+        """Codes in, float out."""
+        self.add("DequantizeLinear", *ends, domain=domain, attributes=_axis(params))
+
     def end(self, name: str) -> list[ir.Node]:
         """The nodes, the last of which makes a tensor of this name."""
         self.value.name = name
         return self.nodes
+
+
+def _axis(params: QParams) -> list[ir.Attr]:
+    return [] if params.axis is None else [ir.AttrInt64("axis", params.axis)]

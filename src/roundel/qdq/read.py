@@ -1,25 +1,26 @@
-"""The operators of finished models, and what one Q or DQ node says about its tensor."""
+"""Q/DQ read back from a file, whoever wrote it: native, ONNX Runtime's, AMD's operators, casts and blocks."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from functools import cached_property
-from typing import Any
+from typing import Any, TypeGuard
 
 import numpy as np
 import onnx_ir as ir
 from numpy.typing import NDArray
 
 from roundel.model.graph import attribute_int, constant_array, op_key, values_by_name
+from roundel.qdq.names import CODES, QUARK
 from roundel.types import QParams, QType
 
-QUARK = "com.amd.quark"
 QUANTIZE = frozenset({"QuantizeLinear", "com.microsoft::QuantizeLinear", f"{QUARK}::ExtendedQuantizeLinear"})
 DEQUANTIZE = frozenset(
     {"DequantizeLinear", "com.microsoft::DequantizeLinear", f"{QUARK}::ExtendedDequantizeLinear"}
 )
 PAIRS = QUANTIZE | DEQUANTIZE
+BLOCK_FORMATS = {f"{QUARK}::BFPQuantizeDequantize": "bfp", f"{QUARK}::MXQuantizeDequantize": "mx"}
 # Quantized operators that are neither Q nor DQ: the NPU's compilers take Q/DQ models only.
 OTHER_FORMS = frozenset(
     {
@@ -35,13 +36,64 @@ OTHER_FORMS = frozenset(
         "com.microsoft::QLinearAdd",
         "com.microsoft::QLinearMul",
         "com.microsoft::QLinearConcat",
-        f"{QUARK}::BFPQuantizeDequantize",
-        f"{QUARK}::MXQuantizeDequantize",
+        *BLOCK_FORMATS,
     }
 )
 BFLOAT16 = "bfloat16"
 CENTRES = {"int8": 0, "uint8": 128, "int16": 0, "uint16": 32768, "int32": 0}
 BITS = {"int8": 8, "uint8": 8, "int16": 16, "uint16": 16, "int32": 32}
+
+
+def is_quantize(node: ir.Node | None) -> TypeGuard[ir.Node]:
+    """Whether the node makes codes."""
+    return node is not None and op_key(node) in QUANTIZE
+
+
+def is_dequantize(node: ir.Node | None) -> TypeGuard[ir.Node]:
+    """Whether the node reads codes."""
+    return node is not None and op_key(node) in DEQUANTIZE
+
+
+def casts_to(node: ir.Node, kind: ir.DataType) -> bool:
+    """Whether the node is a Cast to the type."""
+    return op_key(node) == "Cast" and attribute_int(node, "to", 0) == kind.value
+
+
+def stores(node: ir.Node) -> bool:
+    """Whether the node only writes or reads codes."""
+    casts = casts_to(node, ir.DataType.BFLOAT16) or casts_to(node, ir.DataType.FLOAT)
+    return casts or op_key(node) in PAIRS or op_key(node) in BLOCK_FORMATS
+
+
+def restored(node: ir.Node) -> ir.Value | None:
+    """The float tensor that the node gives back, after the one before it stored it; None for other nodes."""
+    if op_key(node) in BLOCK_FORMATS:
+        return node.inputs[0]
+    before = node.inputs[0].producer() if node.inputs and node.inputs[0] is not None else None
+    if before is None:
+        return None
+    cast = casts_to(node, ir.DataType.FLOAT) and casts_to(before, ir.DataType.BFLOAT16)
+    return before.inputs[0] if cast or (is_dequantize(node) and is_quantize(before)) else None
+
+
+def source_of(value: ir.Value) -> ir.Value:
+    """The tensor itself, for one that was stored and restored by Q/DQ pairs or their like."""
+    while True:
+        maker = value.producer()
+        source = None if maker is None else restored(maker)
+        if source is None:
+            return value
+        value = source
+
+
+def pairs(graph: ir.Graph) -> Iterator[tuple[ir.Node, list[ir.Node]]]:
+    """Every quantizer with its dequantizers, where nothing else reads its codes."""
+    for node in list(graph):
+        if not is_quantize(node) or node.outputs[0].is_graph_output():
+            continue
+        readers = [use.node for use in node.outputs[0].uses()]
+        if readers and all(is_dequantize(reader) for reader in readers):
+            yield node, readers
 
 
 @dataclass(frozen=True, eq=False)
@@ -50,17 +102,19 @@ class Quantizer:
 
     Attributes:
         dtype: element type of the codes.
-        scale: one number, or one for each channel.
-        zero_point: likewise.
-        axis: of the channels, None per tensor.
+        scale: one number, one for each channel, or one for each block.
+        zero_point: likewise, in the type of the codes.
+        axis: of the channels or blocks, None per tensor.
         domain: of the node.
+        block: numbers that share a scale along the axis; 0 for all of a channel's.
     """
 
     dtype: str
     scale: NDArray[np.float64]
     zero_point: NDArray[Any]
-    axis: int | None
-    domain: str
+    axis: int | None = None
+    domain: str = ""
+    block: int = 0
 
     @cached_property
     def power_of_two(self) -> bool:
@@ -73,23 +127,48 @@ class Quantizer:
         """Whether every zero point is the centre of the type."""
         return self.dtype not in CENTRES or bool((self.zero_point == CENTRES[self.dtype]).all())
 
+    @property
+    def params(self) -> QParams | None:
+        """As the numerics know them; None for types that they do not."""
+        if self.dtype not in BITS:
+            return None
+        return QParams(self.scale.astype(np.float32), self.zero_point, QType(self.dtype), self.axis)
+
+    def real(self, codes: NDArray[Any]) -> NDArray[np.float32]:
+        """What codes stand for, as ONNX Runtime computes it."""
+        scale, zero = (self._along(part, codes.shape) for part in (self.scale, self.zero_point))
+        wide = np.float32 if codes.dtype.itemsize < 4 else np.float64
+        difference = (codes.astype(wide) - zero.astype(wide)).astype(np.float32)
+        return np.asarray(difference * scale.astype(np.float32), np.float32)
+
+    def _along(self, part: NDArray[Any], shape: tuple[int, ...]) -> NDArray[Any]:
+        """Scales or zero points in a shape that goes with the codes."""
+        if part.size == 1 or self.axis is None:
+            return part.reshape(())
+        axis = self.axis % len(shape)
+        if self.block:
+            return np.repeat(part, self.block, axis).take(range(shape[axis]), axis)
+        return part.reshape([-1 if place == axis else 1 for place in range(len(shape))])
+
 
 def read_quantizer(node: ir.Node) -> Quantizer | None:
     """What a Q or DQ node says; None where its scale or zero point is computed at run time."""
     scale = constant_of(node.inputs[1])
     zero_value = node.inputs[2] if len(node.inputs) > 2 else None
-    zero = constant_of(zero_value)
+    zero, dtype = constant_of(zero_value), stored_type(node)
     if scale is None or (zero is None and zero_value is not None):
         return None
-    zero = np.zeros(scale.shape, np.int32) if zero is None else zero
+    if zero is None:
+        zero = np.zeros(scale.shape, ir.DataType[dtype.upper()].numpy())
     axis = attribute_int(node, "axis", 1) if scale.size > 1 else None
-    return Quantizer(stored_type(node), scale.astype(np.float64), zero, axis, node.domain)
+    block = attribute_int(node, "block_size", 0)
+    return Quantizer(dtype, scale.astype(np.float64), zero, axis, node.domain, block)
 
 
 def stored_type(node: ir.Node) -> str:
     """The type that a Q writes or a DQ reads, in lower case."""
     zero_point = node.inputs[2] if len(node.inputs) > 2 else None
-    codes = node.inputs[0] if op_key(node) in DEQUANTIZE else node.outputs[0]
+    codes = node.inputs[0] if is_dequantize(node) else node.outputs[0]
     for value in (zero_point, codes):
         tensor = None if value is None else ir.convenience.get_const_tensor(value)
         if tensor is not None:
@@ -106,9 +185,11 @@ def constant_of(value: ir.Value | None) -> NDArray[Any] | None:
     return None if tensor is None else np.asarray(tensor.numpy())
 
 
-def casts_to(node: ir.Node, kind: ir.DataType) -> bool:
-    """Whether the node is a Cast to the type."""
-    return op_key(node) == "Cast" and attribute_int(node, "to", 0) == kind.value
+def stored_values(node: ir.Node | None) -> NDArray[np.float32] | None:
+    """What a DQ node makes of constant codes; None for other nodes, and where they are computed."""
+    codes = constant_array(node.inputs[0]) if node is not None and is_dequantize(node) else None
+    found = None if node is None or codes is None else read_quantizer(node)
+    return None if found is None or codes is None else found.real(codes)
 
 
 @dataclass(frozen=True, eq=False)
@@ -120,7 +201,7 @@ class StoredTensor(Quantizer):
         codes: the content of a constant.
     """
 
-    name: str
+    name: str = ""
     codes: NDArray[Any] | None = None
 
     @property
@@ -134,15 +215,6 @@ class StoredTensor(Quantizer):
         if self.scale.size != 1 or not self.power_of_two:
             return None
         return int(-np.log2(self.scale.reshape(-1)[0]))
-
-    @property
-    def params(self) -> QParams | None:
-        """As the numerics know them; None for types that they do not."""
-        try:
-            qtype = QType(self.dtype)
-        except ValueError:
-            return None
-        return QParams(self.scale.astype(np.float32), self.zero_point, qtype, self.axis)
 
 
 @dataclass(frozen=True, slots=True)
@@ -158,6 +230,21 @@ class StoredTensors:
     tensors: Mapping[str, StoredTensor]
     unreadable: tuple[str, ...]
     mismatched: tuple[str, ...]
+
+
+def strip_stored(model: ir.Model) -> StoredTensors:
+    """Take every pair and every block-format node out of the graph, in place, and say what they held."""
+    blocks: dict[str, StoredTensor] = {}
+    for node in list(model.graph):
+        source = node.inputs[0] if op_key(node) in BLOCK_FORMATS else None
+        if source is None:
+            continue
+        kind, name = BLOCK_FORMATS[op_key(node)], str(source.name)
+        blocks.setdefault(name, StoredTensor(kind, np.ones(()), np.zeros(()), domain=QUARK, name=name))
+        ir.convenience.replace_all_uses_with(node.outputs[0], source, replace_graph_outputs=True)
+        model.graph.remove(node, safe=True)
+    found = strip_pairs(model)
+    return StoredTensors({**blocks, **found.tensors}, found.unreadable, found.mismatched)
 
 
 def strip_pairs(model: ir.Model) -> StoredTensors:
@@ -182,68 +269,47 @@ class _Stripper:
 
     def visit(self, node: ir.Node) -> None:
         """Record what one node says; bypass it where it ends a pair."""
-        if op_key(node) in QUANTIZE:
-            source = node.inputs[0]
-            found = None if source is None else _read(node, str(source.name), None)
-            self._keep(node, found)
-        elif op_key(node) in DEQUANTIZE:
-            self._dequantize(node)
-        elif casts_to(node, ir.DataType.FLOAT):
-            self._cast_pair(node)
+        value = node.inputs[0] if node.inputs else None
+        if value is None or not (op_key(node) in PAIRS or casts_to(node, ir.DataType.FLOAT)):
+            return
+        source = restored(node)
+        if is_quantize(node):
+            self._keep(node, str(value.name))
+        elif source is not None:
+            self._keep(node, str(source.name))
+            self._bypass(node.outputs[0], source)
+        elif is_dequantize(node) or value.dtype is ir.DataType.BFLOAT16:
+            self._constant(node, value)
 
-    def _dequantize(self, node: ir.Node) -> None:
-        codes = node.inputs[0]
+    def _constant(self, node: ir.Node, value: ir.Value) -> None:
+        codes = constant_array(value)
         if codes is None:
+            if is_dequantize(node):  # the graph input itself holds codes
+                self._keep(node, str(node.outputs[0].name))
             return
-        maker = codes.producer()
-        if maker is not None and op_key(maker) in QUANTIZE and maker.inputs[0] is not None:
-            tensor = maker.inputs[0]
-            found = _read(node, str(tensor.name), None)
-            known = self.tensors.get(str(tensor.name))
-            if found is None or known is None:
-                self._keep(node, found)
-            elif not _agree(known, found):
-                self.mismatched.append(str(tensor.name))
-            self._bypass(node.outputs[0], tensor)
-            return
-        array = constant_array(codes)
-        if array is None:  # the graph input itself holds codes
-            self._keep(node, _read(node, str(node.outputs[0].name), None))
-            return
-        self._constant(node, str(codes.name).removesuffix("_quantized"), array)
-
-    def _constant(self, node: ir.Node, wanted: str, array: NDArray[Any]) -> None:
-        found = _read(node, self._free(wanted), array)
-        self._keep(node, found)
+        found = self._keep(node, self._free(str(value.name).removesuffix(CODES)), codes)
         if found is None:
             return
-        value = _float_constant(found, array)
-        self.graph.register_initializer(value)
-        self._bypass(node.outputs[0], value)
+        content = ir.tensor(found.real(codes), name=found.name)
+        kind = ir.TensorType(ir.DataType.FLOAT)
+        whole = ir.Value(name=found.name, shape=ir.Shape(codes.shape), type=kind, const_value=content)
+        self.graph.register_initializer(whole)
+        self._bypass(node.outputs[0], whole)
 
-    def _cast_pair(self, node: ir.Node) -> None:
-        narrow = node.inputs[0]
-        maker = None if narrow is None else narrow.producer()
-        codes = constant_array(narrow)
-        if narrow is not None and codes is not None and narrow.dtype is ir.DataType.BFLOAT16:
-            self._stored_constant(node, str(narrow.name).removesuffix("_quantized"), codes)
-            return
-        if maker is None or not casts_to(maker, ir.DataType.BFLOAT16) or maker.inputs[0] is None:
-            return
-        source = maker.inputs[0]
-        name = str(source.name)
-        found = StoredTensor(BFLOAT16, np.ones(()), np.zeros(()), None, "", name)
-        self.tensors.setdefault(name, found)
-        self._bypass(node.outputs[0], source)
-
-    def _stored_constant(self, node: ir.Node, wanted: str, codes: NDArray[Any]) -> None:
-        """A constant that the file holds in bfloat16, read by a Cast."""
-        name = self._free(wanted)
-        found = StoredTensor(BFLOAT16, np.ones(()), np.zeros(()), None, "", name, codes)
-        self.tensors[name] = found
-        value = _float_constant(found, codes)
-        self.graph.register_initializer(value)
-        self._bypass(node.outputs[0], value)
+    def _keep(self, node: ir.Node, name: str, codes: NDArray[Any] | None = None) -> StoredTensor | None:
+        """What the node says of the tensor; the first node that says something counts."""
+        said = (
+            Quantizer(BFLOAT16, np.ones(()), np.zeros(())) if node.op_type == "Cast" else read_quantizer(node)
+        )
+        if said is None:
+            self.unreadable.append(str(node.name))
+            return None
+        found = StoredTensor(
+            said.dtype, said.scale, said.zero_point, said.axis, said.domain, said.block, name, codes
+        )
+        if not _agree(self.tensors.setdefault(name, found), found):
+            self.mismatched.append(name)
+        return found
 
     def _free(self, wanted: str) -> str:
         name = wanted
@@ -251,12 +317,6 @@ class _Stripper:
             name += "_float"
         self._taken.add(name)
         return name
-
-    def _keep(self, node: ir.Node, found: StoredTensor | None) -> None:
-        if found is None:
-            self.unreadable.append(str(node.name))
-        else:
-            self.tensors.setdefault(found.name, found)
 
     def _bypass(self, old: ir.Value, new: ir.Value) -> None:
         for use in list(old.uses()):
@@ -266,26 +326,6 @@ class _Stripper:
                 self.graph.outputs[index] = new
 
 
-def _read(node: ir.Node, name: str, codes: NDArray[Any] | None) -> StoredTensor | None:
-    q = read_quantizer(node)
-    return None if q is None else StoredTensor(q.dtype, q.scale, q.zero_point, q.axis, q.domain, name, codes)
-
-
 def _agree(left: StoredTensor, right: StoredTensor) -> bool:
     same_scale = np.array_equal(left.scale, right.scale)
     return same_scale and np.array_equal(left.zero_point, right.zero_point)
-
-
-def _float_constant(found: StoredTensor, codes: NDArray[Any]) -> ir.Value:
-    shape = [1] * codes.ndim
-    if found.axis is not None and codes.ndim:
-        shape[found.axis % codes.ndim] = -1
-    scale, zero = found.scale.reshape(-1), found.zero_point.astype(np.float32).reshape(-1)
-    if found.axis is not None and found.scale.ndim == 1:
-        scale, zero = scale.reshape(shape), zero.reshape(shape)
-    elif found.scale.size > 1:  # blockwise: only the shape matters here
-        scale, zero = np.ones(1), np.zeros(1, np.float32)
-    array = ((codes.astype(np.float32) - zero) * scale.astype(np.float32)).reshape(codes.shape)
-    tensor = ir.tensor(array.astype(np.float32), name=found.name)
-    kind = ir.TensorType(ir.DataType.FLOAT)
-    return ir.Value(name=found.name, shape=ir.Shape(codes.shape), type=kind, const_value=tensor)

@@ -8,11 +8,11 @@ import numpy as np
 import onnx_ir as ir
 
 from roundel.calibrate.statistics import QuantState
-from roundel.model.graph import attribute_float, attribute_int, attribute_ints, constant_array
+from roundel.model.graph import attribute_float, attribute_int, attribute_ints, constant_array, rank
 from roundel.numerics.affine import HARD_SIGMOID_GAIN, pool_gain, reciprocal_gain
 from roundel.plan.adjust import becomes_hard_sigmoid, saturates, upper_bound
-from roundel.qdq.floats import instance_norm, softmax
-from roundel.qdq.nodes import Names, constant
+from roundel.qdq.names import BEFORE, Names
+from roundel.qdq.nodes import add_constant, forget
 from roundel.recipe.settings import Npu
 
 
@@ -38,7 +38,7 @@ class _Simulation:
             slope = round(256 * attribute_float(node, "alpha", 0.01)) / 256
             node.attributes["alpha"] = ir.AttrFloat32("alpha", slope)
             self._count("LeakyRelu slope to n/256")
-        elif becomes_hard_sigmoid(node, self.state.plan, npu):
+        elif becomes_hard_sigmoid(node, self.state.plan, npu, _original(node)):
             self._to_hard_sigmoid(node)
         elif op == "HardSigmoid" and npu.hard_sigmoid:
             self._gain(node, HARD_SIGMOID_GAIN)
@@ -78,7 +78,7 @@ class _Simulation:
         uses = list(out.uses())
         if out.is_graph_output():
             return
-        factor = constant(self.graph, self.names(f"{node.name}_gain"), np.asarray(gain, np.float32))
+        factor = add_constant(self.graph, self.names(f"{node.name}_gain"), np.asarray(gain, np.float32))
         # The product is the tensor that the plan speaks of: it keeps the name.
         result = ir.Value(name=out.name, shape=out.shape, type=out.type)
         out.name = self.names(f"{out.name}_without_gain")
@@ -99,7 +99,7 @@ class _Simulation:
             bounds = node.inputs[1:]
             node.op_type = "Relu"
             node.resize_inputs(1)
-            self._forget(*bounds)
+            forget(self.graph, *bounds)
             self._count("Clip to Relu")
         elif self.npu.clip:
             self._whole_bounds(node)
@@ -111,15 +111,9 @@ class _Simulation:
             if array is not None:
                 whole = np.clip(np.rint(array), -128, 127).astype(array.dtype)
                 name = self.names(f"{node.name}_bound")
-                node.replace_input_with(index, constant(self.graph, name, whole))
-                self._forget(value)
+                node.replace_input_with(index, add_constant(self.graph, name, whole))
+                forget(self.graph, value)
         self._count("Clip bounds to whole numbers")
-
-    def _forget(self, *values: ir.Value | None) -> None:
-        """Drop initializers that nothing reads any more."""
-        for value in values:
-            if value is not None and not value.uses() and not value.is_graph_output():
-                self.graph.initializers.pop(str(value.name), None)
 
 
 def _behind_depthwise(node: ir.Node) -> bool:
@@ -131,7 +125,7 @@ def _behind_depthwise(node: ir.Node) -> bool:
 
 def _original(node: ir.Node) -> str:
     """The tensor's name in the plan: a graph output was renamed when its pair was written."""
-    return str(node.outputs[0].name).removesuffix("_QuantizeLinear_Input")
+    return str(node.outputs[0].name).removesuffix(BEFORE)
 
 
 def _kernel(node: ir.Node) -> tuple[int, int] | None:
@@ -165,3 +159,96 @@ def _reduced(node: ir.Node) -> int | None:
     chosen = [dims[a % len(dims)] for a in axes] if axes else dims
     sizes = [d for d in chosen if isinstance(d, int)]
     return math.prod(sizes) if len(sizes) == len(chosen) else None
+
+
+_AXES_AS_INPUT = 18  # from this opset on, also for ReduceMax and ReduceMean
+_EXP = (0.21875, 0.486328125, 1.0, 1.0)  # ((a r + b) r + c) r + d ~ exp(r) on [0, ln 2), in bfloat16
+
+
+class Bf16Writer:
+    """Appends nodes whose results are rounded to bfloat16 after every step."""
+
+    def __init__(self, graph: ir.Graph, names: Names, origin: ir.Node) -> None:
+        self.graph, self.names, self.origin = graph, names, origin
+        self._last = origin
+
+    def number(self, value: float) -> ir.Value:
+        """A float32 scalar."""
+        return add_constant(
+            self.graph, self.names(f"{self.origin.name}_number"), np.asarray(value, np.float32)
+        )
+
+    def node(self, op: str, inputs: list[ir.Value], **attributes: int | float | list[int]) -> ir.Value:
+        """One plain node."""
+        name = self.names(f"{self.origin.name}_{op}")
+        out = ir.Value(name=self.names(f"{name}_Output"), type=ir.TensorType(ir.DataType.FLOAT))
+        attrs = ir.convenience.convert_attributes(attributes)
+        made = ir.Node("", op, inputs, attributes=attrs, outputs=[out], name=name)
+        self.graph.insert_after(self._last, made)
+        self._last = made
+        return out
+
+    def reduce(self, op: str, value: ir.Value, axes: list[int]) -> ir.Value:
+        """A reduction that keeps its dimensions; where the axes go depends on operator and opset."""
+        if op != "ReduceSum" and self.graph.opset_imports.get("", 17) < _AXES_AS_INPUT:
+            return self.node(op, [value], axes=axes, keepdims=1)
+        where = add_constant(self.graph, self.names(f"{self.origin.name}_axes"), np.asarray(axes, np.int64))
+        return self.node(op, [value, where], keepdims=1)
+
+    def rounded(self, op: str, inputs: list[ir.Value], **attributes: int | float | list[int]) -> ir.Value:
+        """One node, its result rounded to bfloat16."""
+        return self.bf16(self.node(op, inputs, **attributes))
+
+    def bf16(self, value: ir.Value) -> ir.Value:
+        """Round to bfloat16 and back."""
+        half = self.node("Cast", [value], to=ir.DataType.BFLOAT16.value)
+        half.type = ir.TensorType(ir.DataType.BFLOAT16)
+        return self.node("Cast", [half], to=ir.DataType.FLOAT.value)
+
+    def replace(self, result: ir.Value) -> None:
+        """Let the result stand for the origin's output, and remove the origin."""
+        old = self.origin.outputs[0]
+        name, shape = old.name, old.shape
+        old.replace_all_uses_with(result, replace_graph_outputs=True)
+        self.graph.remove(self.origin, safe=True)
+        old.name, result.name, result.shape = None, name, shape
+
+
+def softmax(graph: ir.Graph, names: Names, node: ir.Node) -> None:
+    """exp(x) = 2**n p(r) with n = floor(x / ln 2), r = x - n ln 2, a cubic p; sum and quotient rounded."""
+    write = Bf16Writer(graph, names, node)
+    axis = attribute_int(node, "axis", -1)
+    source = node.inputs[0]
+    assert source is not None
+    top = write.reduce("ReduceMax", source, [axis])
+    x = write.rounded("Sub", [source, top])
+    n = write.node("Floor", [write.rounded("Mul", [x, write.number(1 / math.log(2))])])
+    r = write.rounded("Sub", [x, write.rounded("Mul", [n, write.number(math.log(2))])])
+    p = write.number(_EXP[0])
+    for coefficient in _EXP[1:]:
+        p = write.rounded("Add", [write.rounded("Mul", [p, r]), write.number(coefficient)])
+    power = write.node("Pow", [write.number(2.0), n])
+    e = write.rounded("Mul", [p, power])
+    total = write.bf16(write.reduce("ReduceSum", e, [axis]))
+    write.replace(write.rounded("Div", [e, total]))
+
+
+def instance_norm(graph: ir.Graph, names: Names, node: ir.Node) -> bool:
+    """(x - mean) / sqrt(var + eps) * scale + bias with every intermediate rounded to bfloat16."""
+    source, scale, bias = node.inputs[0], node.inputs[1], node.inputs[2]
+    ndim = rank(source)
+    if ndim is None or source is None or scale is None or bias is None:
+        return False
+    write = Bf16Writer(graph, names, node)
+    axes = list(range(2, ndim))
+    shape = add_constant(graph, names(f"{node.name}_shape"), np.asarray([1, -1, *[1] * len(axes)], np.int64))
+    mean = write.bf16(write.reduce("ReduceMean", source, axes))
+    centred = write.rounded("Sub", [source, mean])
+    square = write.rounded("Mul", [centred, centred])
+    variance = write.bf16(write.reduce("ReduceMean", square, axes))
+    shifted = write.rounded("Add", [variance, write.number(attribute_float(node, "epsilon", 1e-5))])
+    inverse = write.rounded("Reciprocal", [write.rounded("Sqrt", [shifted])])
+    normal = write.rounded("Mul", [centred, inverse])
+    scaled = write.rounded("Mul", [normal, write.node("Reshape", [scale, shape])])
+    write.replace(write.rounded("Add", [scaled, write.node("Reshape", [bias, shape])]))
+    return True

@@ -14,7 +14,8 @@ from roundel.model.graph import opset_version
 from roundel.model.session import open_session
 from roundel.numerics.packed import Packed, in_blocks, in_bytes, round_packed
 from roundel.plan.weight_only import WeightLayer
-from roundel.qdq.nodes import MICROSOFT, Names, constant
+from roundel.qdq.names import AFTER, MICROSOFT, Names
+from roundel.qdq.nodes import add_constant
 from roundel.recipe.settings import Recipe, WeightOnly
 
 BLOCKED_OPSET = 21
@@ -66,7 +67,7 @@ def check_kernel(recipe: Recipe) -> None:
         for name, size in (("x", scheme.size), ("y", 1))
     )
     graph = ir.Graph([x], [], nodes=[], opset_imports={"": BLOCKED_OPSET})
-    weight = constant(graph, "w", np.ones((scheme.size, 1), np.float32))
+    weight = add_constant(graph, "w", np.ones((scheme.size, 1), np.float32))
     graph.append(ir.Node("", "MatMul", [x, weight], outputs=[y], name="product"))
     graph.outputs.append(y)
     model = ir.Model(graph, ir_version=_BLOCKED_IR_VERSION)
@@ -144,7 +145,8 @@ class _Packer:
         if not scheme.symmetric:
             parts["zero_points"] = in_bytes(params.zero, scheme.bits)
         self._made[layer.key] = [
-            constant(self.graph, self.names(f"{layer.weight}_{part}"), array) for part, array in parts.items()
+            add_constant(self.graph, self.names(f"{layer.weight}_{part}"), array)
+            for part, array in parts.items()
         ]
         return self._made[layer.key]
 
@@ -172,11 +174,11 @@ class _Dequantizer:
         if not scheme.symmetric:
             parts["zero_point"] = params.zero.astype(kind)
         constants = [
-            constant(self.graph, self.names(f"{layer.weight}_{part}"), layer.tensor(array))
+            add_constant(self.graph, self.names(f"{layer.weight}_{part}"), layer.tensor(array))
             for part, array in parts.items()
         ]
         out = ir.Value(
-            name=self.names(f"{layer.weight}_DequantizeLinear_Output"),
+            name=self.names(f"{layer.weight}{AFTER}"),
             shape=constants[0].shape,
             type=ir.TensorType(ir.DataType.FLOAT),
         )

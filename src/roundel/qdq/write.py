@@ -15,19 +15,11 @@ from roundel.model.graph import constant_array, is_constant, opset_version, valu
 from roundel.model.memory import budget
 from roundel.numerics.affine import quantize
 from roundel.plan.types import Role, Shared, TensorPlan
-from roundel.qdq.floats import FloatCell, block_nodes
+from roundel.qdq.floats import FloatCell, lift, put
 from roundel.qdq.functions import attach
-from roundel.qdq.lift import lift, put
-from roundel.qdq.nodes import (
-    MICROSOFT,
-    QUARK,
-    Chain,
-    Dialect,
-    Names,
-    constant,
-    dequantize_node,
-    quantize_node,
-)
+from roundel.qdq.functions.blocks import block_nodes
+from roundel.qdq.names import AFTER, BEFORE, CODES, MICROSOFT, QUARK, Names
+from roundel.qdq.nodes import Chain, Dialect, add_constant, forget, insert_behind
 from roundel.recipe.settings import Recipe
 from roundel.targets.operators import is_operand
 from roundel.types import BlockScheme, FloatScheme, Scheme
@@ -104,11 +96,9 @@ class _Writer:
             name = str(out.name)
             position = next((i for i, v in enumerate(self.graph.outputs) if v is out), None)
             out.replace_all_uses_with(source, replace_graph_outputs=True)
-            bounds = [value for value in node.inputs[1:] if value is not None]
+            bounds = node.inputs[1:]
             self.graph.remove(node, safe=True)
-            for value in bounds:
-                if not value.uses() and not value.is_graph_output():
-                    self.graph.initializers.pop(str(value.name), None)
+            forget(self.graph, *bounds)
             if position is not None:
                 self.graph.outputs[position] = source
             source.name = name
@@ -147,21 +137,21 @@ class _Writer:
     def _integer_constant(self, tensor: TensorPlan, array: NDArray[Any], *, leaves: bool) -> list[ir.Node]:
         """Codes in the file, and a node that reads them; the float constant goes where nothing needs it."""
         params = self.state.params[tensor.name]
-        codes_name = self.names(f"{tensor.name}_quantized")
+        codes_name = self.names(f"{tensor.name}{CODES}")
         codes = self._codes(codes_name, array, tensor)
         is_bias = tensor.role is Role.BIAS
-        scales = self._scales(tensor, f"{tensor.name}_quantized" if is_bias else tensor.name)
+        scales = self._scales(tensor, f"{tensor.name}{CODES}" if is_bias else tensor.name)
         if leaves:
             del self.graph.initializers[tensor.name]
-        out_name = f"{tensor.name}_DequantizeLinear_Output"
-        out_name = tensor.name if is_bias and leaves else self.names(out_name)
-        names = (self.names(f"{tensor.name}_DequantizeLinear"), out_name)
-        return [dequantize_node(self.dialect.domain(params.qtype), codes, scales, names, params)]
+        out_name = tensor.name if is_bias and leaves else self.names(f"{tensor.name}{AFTER}")
+        chain = Chain(codes, self.names, tensor.name)
+        chain.dequantize(self.dialect.domain(params.qtype), scales, params)
+        return chain.end(out_name)
 
     def _codes(self, name: str, array: NDArray[Any], tensor: TensorPlan) -> ir.Value:
         """The stored content; that of a large model is computed when somebody reads it, one at a time."""
         if not self._lean or tensor.name in self.state.codes:
-            return constant(self.graph, name, weight_codes(array, tensor, self.state))
+            return add_constant(self.graph, name, weight_codes(array, tensor, self.state))
         state = self.state
         dtype = ir.DataType.from_numpy(state.params[tensor.name].qtype.dtype)
         lazy = ir.LazyTensor(
@@ -178,7 +168,7 @@ class _Writer:
         """A short float or a block format: float32 in the file, unless 16 bits can hold it."""
         name, scheme = tensor.name, tensor.scheme
         content = self.state.values.get(name, array)
-        out = self.names(f"{name}_DequantizeLinear_Output")
+        out = self.names(f"{name}{AFTER}")
         if isinstance(scheme, FloatScheme) and self.recipe.output.half_weights:
             if leaves:
                 del self.graph.initializers[name]
@@ -187,7 +177,7 @@ class _Writer:
         if content is not array and leaves:
             source.const_value = ir.tensor(content, name=name)
         elif content is not array:
-            source = constant(self.graph, self.names(f"{name}_tuned"), content)
+            source = add_constant(self.graph, self.names(f"{name}_tuned"), content)
         return self._chain(tensor, source, "", out)
 
     def _activation(self, tensor: TensorPlan) -> None:
@@ -195,16 +185,16 @@ class _Writer:
         uses = [u for u in value.uses() if u.node.graph is self.graph]
         if self.dedicated and len(uses) > 1 and not value.is_graph_output():
             for index, use in enumerate(uses, 1):
-                out_name = self.names(f"{tensor.name}_DequantizeLinear_Output_{index}")
+                out_name = self.names(f"{tensor.name}{AFTER}_{index}")
                 out = self._pair(tensor, value, f"_{index}", out_name)
                 use.node.replace_input_with(use.idx, out)
             return
         leaves = value.is_graph_output() and not value.is_graph_input()
         if leaves:
             out_name = tensor.name
-            value.name = self.names(f"{tensor.name}_QuantizeLinear_Input")
+            value.name = self.names(f"{tensor.name}{BEFORE}")
         else:
-            out_name = self.names(f"{tensor.name}_DequantizeLinear_Output")
+            out_name = self.names(f"{tensor.name}{AFTER}")
         out = self._pair(tensor, value, "", out_name)
         for use in uses:
             use.node.replace_input_with(use.idx, out)
@@ -216,40 +206,30 @@ class _Writer:
 
     def _pair(self, tensor: TensorPlan, value: ir.Value, suffix: str, out_name: str) -> ir.Value:
         nodes = self._chain(tensor, value, suffix, out_name)
-        producer = value.producer()
-        if producer is not None:
-            self.graph.insert_after(producer, nodes)
-        else:
-            self.graph.insert_before(self.graph[0], nodes)
+        insert_behind(self.graph, value, nodes)
         return nodes[-1].outputs[0]
 
     def _chain(self, tensor: TensorPlan, value: ir.Value, suffix: str, out_name: str) -> list[ir.Node]:
         """The nodes between a float tensor and its stored values, read back."""
         name, scheme = tensor.name, tensor.scheme
-        if isinstance(scheme, BlockScheme):
-            chain = Chain(value, self.names, name, suffix)
-            return block_nodes(chain, scheme, self.recipe.blocks, out_name)
         if isinstance(scheme, FloatScheme):
             clip = self.recipe.floats.clip and tensor.role is Role.ACTIVATION
             return self._cell(tensor, scheme).there_and_back(value, out_name, clip=clip, suffix=suffix)
-        params = self.state.params[name]
+        chain = Chain(value, self.names, name, suffix)
+        if isinstance(scheme, BlockScheme):
+            return block_nodes(chain, scheme, self.recipe.blocks, out_name)
+        params, scales = self.state.params[name], self._scales(tensor, name)
         domain = self.dialect.domain(params.qtype)
-        scales = self._scales(tensor, name)
-        q_names = (
-            self.names(f"{name}_QuantizeLinear{suffix}"),
-            self.names(f"{name}_QuantizeLinear_Output{suffix}"),
-        )
-        q = quantize_node(domain, value, scales, q_names, params)
-        dq_names = (self.names(f"{name}_DequantizeLinear{suffix}"), out_name)
-        dq = dequantize_node(domain, q.outputs[0], scales, dq_names, params)
-        return [q, dq]
+        chain.quantize(domain, scales, params)
+        chain.dequantize(domain, scales, params)
+        return chain.end(out_name)
 
     def _cell(self, tensor: TensorPlan, scheme: FloatScheme) -> FloatCell:
         made = self._cells.get(tensor.name)
         if made is None:
             factor = self.state.float_scales.get(tensor.name)
             form: Literal["pair", "cast"] = "pair" if self.recipe.floats.form == "pair" else "cast"
-            made = FloatCell.make(self.graph, self.names, tensor.name, scheme.ftype, factor, form)
+            made = FloatCell(self.graph, self.names, tensor.name, scheme.ftype, factor, form)
             self._cells[tensor.name] = made
         return made
 
@@ -261,8 +241,8 @@ class _Writer:
         if made is None or not _equal(made, self.state, tensor):
             params = self.state.params[tensor.name]
             made = (
-                constant(self.graph, self.names(f"{base}_scale"), params.scale),
-                constant(self.graph, self.names(f"{base}_zero_point"), params.zero_point),
+                add_constant(self.graph, self.names(f"{base}_scale"), params.scale),
+                add_constant(self.graph, self.names(f"{base}_zero_point"), params.zero_point),
             )
             self._constants.setdefault(owner, made)
         return made

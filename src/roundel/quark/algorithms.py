@@ -7,19 +7,17 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any, ClassVar
 
-from roundel.quark.config import readable
+from roundel.quark.config import Settings, classic_key, readable
 
 _TUNED = ("Conv", "ConvTranspose", "Gemm", "MatMul", "InstanceNormalization", "LayerNormalization")
 _MIXED = ("Conv", "ConvTranspose", "Gemm", "MatMul")
 
 
 @dataclass(eq=False, repr=False)
-class AlgoConfig:
-    """One algorithm: the classic flags that it stands for, and its options under their classic names."""
+class AlgoConfig(Settings):
+    """One algorithm: the classic flags that it stands for, and its options."""
 
-    settings_text: ClassVar[bool] = True
     flags: ClassVar[Mapping[str, Any]] = {}
-    words: ClassVar[Mapping[str, str]] = {}  # field -> classic key
     inside: ClassVar[str | None] = None  # the classic option that holds the keys
 
     def to_dict(self) -> dict[str, Any]:
@@ -34,16 +32,11 @@ class AlgoConfig:
 
     def get_options(self) -> dict[str, Any]:
         """The same in the classic API's extra_options."""
-        options = {self.words.get(name, name): value for name, value in self._values().items()}
+        options = {classic_key(name): value for name, value in self._values().items()}
         return {self.inside: options} if self.inside else options
 
     def _values(self) -> dict[str, Any]:
         return {row.name: getattr(self, row.name) for row in dataclasses.fields(self)}
-
-    def __eq__(self, other: object) -> bool:
-        return isinstance(other, AlgoConfig) and self.to_dict() == other.to_dict()
-
-    __hash__ = object.__hash__
 
     def __repr__(self) -> str:
         usual = {row.name: row.default for row in dataclasses.fields(self)}
@@ -56,7 +49,6 @@ class SmoothQuantConfig(AlgoConfig):
     """Moves the difficulty of activations into the weights."""
 
     flags: ClassVar[Mapping[str, Any]] = {"include_sq": True}
-    words: ClassVar[Mapping[str, str]] = {"alpha": "SmoothAlpha"}
 
     alpha: float = 0.5
 
@@ -66,14 +58,6 @@ class CLEConfig(AlgoConfig):
     """Cross-layer equalization."""
 
     flags: ClassVar[Mapping[str, Any]] = {"include_cle": True}
-    words: ClassVar[Mapping[str, str]] = {
-        "cle_balance_method": "CLEBalanceMethod",
-        "cle_steps": "CLESteps",
-        "cle_weight_threshold": "CLEWeightThreshold",
-        "cle_scale_append_bias": "CLEScaleAppendBias",
-        "cle_scale_use_threshold": "CLEScaleUseThreshold",
-        "cle_total_layer_diff_threshold": "CLETotalLayerDiffThreshold",
-    }
 
     cle_balance_method: str = "max"
     cle_steps: int = 1
@@ -96,16 +80,6 @@ class BiasCorrectionConfig(AlgoConfig):
 class GPTQConfig(AlgoConfig):
     """Rounding that compensates the error of one weight with the next."""
 
-    words: ClassVar[Mapping[str, str]] = {
-        "bits": "Bits",
-        "block_size": "BlockSize",
-        "group_size": "GroupSize",
-        "perc_damp": "PercDamp",
-        "act_order": "ActOrder",
-        "per_channel": "PerChannel",
-        "mse": "MSE",
-        "weight_symmetric": "WeightSymmetric",
-    }
     inside: ClassVar[str | None] = "GPTQParams"
 
     bits: int = 8
@@ -127,54 +101,15 @@ class QuarotConfig(AlgoConfig):
     """Rotations that spread outliers."""
 
     flags: ClassVar[Mapping[str, Any]] = {"include_rotation": True}
-    words: ClassVar[Mapping[str, str]] = {
-        "r_matrix_dim": "RMatrixDim",
-        "use_random_had": "UseRandomHad",
-        "r_config_path": "RConfigPath",
-    }
 
     r_matrix_dim: int = 4096
     use_random_had: bool = False
     r_config_path: str | None = None
 
 
-_TUNE_WORDS = {
-    "optim_device": "OptimDevice",
-    "infer_device": "InferDevice",
-    "fixed_seed": "FixedSeed",
-    "data_size": "DataSize",
-    "batch_size": "BatchSize",
-    "num_batches": "NumBatches",
-    "num_iterations": "NumIterations",
-    "learning_rate": "LearningRate",
-    "early_stop": "EarlyStop",
-    "output_index": "OutputIndex",
-    "lr_adjust": "LRAdjust",
-    "target_op_type": "TargetOpType",
-    "selective_update": "SelectiveUpdate",
-    "update_bias": "UpdateBias",
-    "output_qdq": "OutputQDQ",
-    "drop_ratio": "DropRatio",
-    "mem_opt_level": "MemOptLevel",
-    "cache_dir": "CacheDir",
-    "log_period": "LogPeriod",
-    "ref_model_path": "RefModelPath",
-    "dynamic_batch": "DynamicBatch",
-    "parallel": "Parallel",
-    "reg_param": "RegParam",
-    "beta_range": "BetaRange",
-    "warm_start": "WarmStart",
-    "select_max_mem_layer": "SelectMaxMemLayer",
-    "num_workers": "NumWorkers",
-    "pin_memory": "PinMemory",
-    "use_gds": "UseGDS",
-}
-
-
 @dataclass(eq=False, repr=False)
 class _Finetune(AlgoConfig):
     flags: ClassVar[Mapping[str, Any]] = {"include_fast_ft": True}
-    words: ClassVar[Mapping[str, str]] = _TUNE_WORDS
     inside: ClassVar[str | None] = "FastFinetune"
     algorithm: ClassVar[str]
 
@@ -236,25 +171,6 @@ class AutoMixprecisionConfig(AlgoConfig):
     """Another precision for the layers that can bear it, or need it."""
 
     flags: ClassVar[Mapping[str, Any]] = {"include_auto_mp": True}
-    words: ClassVar[Mapping[str, str]] = {
-        "target_layer_config": "TargetLayerConfig",
-        "target_op_type": "TargetOpType",
-        "subgraph_json": "SubgraphJson",
-        "include_layers": "IncludeLayers",
-        "exclude_layers": "ExcludeLayers",
-        "data_size": "DataSize",
-        "metric_output_index": "MetricOutputIndex",
-        "metric_distance_fn": "MetricDistanceFn",
-        "metric_evaluate_fn": "MetricEvaluateFn",
-        "metric_default": "MetricDefault",
-        "metric_threshold": "MetricThreshold",
-        "metric_optimize_object": "MetricOptimizeObject",
-        "sensitivity_cache_file": "SensitivityCacheFile",
-        "worker_num": "WorkerNum",
-        "dual_quant_nodes": "DualQuantNodes",
-        "no_input_qdq_shared": "NoInputQDQShared",
-        "shared_param_mode": "SharedParamMode",
-    }
     inside: ClassVar[str | None] = "AutoMixprecision"
 
     target_layer_config: Any

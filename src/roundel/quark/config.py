@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import enum
+from abc import ABC, abstractmethod
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
@@ -16,6 +17,22 @@ _ALWAYS_SHOWN = ("calibrate_method", "quant_format", "activation_type", "weight_
 
 def _cpu() -> list[str]:
     return ["CPUExecutionProvider"]
+
+
+class Settings(ABC):
+    """What scripts write down: compared by what it says, hashed as an object, since it may be changed."""
+
+    @abstractmethod
+    def to_dict(self) -> dict[str, Any]:
+        """In plain words."""
+
+    def __eq__(self, other: object) -> bool:
+        return isinstance(other, Settings) and self.to_dict() == other.to_dict()
+
+    __hash__ = object.__hash__
+
+    def __repr__(self) -> str:
+        return str(self)
 
 
 @dataclass
@@ -93,6 +110,16 @@ def _worth_showing(config: QuantizationConfig, row: dataclasses.Field[Any]) -> b
     return row.name in _ALWAYS_SHOWN or getattr(config, row.name) != default
 
 
+_CAPITALS = frozenset({"cle", "fp16", "fp32", "gds", "lr", "mse", "nchw", "nhwc", "npu", "qdq"})
+
+
+def classic_key(field: str) -> str:
+    """The key of a field in extra_options: 'lr_adjust' is 'LRAdjust'."""
+    if field == "alpha":
+        return "SmoothAlpha"
+    return "".join(part.upper() if part in _CAPITALS else part.capitalize() for part in field.split("_"))
+
+
 def readable(value: object, indent: int = 0) -> str:
     """A value as one would write it: members by name, nested options one to a line."""
     if isinstance(value, enum.Enum):
@@ -108,4 +135,4 @@ def readable(value: object, indent: int = 0) -> str:
     if isinstance(value, list | tuple):
         inner = ", ".join(readable(item, indent) for item in value)
         return f"[{inner}]" if isinstance(value, list) else f"({inner}{',' * (len(value) == 1)})"
-    return str(value) if hasattr(value, "settings_text") else repr(value)
+    return repr(value)

@@ -26,10 +26,10 @@ __all__ = [
     "ScaleType",
     "VitisQuantFormat",
     "VitisQuantType",
-    "element_type",
     "get_tensor_type_from_qType",
     "is_extended",
     "is_operator_format",
+    "recipe_type",
 ]
 
 
@@ -78,14 +78,7 @@ class ExtendedCalibrationMethod(enum.Enum):
     MinMSE = 0
 
 
-class _TensorType(_Named):
-    @property
-    def tensor_type(self) -> int:
-        """The ONNX element type; block formats have none."""
-        return _ONNX_TYPES.get(self.name, TensorProto.UNDEFINED)
-
-
-class ExtendedQuantType(_TensorType):
+class ExtendedQuantType(_Named):
     """Element types beside ONNX Runtime's own."""
 
     QInt8 = 1
@@ -99,20 +92,13 @@ class ExtendedQuantType(_TensorType):
     QBFP = 9
     QMX = 10
 
+    @property
+    def tensor_type(self) -> int:
+        """The ONNX element type; block formats have none."""
+        return int(getattr(TensorProto, self.name[1:].upper(), TensorProto.UNDEFINED))
 
-class VitisQuantType(_TensorType):
-    """The name that ExtendedQuantType had in older releases."""
 
-    QInt8 = 1
-    QUInt8 = 2
-    QInt16 = 3
-    QUInt16 = 4
-    QInt32 = 5
-    QUInt32 = 6
-    QFloat16 = 7
-    QBFloat16 = 8
-    QBFP = 9
-    QMX = 10
+VitisQuantType = ExtendedQuantType  # the name in older releases
 
 
 class ExtendedQuantFormat(_Named):
@@ -158,18 +144,7 @@ class QuantGranularity(enum.Enum):
     Group = 2
 
 
-_ONNX_TYPES: dict[str, int] = {
-    "QInt8": TensorProto.INT8,
-    "QUInt8": TensorProto.UINT8,
-    "QInt16": TensorProto.INT16,
-    "QUInt16": TensorProto.UINT16,
-    "QInt32": TensorProto.INT32,
-    "QUInt32": TensorProto.UINT32,
-    "QFloat16": TensorProto.FLOAT16,
-    "QBFloat16": TensorProto.BFLOAT16,
-}
-
-# By name, so that ONNX Runtime's QuantType and both enumerations above mean the same.
+# By name, so that ONNX Runtime's QuantType and the enumeration above mean the same.
 _ELEMENT_TYPES = {
     "QInt8": "int8",
     "QUInt8": "uint8",
@@ -182,7 +157,7 @@ _ELEMENT_TYPES = {
 }
 
 
-def element_type(kind: object, where: str) -> str:
+def recipe_type(kind: object, where: str) -> str:
     """The recipe's word for a type; 'bfp' and 'mx' stand for a family that the attributes narrow down.
 
     Raises:

@@ -122,5 +122,5 @@ def _preset(name: str) -> Any:
     if name.endswith(_QCONFIGS):
         return importlib.import_module("roundel.quark.qconfig").qconfig_preset(name)
     if name.endswith(_PRESETS):
-        return importlib.import_module("roundel.quark.presets").constant(name)
+        return importlib.import_module("roundel.quark.presets").preset_constant(name)
     return None

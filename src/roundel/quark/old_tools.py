@@ -8,6 +8,7 @@ from types import ModuleType
 
 from roundel.quark.config import Config
 from roundel.quark.enums import PowerOfTwoMethod
+from roundel.quark.errors import QuarkConfigError
 from roundel.quark.importing import TOOL_PREFIX
 from roundel.quark.presets import get_default_config
 from roundel.quark.quantizer import ModelQuantizer
@@ -18,11 +19,7 @@ _EXCLUDE = Parameter(
     "exclude_nodes", "node names, separated by ;", ("--exclude_nodes",), default="", positional=False
 )
 _SUBGRAPHS = Parameter(
-    "exclude_subgraphs",
-    "'([start, …], [end, …]); …'",
-    ("--exclude_subgraphs",),
-    default="",
-    positional=False,
+    "exclude_subgraphs", "'([start, …], [end, …]); …'", ("--exclude_subgraphs",), default="", positional=False
 )
 _CONFIG = Parameter("config", "preset name", ("--config",), default="XINT8", positional=False)
 
@@ -46,8 +43,6 @@ def _subgraph(text: str) -> tuple[list[str], list[str]]:
     """'([a, b], [c])' as two lists."""
     parts = [part.split("]")[0] for part in text.split("[")[1:]]
     if len(parts) != 2:
-        from roundel.quark.errors import QuarkConfigError
-
         raise QuarkConfigError(
             "A subgraph cannot be read.", observed=text, expected="([start nodes], [end nodes])"
         )

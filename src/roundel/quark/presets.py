@@ -8,16 +8,10 @@ from dataclasses import dataclass, field
 from types import MappingProxyType
 from typing import Any
 
+from roundel.qdq.functions.blocks import ELEMENT_OF
+from roundel.quark import enums
 from roundel.quark.config import QuantizationConfig
-from roundel.quark.enums import (
-    CalibrationMethod,
-    ExtendedQuantFormat,
-    ExtendedQuantType,
-    PowerOfTwoMethod,
-    QuantFormat,
-    QuantType,
-)
-from roundel.quark.errors import QuarkConfigError, expected_names
+from roundel.quark.errors import named
 from roundel.quark.specs import BFP16Spec, Int8Spec, MXInt8Spec, QLayerConfig, QTensorConfig
 
 _TUNING = {
@@ -59,10 +53,10 @@ class Preset:
     """One row: what a name means, and the endings under which it also exists with fine-tuning."""
 
     name: str
-    calibrate: Any = CalibrationMethod.MinMax
-    form: Any = QuantFormat.QDQ
-    activation: Any = QuantType.QInt8
-    weight: Any = QuantType.QInt8
+    calibrate: Any = enums.CalibrationMethod.MinMax
+    form: Any = enums.QuantFormat.QDQ
+    activation: Any = enums.QuantType.QInt8
+    weight: Any = enums.QuantType.QInt8
     options: Mapping[str, Any] = field(default_factory=dict)
     flags: Mapping[str, Any] = field(default_factory=dict)
     tuned: tuple[str, ...] = ()
@@ -85,13 +79,13 @@ class Preset:
         )
 
 
-_PERCENTILE, _MSE = CalibrationMethod.Percentile, PowerOfTwoMethod.MinMSE
-_EXT = ExtendedQuantFormat.QDQ
-_U8, _S8 = QuantType.QUInt8, QuantType.QInt8
-_S16, _U16 = ExtendedQuantType.QInt16, ExtendedQuantType.QUInt16
-_FP16, _BF16 = ExtendedQuantType.QFloat16, ExtendedQuantType.QBFloat16
-_BFP, _MX = ExtendedQuantType.QBFP, ExtendedQuantType.QMX
-_MINMAX = CalibrationMethod.MinMax
+_PERCENTILE, _MSE = enums.CalibrationMethod.Percentile, enums.PowerOfTwoMethod.MinMSE
+_EXT = enums.ExtendedQuantFormat.QDQ
+_U8, _S8 = enums.QuantType.QUInt8, enums.QuantType.QInt8
+_S16, _U16 = enums.ExtendedQuantType.QInt16, enums.ExtendedQuantType.QUInt16
+_FP16, _BF16 = enums.ExtendedQuantType.QFloat16, enums.ExtendedQuantType.QBFloat16
+_BFP, _MX = enums.ExtendedQuantType.QBFP, enums.ExtendedQuantType.QMX
+_MINMAX = enums.CalibrationMethod.MinMax
 
 _FORCE = {"ForceQuantizeNoInputCheck": True}
 _SYMMETRIC = {"ActivationSymmetric": True}
@@ -146,15 +140,6 @@ def _mixed_bf16(spec: type[QTensorConfig]) -> dict[str, Any]:
     }
 
 
-_MX_ELEMENTS = {
-    "MXFP8E5M2": "fp8_e5m2",
-    "MXFP8E4M3": "fp8_e4m3",
-    "MXFP6E3M2": "fp6_e3m2",
-    "MXFP6E2M3": "fp6_e2m3",
-    "MXFP4E2M1": "fp4_e2m1",
-    "MXINT8": "int8",
-}
-
 # fmt: off
 _ROWS: tuple[Preset, ...] = (
     Preset("UINT8_DYNAMIC_QUANT", weight=_U8, flags={"use_dynamic_quant": True}),
@@ -177,8 +162,8 @@ _ROWS: tuple[Preset, ...] = (
     Preset("MX4", _MINMAX, _EXT, _BFP, _BFP, options=_bfp(bit_width=11), tuned=_ADAQUANT),
     Preset("MX6", _MINMAX, _EXT, _BFP, _BFP, options=_bfp(bit_width=13), tuned=_ADAQUANT),
     Preset("MX9", _MINMAX, _EXT, _BFP, _BFP, options=_bfp(bit_width=16), tuned=_ADAQUANT),
-    *(Preset(name, _MINMAX, _EXT, _MX, _MX, options=_mx(element), tuned=_ADAQUANT)
-      for name, element in _MX_ELEMENTS.items()),
+    *(Preset(block.name, _MINMAX, _EXT, _MX, _MX, options=_mx(element), tuned=_ADAQUANT)
+      for block, element in ELEMENT_OF.items()),
     Preset("S16S16_MIXED_S8S8", _PERCENTILE, _EXT, _S16, _S16, flags={"include_auto_mp": True},
            options={**_WIDE, "Int32Bias": False, "Int16Bias": False, "WeightSymmetric": True,
                     "ActivationSymmetric": False, **_FORCE, **_mixed(Int8Spec)}),
@@ -227,7 +212,7 @@ _BY_NAME = _variants(_ROWS)
 _BY_CONSTANT = _variants((*_ROWS, *_UNLISTED))
 
 
-def preset_names() -> tuple[str, ...]:
+def config_names() -> tuple[str, ...]:
     """All names that `get_default_config` knows."""
     return tuple(_BY_NAME)
 
@@ -238,11 +223,7 @@ def get_default_config(config_name: str) -> QuantizationConfig:
     Raises:
         QuarkConfigError: there is no such preset; it is a ValueError, too.
     """
-    if config_name not in _BY_NAME:
-        raise QuarkConfigError(
-            f"There is no preset '{config_name}'.", **expected_names(str(config_name), _BY_NAME)
-        )
-    return _made(*_BY_NAME[config_name])
+    return _made(*named("preset", config_name, _BY_NAME))
 
 
 def get_default_config_mapping() -> dict[str, QuantizationConfig]:
@@ -250,7 +231,7 @@ def get_default_config_mapping() -> dict[str, QuantizationConfig]:
     return {name: _made(*found) for name, found in _BY_NAME.items()}
 
 
-def constant(name: str) -> QuantizationConfig | None:
+def preset_constant(name: str) -> QuantizationConfig | None:
     """What a script imports as NAME_CONFIG, in a fresh copy; None where there is no such preset."""
     found = _BY_CONSTANT.get(name.removesuffix("_CONFIG")) if name.endswith("_CONFIG") else None
     return None if found is None else _made(*found)

@@ -1,18 +1,20 @@
-"""The newer config, QConfig, and its presets."""
+"""The newer config, QConfig, its presets, and what it says in the words of the classic one."""
 
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
 from typing import Any
 
+from roundel.qdq.functions.blocks import ELEMENT_OF, WIDTHS
+from roundel.quark import enums, specs
 from roundel.quark.algorithms import KINDS, AdaQuantConfig, AdaRoundConfig, AlgoConfig
-from roundel.quark.config import Config, readable
-from roundel.quark.errors import QuarkConfigError, expected_names
+from roundel.quark.config import Config, QuantizationConfig, Settings, readable
+from roundel.quark.errors import QuarkConfigError, named
 from roundel.quark.presets import VINT8_OPTIONS, get_default_config
-from roundel.quark.specs import BFloat16Spec, BFP16Spec, Int8Spec, Int16Spec, QLayerConfig, XInt8Spec
+from roundel.types import BlockType
 
 
-class QConfig:
+class QConfig(Settings):
     """Specs for all layers, exceptions for some, algorithms, and extra options as keyword arguments.
 
     Args:
@@ -25,13 +27,11 @@ class QConfig:
         kwargs: extra options, or `extra_options={…}`.
     """
 
-    settings_text = True
-
     def __init__(
         self,
-        global_config: QLayerConfig,
-        specific_layer_config: Mapping[QLayerConfig, list[str]] | None = None,
-        layer_type_config: Mapping[QLayerConfig | None, list[str]] | None = None,
+        global_config: specs.QLayerConfig,
+        specific_layer_config: Mapping[specs.QLayerConfig, list[str]] | None = None,
+        layer_type_config: Mapping[specs.QLayerConfig | None, list[str]] | None = None,
         exclude: Iterable[Any] | None = None,
         algo_config: Iterable[AlgoConfig] | None = None,
         use_external_data_format: bool = False,
@@ -68,33 +68,23 @@ class QConfig:
         """The config that `to_dict` wrote down."""
         layers, types = words.get("specific_layer_config", []), words.get("layer_type_config", [])
         return QConfig(
-            QLayerConfig.from_dict(words["global_config"]),
-            {QLayerConfig.from_dict(config): names for config, names in layers},
-            {config and QLayerConfig.from_dict(config): names for config, names in types},
+            specs.QLayerConfig.from_dict(words["global_config"]),
+            {specs.QLayerConfig.from_dict(config): names for config, names in layers},
+            {config and specs.QLayerConfig.from_dict(config): names for config, names in types},
             words.get("exclude"),
             [_algorithm(given) for given in words.get("algo_config", [])],
             words.get("use_external_data_format", False),
             extra_options=words.get("extra_options"),
         )
 
-    def __eq__(self, other: object) -> bool:
-        return isinstance(other, QConfig) and self.to_dict() == other.to_dict()
-
-    __hash__ = object.__hash__
-
     def __str__(self) -> str:
         named = {key: value for key, value in vars(self).items() if value}
         lines = [f"  {key} = {readable(value, 2)}" for key, value in named.items()]
         return "\n".join(["QConfig(", *lines, ")"])
 
-    __repr__ = __str__
-
 
 def _algorithm(words: Mapping[str, Any]) -> AlgoConfig:
-    name = str(words.get("name"))
-    if name not in KINDS:
-        raise QuarkConfigError(f"There is no algorithm '{name}'.", **expected_names(name, KINDS))
-    return KINDS[name].from_dict(words)
+    return named("algorithm", words.get("name"), KINDS).from_dict(words)
 
 
 _FORCE = {"ForceQuantizeNoInputCheck": True}
@@ -103,12 +93,12 @@ _VINT8 = {**VINT8_OPTIONS, "OptimizeModel": False, "EnableNPUCnn": False}
 
 # name: (activation spec, weight spec, options); the tuned forms of the first three follow from them.
 _ROWS: dict[str, tuple[Any, Any, Mapping[str, Any]]] = {
-    "XINT8": (XInt8Spec, XInt8Spec, _FORCE),
-    "A8W8": (Int8Spec, Int8Spec, _FLOAT_SCALE),
-    "A16W8": (Int16Spec, Int8Spec, {**_FLOAT_SCALE, "AlignEltwiseQuantType": True}),
-    "VINT8": (XInt8Spec, XInt8Spec, _VINT8),
-    "BF16": (BFloat16Spec, BFloat16Spec, _FORCE),
-    "BFP16": (BFP16Spec, BFP16Spec, {}),
+    "XINT8": (specs.XInt8Spec, specs.XInt8Spec, _FORCE),
+    "A8W8": (specs.Int8Spec, specs.Int8Spec, _FLOAT_SCALE),
+    "A16W8": (specs.Int16Spec, specs.Int8Spec, {**_FLOAT_SCALE, "AlignEltwiseQuantType": True}),
+    "VINT8": (specs.XInt8Spec, specs.XInt8Spec, _VINT8),
+    "BF16": (specs.BFloat16Spec, specs.BFloat16Spec, _FORCE),
+    "BFP16": (specs.BFP16Spec, specs.BFP16Spec, {}),
 }
 _TUNABLE = ("XINT8", "A8W8", "A16W8")
 _TUNERS = {"": None, "_ADAROUND": AdaRoundConfig, "_ADAQUANT": AdaQuantConfig}
@@ -127,7 +117,152 @@ def qconfig_preset(name: str) -> QConfig | None:
     activation, weight, options = _ROWS[stem.removesuffix(suffix)]
     tuner = _TUNERS[suffix]
     return QConfig(
-        QLayerConfig(input_tensors=activation(), weight=weight()),
+        specs.QLayerConfig(input_tensors=activation(), weight=weight()),
         algo_config=[tuner()] if tuner else None,
         extra_options=options,
     )
+
+
+_METHODS: Mapping[enums.CalibMethod, Any] = {
+    enums.CalibMethod.MinMax: enums.CalibrationMethod.MinMax,
+    enums.CalibMethod.Percentile: enums.CalibrationMethod.Percentile,
+    enums.CalibMethod.Entropy: enums.CalibrationMethod.Entropy,
+    enums.CalibMethod.Distribution: enums.CalibrationMethod.Distribution,
+    enums.CalibMethod.LayerwisePercentile: enums.LayerWiseMethod.LayerWisePercentile,
+    enums.CalibMethod.MinMSE: enums.ExtendedCalibrationMethod.MinMSE,
+}
+_SHIFTED: Mapping[enums.CalibMethod, Any] = {
+    enums.CalibMethod.MinMax: enums.PowerOfTwoMethod.NonOverflow,
+    enums.CalibMethod.MinMSE: enums.PowerOfTwoMethod.MinMSE,
+}
+_INTEGERS = (specs.Int8, specs.UInt8, specs.Int16, specs.UInt16)
+_NATIVE = {specs.Int8: enums.QuantType.QInt8, specs.UInt8: enums.QuantType.QUInt8}
+# Which attributes of a block operator a spec stands for.
+_BLOCKS: Mapping[str, tuple[str, Mapping[str, Any]]] = {
+    **{
+        block.value: ("BFPAttributes", {"bfp_method": "to_bfp_prime", "bit_width": width})
+        for block, width in WIDTHS.items()
+    },
+    BlockType.BFP16.value: ("BFPAttributes", {"bfp_method": "to_bfp", "bit_width": 16}),
+    **{block.value: ("MXAttributes", {"element_dtype": element}) for block, element in ELEMENT_OF.items()},
+}
+
+
+def lowered(config: QConfig | Config | QuantizationConfig) -> QuantizationConfig:
+    """The classic config that says the same; layers with specs of their own are left to `selection`.
+
+    Raises:
+        QuarkConfigError: the config is of no known kind, or lacks the specs that it needs.
+    """
+    if isinstance(config, QuantizationConfig):
+        return config
+    if isinstance(config, Config):
+        return lowered(config.global_quant_config)
+    if not isinstance(config, QConfig):
+        raise QuarkConfigError(
+            "This is not a config.", observed=type(config).__name__, expected="Config(…) or QConfig(…)"
+        )
+    moving, stored = _specs(config.global_config)
+    names, subgraphs = split_excluded(config.exclude)
+    classic = QuantizationConfig(
+        calibrate_method=_method(moving),
+        quant_format=enums.QuantFormat.QDQ if _native(moving, stored) else enums.ExtendedQuantFormat.QDQ,
+        activation_type=_type(moving),
+        weight_type=_type(stored),
+        nodes_to_exclude=names,
+        subgraphs_to_exclude=subgraphs,
+        per_channel=stored.quant_granularity is enums.QuantGranularity.Channel,
+        use_external_data_format=config.use_external_data_format,
+        include_cle=False,
+        enable_npu_cnn=moving.scale_type is stored.scale_type is enums.ScaleType.PowerOf2,
+        extra_options={**_spec_options(moving, stored), **config.extra_options},
+    )
+    return with_algorithms(classic, config.algo_config)
+
+
+def with_algorithms(config: QuantizationConfig, algorithms: list[AlgoConfig]) -> QuantizationConfig:
+    """A copy of the config with the algorithms' flags and options.
+
+    Raises:
+        QuarkConfigError: two of them exclude each other.
+    """
+    tuning = [a for a in algorithms if isinstance(a, AdaRoundConfig | AdaQuantConfig)]
+    if len(tuning) > 1:
+        raise QuarkConfigError(
+            "AdaRound and AdaQuant cannot both tune a model.",
+            observed=", ".join(type(a).__name__ for a in tuning),
+            expected="one of them",
+        )
+    fields = {name: getattr(config, name) for name in config.__dataclass_fields__}
+    options = dict(config.extra_options)
+    for algorithm in algorithms:
+        fields.update(algorithm.flags)
+        options.update(algorithm.get_options())
+    return QuantizationConfig(**{**fields, "extra_options": options})
+
+
+def split_excluded(exclude: list[Any]) -> tuple[list[str], list[Any]]:
+    """Names and patterns apart from (starts, ends) pairs, which may lie in a list of their own."""
+    names: list[str] = []
+    subgraphs: list[Any] = []
+    for item in exclude:
+        if isinstance(item, str):
+            names.append(item)
+        elif isinstance(item, tuple):
+            subgraphs.append(item)
+        elif isinstance(item, list):
+            inner = split_excluded(item)
+            names += inner[0]
+            subgraphs += inner[1]
+        else:
+            raise QuarkConfigError(
+                "Something in `exclude` cannot be read.",
+                observed=repr(item)[:120],
+                expected="a node name, '^pattern.*', or ([start nodes], [end nodes])",
+            )
+    return names, subgraphs
+
+
+def _specs(layer: specs.QLayerConfig) -> tuple[specs.QTensorConfig, specs.QTensorConfig]:
+    moving, stored = layer.input_tensors, layer.weight
+    if moving is None or stored is None:
+        raise QuarkConfigError(
+            "The global config needs specs for inputs and weights.",
+            observed=layer,
+            expected="QLayerConfig(input_tensors=…, weight=…)",
+        )
+    return moving, stored
+
+
+def _native(moving: specs.QTensorConfig, stored: specs.QTensorConfig) -> bool:
+    return moving.kind in _NATIVE and stored.kind in _NATIVE
+
+
+def _type(spec: specs.QTensorConfig) -> Any:
+    return _NATIVE.get(spec.kind, spec.kind.quant_type)
+
+
+def _method(spec: specs.QTensorConfig) -> Any:
+    table = _SHIFTED if spec.scale_type is enums.ScaleType.PowerOf2 else _METHODS
+    if spec.calibration_method not in table:
+        raise QuarkConfigError(
+            "This method does not choose power-of-two scales.",
+            observed=spec,
+            expected="CalibMethod.MinMSE or CalibMethod.MinMax",
+        )
+    return table[spec.calibration_method]
+
+
+def _spec_options(moving: specs.QTensorConfig, stored: specs.QTensorConfig) -> dict[str, Any]:
+    options: dict[str, Any] = {}
+    if moving.kind in _INTEGERS:
+        options["ActivationSymmetric"] = moving.symmetric
+    if stored.kind in _INTEGERS:
+        options["WeightSymmetric"] = stored.symmetric
+    if enums.ScaleType.Int16 in (moving.scale_type, stored.scale_type):
+        options["Int16Scale"] = True
+    for spec in (moving, stored):
+        if spec.kind.block is not None:
+            key, attributes = _BLOCKS[spec.kind.block]
+            options[key] = dict(attributes)
+    return options

@@ -5,7 +5,6 @@ from __future__ import annotations
 import tempfile
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -13,16 +12,14 @@ import onnx
 
 from roundel.data import RandomSpec
 from roundel.pipeline import quantize
-from roundel.plan import QuantPlan
 from roundel.quark.algorithms import AlgoConfig
 from roundel.quark.config import Config, QuantizationConfig
 from roundel.quark.enums import CalibrationMethod, QuantFormat, QuantType
 from roundel.quark.errors import QuarkConfigError, QuarkDataError, QuarkModelMissingError
-from roundel.quark.lowering import lowered
-from roundel.quark.qconfig import QConfig
+from roundel.quark.qconfig import QConfig, lowered
 from roundel.quark.request import normalised
 from roundel.quark.runtime import show_evaluation
-from roundel.quark.translate import AnyConfig, Translation, translate
+from roundel.quark.translate import Translation, translate
 from roundel.report.console import ProgressListener, show_plan, show_summary, terminal
 from roundel.result import QuantizeResult
 
@@ -69,46 +66,32 @@ class ModelQuantizer:
         Raises:
             RoundelError: something is wrong with the config, the model or the data; nothing was written.
         """
-        job = _Job(self.config, model_input, model_output, tuple(algorithms or ()))
-        result = job.run(calibration_data_reader, calibration_data_path)
-        return result.model if model_output is None else None
-
-
-@dataclass(frozen=True)
-class _Job:
-    """One model to quantize."""
-
-    config: AnyConfig
-    source: Model
-    output: str | Path | None
-    algorithms: tuple[AlgoConfig, ...] = ()
-
-    def run(self, reader: object, folder: str | Path | None) -> QuantizeResult:
-        _check_source(self.source)
+        _check_source(model_input)
         settings = normalised(lowered(self.config))
-        told = translate(self.config, self.source, self.algorithms)
+        told = translate(self.config, model_input, algorithms or ())
         with _temporary_folder(told.run.get("temporary_folder")):
             result = quantize(
-                self.source,
-                self.output,
+                model_input,
+                model_output,
                 recipe=told.recipe,
-                data=_data(told, reader, folder),
+                data=_data(told, calibration_data_reader, calibration_data_path),
                 stats=told.run.get("statistics"),
                 listener=ProgressListener() if settings.print_summary else None,
             )
-        self._report(result, told, settings)
-        return result
+        _report(model_input, result, told, settings)
+        return result.model if model_output is None else None
 
-    def _report(self, result: QuantizeResult, told: Translation, settings: QuantizationConfig) -> None:
-        console = terminal()
-        if settings.print_summary:
-            show_summary(console, result.record)
-            for note in told.notes:
-                console.print(f"note: {note}", highlight=False, markup=False)
-        if settings.debug_mode:
-            show_plan(console, result.plan)
-        if "evaluate" in told.run:
-            show_evaluation(console, self.source, result, told.run.get("evaluation_data"))
+
+def _report(source: Model, result: QuantizeResult, told: Translation, settings: QuantizationConfig) -> None:
+    console = terminal()
+    if settings.print_summary:
+        show_summary(console, result.record)
+        for note in told.notes:
+            console.print(f"note: {note}", highlight=False, markup=False)
+    if settings.debug_mode:
+        show_plan(console, result.plan)
+    if "evaluate" in told.run:
+        show_evaluation(console, source, result, told.run.get("evaluation_data"))
 
 
 def _check_source(source: Model) -> None:
@@ -158,15 +141,6 @@ def _temporary_folder(folder: str | Path | None) -> Iterator[None]:
         yield
     finally:
         tempfile.tempdir = before
-
-
-def explain(config: AnyConfig, model: Model) -> QuantPlan:
-    """What every tensor would become, without data; for tests and for the curious."""
-    from roundel.plan import build_plan
-    from roundel.stages import prepare as load_prepared
-
-    recipe = translate(config, model).recipe
-    return build_plan(load_prepared(model, recipe).model, recipe)
 
 
 def quantize_static(

@@ -7,40 +7,21 @@ from dataclasses import dataclass, fields, replace
 from functools import cached_property
 from typing import Any
 
-from roundel.quark.config import QuantizationConfig
-from roundel.quark.enums import (
-    CalibrationMethod,
-    ExtendedCalibrationMethod,
-    ExtendedQuantFormat,
-    ExtendedQuantType,
-    Int16Method,
-    LayerWiseMethod,
-    PowerOfTwoMethod,
-    VitisQuantFormat,
-    element_type,
-    is_extended,
-)
+from roundel.qdq.functions.blocks import ELEMENT_OF, WIDTHS
+from roundel.quark import enums
+from roundel.quark.config import QuantizationConfig, classic_key
 from roundel.quark.errors import QuarkConfigError, expected_names
-from roundel.quark.presets import get_default_config, preset_names
+from roundel.quark.presets import config_names, get_default_config
 from roundel.recipe.load import load_preset
 from roundel.recipe.settings import Prepare
+from roundel.types import BlockType
 
 _ROUNDING = {0: "half_away", 1: "half_up", 2: "half_even"}
-_ELEMENTS = {
-    "fp8_e5m2": "mxfp8e5m2",
-    "fp8_e4m3": "mxfp8e4m3",
-    "fp6_e3m2": "mxfp6e3m2",
-    "fp6_e2m3": "mxfp6e2m3",
-    "fp4_e2m1": "mxfp4e2m1",
-    "int8": "mxint8",
+_ELEMENTS: dict[str, str] = {element: block.value for block, element in ELEMENT_OF.items()}
+_WIDTHS: dict[int, str] = {
+    width: block.value for block, width in WIDTHS.items() if block is not BlockType.BFP16
 }
-_WIDTHS = {11: "mx4", 13: "mx6", 16: "mx9"}
-_USUAL = {
-    "bfp16": {"bit_width": 16},
-    "mx4": {"bit_width": 11},
-    "mx6": {"bit_width": 13},
-    "mx9": {"bit_width": 16},
-}
+_USUAL = {block.value: {"bit_width": width} for block, width in WIDTHS.items()}
 _FIELDS: Mapping[str, tuple[str, Callable[[Any], Any]]] = {
     "block_size": ("block_size", int),
     "axis": ("axis", int),
@@ -128,39 +109,30 @@ def block_values(option: str, given: Mapping[str, Any]) -> Iterator[tuple[str, A
 
 # The newer API's spellings of the classic fields; both are understood in extra_options.
 FIELD_OPTIONS: Mapping[str, str] = {
-    "OptimizeModel": "optimize_model",
-    "ConvertFP16ToFP32": "convert_fp16_to_fp32",
-    "ConvertNCHWToNHWC": "convert_nchw_to_nhwc",
-    "OpTypesToQuantize": "op_types_to_quantize",
-    "NodesToQuantize": "nodes_to_quantize",
-    "ExtraOpTypesToQuantize": "extra_op_types_to_quantize",
-    "InputNodes": "input_nodes",
-    "OutputNodes": "output_nodes",
-    "SpecificTensorPrecision": "specific_tensor_precision",
-    "EnableNPUCnn": "enable_npu_cnn",
-    "EnableNPUTransformer": "enable_npu_transformer",
-    "ExecutionProviders": "execution_providers",
-    "DebugMode": "debug_mode",
-    "PrintSummary": "print_summary",
-    "IgnoreWarnings": "ignore_warnings",
-    "CryptoMode": "crypto_mode",
+    classic_key(name): name
+    for name in (
+        *("optimize_model", "convert_fp16_to_fp32", "convert_nchw_to_nhwc", "op_types_to_quantize"),
+        *("nodes_to_quantize", "extra_op_types_to_quantize", "input_nodes", "output_nodes"),
+        *("specific_tensor_precision", "enable_npu_cnn", "enable_npu_transformer", "execution_providers"),
+        *("debug_mode", "print_summary", "ignore_warnings", "crypto_mode"),
+    )
 }
 
 # Method: how ranges are chosen, which numbers a scale may be, and whether |x| is cut as a whole.
 _METHODS: Mapping[Any, tuple[str, str, bool]] = {
-    CalibrationMethod.MinMax: ("minmax", "float", True),
-    CalibrationMethod.Entropy: ("entropy", "float", False),
-    CalibrationMethod.Percentile: ("percentile", "float", True),
-    CalibrationMethod.Distribution: ("distribution", "float", True),
-    LayerWiseMethod.LayerWisePercentile: ("layerwise_percentile", "float", True),
-    PowerOfTwoMethod.NonOverflow: ("minmax", "power_of_two", True),
-    PowerOfTwoMethod.MinMSE: ("mse", "power_of_two", True),
-    Int16Method.MinMax: ("minmax", "int16", True),
-    ExtendedCalibrationMethod.MinMSE: ("mse", "float", True),
+    enums.CalibrationMethod.MinMax: ("minmax", "float", True),
+    enums.CalibrationMethod.Entropy: ("entropy", "float", False),
+    enums.CalibrationMethod.Percentile: ("percentile", "float", True),
+    enums.CalibrationMethod.Distribution: ("distribution", "float", True),
+    enums.LayerWiseMethod.LayerWisePercentile: ("layerwise_percentile", "float", True),
+    enums.PowerOfTwoMethod.NonOverflow: ("minmax", "power_of_two", True),
+    enums.PowerOfTwoMethod.MinMSE: ("mse", "power_of_two", True),
+    enums.Int16Method.MinMax: ("minmax", "int16", True),
+    enums.ExtendedCalibrationMethod.MinMSE: ("mse", "float", True),
 }
 _OLD_BLOCK_FORMATS = {
-    VitisQuantFormat.BFPFixNeuron: ExtendedQuantType.QBFP,
-    VitisQuantFormat.MXFixNeuron: ExtendedQuantType.QMX,
+    enums.VitisQuantFormat.BFPFixNeuron: enums.ExtendedQuantType.QBFP,
+    enums.VitisQuantFormat.MXFixNeuron: enums.ExtendedQuantType.QMX,
 }
 _INTEGERS = frozenset({"int8", "uint8", "int16", "uint16"})
 _FLOATS = frozenset({"bfloat16", "float16"})
@@ -177,8 +149,8 @@ def normalised(config: QuantizationConfig) -> QuantizationConfig:
     if result.quant_format in _OLD_BLOCK_FORMATS:
         kind = _OLD_BLOCK_FORMATS[result.quant_format]
         result = replace(result, activation_type=kind, weight_type=kind)
-    if isinstance(result.quant_format, VitisQuantFormat):
-        result = replace(result, quant_format=ExtendedQuantFormat.QDQ)
+    if isinstance(result.quant_format, enums.VitisQuantFormat):
+        result = replace(result, quant_format=enums.ExtendedQuantFormat.QDQ)
     return result
 
 
@@ -219,12 +191,12 @@ class Request:
     @cached_property
     def activation(self) -> str:
         """The activations' element type in the recipe's words."""
-        return block_type(element_type(self.config.activation_type, "activation_type"), self.options)
+        return block_type(enums.recipe_type(self.config.activation_type, "activation_type"), self.options)
 
     @cached_property
     def weight(self) -> str:
         """The weights' element type in the recipe's words."""
-        return block_type(element_type(self.config.weight_type, "weight_type"), self.options)
+        return block_type(enums.recipe_type(self.config.weight_type, "weight_type"), self.options)
 
     @property
     def integer_activations(self) -> bool:
@@ -260,7 +232,7 @@ class Request:
     def extended(self) -> bool:
         """The extended format: com.microsoft Q/DQ nodes and the longer operator list."""
         # Overrides of single tensors have always asked for it, too.
-        return is_extended(self.config.quant_format) or bool(self.options.get("TensorQuantOverrides"))
+        return enums.is_extended(self.config.quant_format) or bool(self.options.get("TensorQuantOverrides"))
 
     @property
     def npu(self) -> bool:
@@ -286,11 +258,14 @@ class Request:
 
 
 _UNSIGNED = frozenset({"uint8", "uint16"})
-_ALIGNED = ("align_concat", "align_pool", "align_pad", "align_slice")
+ALIGNED = ("align_concat", "align_pool", "align_pad", "align_slice")
+LIMITS = (
+    *("adjust_shift_cut", "adjust_shift_bias", "adjust_shift_read", "adjust_shift_write"),
+    *("adjust_hard_sigmoid", "adjust_shift_swish"),
+)
 _ENGINE = (
-    *("adjust_shift_read", "adjust_shift_write", "adjust_shift_cut", "adjust_shift_bias"),
-    *("adjust_hard_sigmoid", "adjust_shift_swish", "leaky_relu", "sigmoid_to_hard_sigmoid"),
-    *("hard_sigmoid", "average_pool", "reduce_mean"),
+    *LIMITS,
+    *("leaky_relu", "sigmoid_to_hard_sigmoid", "hard_sigmoid", "average_pool", "reduce_mean"),
 )
 _CONVERSIONS = (
     *("split_to_slice", "batch_norm_to_conv"),
@@ -367,7 +342,7 @@ def _numbers(request: Request) -> Values:
 def _calibration(request: Request) -> Values:
     if request.integer_weights:
         # A weight's range is chosen by error unless nothing may be cut off.
-        keeps_all = request.config.calibrate_method is PowerOfTwoMethod.NonOverflow
+        keeps_all = request.config.calibrate_method is enums.PowerOfTwoMethod.NonOverflow
         yield "weights.method", "minmax" if keeps_all else "mse"
     if not request.integer_activations and not request.asked("ActivationScaled"):
         return
@@ -384,7 +359,7 @@ def _chosen_by_name(request: Request) -> Values:
     """
     config = request.config
     stem = str(config.preset).removesuffix("_ADAROUND").removesuffix("_ADAQUANT")
-    if stem not in _OWN_RANGES or config.preset not in preset_names() or request.asked("CalibMovingAverage"):
+    if stem not in _OWN_RANGES or config.preset not in config_names() or request.asked("CalibMovingAverage"):
         return
     if get_default_config(config.preset).calibrate_method is config.calibrate_method:
         ranges = load_preset(_OWN_RANGES[stem]).calibration.model_dump(exclude_defaults=True)
@@ -408,7 +383,7 @@ def _placement(request: Request) -> Values:
     if request.block_activations:
         yield "placement.fuse_activations", False
     if request.npu:
-        yield from ((f"placement.{name}", True) for name in _ALIGNED)
+        yield from ((f"placement.{name}", True) for name in ALIGNED)
         yield from ((f"npu.{name}", True) for name in _ENGINE)
 
 

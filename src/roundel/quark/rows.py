@@ -121,6 +121,15 @@ def computed(key: str, default: Any, kind: Kind, becomes: str, work: Work) -> Op
     return Option(key, default, kind, becomes, work)
 
 
+def switched(key: str, default: bool, becomes: str, recipe: Flat) -> Option:
+    """Recipe values where the switch stands otherwise than by default."""
+
+    def work(value: Any, request: Request) -> Effect:
+        return NOTHING if value is default else Effect(recipe=recipe)
+
+    return Option(key, default, SWITCH, becomes, work)
+
+
 def to_run(key: str, default: Any, kind: Kind, name: str) -> Option:
     """The value concerns the run, not the model."""
 

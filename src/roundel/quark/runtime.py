@@ -10,8 +10,7 @@ from __future__ import annotations
 
 import logging
 import math
-from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -27,11 +26,12 @@ from roundel.model.graph import input_specs
 from roundel.model.load import load_model
 from roundel.model.session import open_session
 from roundel.numerics.metrics import Closeness
+from roundel.qdq.names import QUARK
+from roundel.qdq.read import is_quantize
 from roundel.quark.errors import QuarkConfigError, QuarkDataError, expected_names
 from roundel.result import QuantizeResult
-from roundel.types import Sample
 
-COP_DOMAIN = "com.amd.quark"
+COP_DOMAIN = QUARK
 COP_VERSION = 1
 COP_QUANT_OP_NAME = "ExtendedQuantizeLinear"
 COP_DEQUANT_OP_NAME = "ExtendedDequantizeLinear"
@@ -97,9 +97,6 @@ def _is_marker(path: Any) -> bool:
 _accept_marker()
 
 
-_QUANTIZERS = ("QuantizeLinear", "ExtendedQuantizeLinear")
-
-
 def dump_model(
     model_input: str | Path | onnx.ModelProto,
     dump_data_reader: Any = None,
@@ -120,7 +117,7 @@ def dump_model(
     wanted = {
         str(node.outputs[0].name): str(node.inputs[0].name if node.inputs[0] is not None else node.name)
         for node in model.graph
-        if node.op_type in _QUANTIZERS
+        if is_quantize(node)
     }
     seen = {str(v.name): v for node in model.graph for v in node.outputs if v.name}
     shown = [v for name, v in seen.items() if dump_float or name in wanted]
@@ -157,44 +154,25 @@ def _write(path: Path, array: NDArray[Any]) -> None:
     np.savetxt(path.with_name(f"{path.name}.txt"), flat, fmt="%d" if flat.dtype.kind in "iu" else "%.9g")
 
 
-@dataclass(frozen=True, slots=True)
-class OutputDistance:
-    """Cosine and Euclidean distance of the first output, over samples."""
-
-    mean_cosine: float
-    worst_cosine: float
-    mean_l2: float
-    worst_l2: float
-    samples: int
-
-
-def first_output_distance(before: ir.Model, after: ir.Model, samples: Iterable[Sample]) -> OutputDistance:
-    """Run both models and compare their first outputs."""
-    sessions = open_session(before), open_session(after)
-    found = []
-    for sample in samples:
-        one, other = (session.run([session.get_outputs()[0].name], sample)[0] for session in sessions)
-        found.append(Closeness.of(one, other))
-    cosines = [pair.cosine for pair in found] or [math.nan]
-    lengths = [math.sqrt(pair.noise) for pair in found] or [math.nan]
-    return OutputDistance(
-        sum(cosines) / len(cosines), min(cosines), sum(lengths) / len(lengths), max(lengths), len(found)
-    )
-
-
 def show_evaluation(
     console: Console, source: str | Path | onnx.ModelProto, result: QuantizeResult, data: object
 ) -> None:
-    """Print the distance; without a reader, what the verification measured has been printed already."""
+    """Print how far the first outputs are apart; without a reader, the verification has done so already."""
     if data is None:
         console.print("EvalMetrics: see 'against the float model' above; EvalDataReader gives other samples")
         return
     before = load_model(source).model
-    distance = first_output_distance(before, result.ir, open_samples(data, input_specs(before)))
+    sessions = open_session(before), open_session(result.ir)
+    found = []
+    for sample in open_samples(data, input_specs(before)):
+        one, other = (session.run([session.get_outputs()[0].name], sample)[0] for session in sessions)
+        found.append(Closeness.of(one, other))
+    cosines = [pair.cosine for pair in found] or [math.nan]
+    lengths = [math.sqrt(pair.noise) for pair in found] or [math.nan]
     console.print(
-        f"first output over {distance.samples} samples: "
-        f"cosine mean {distance.mean_cosine:.6f}, min {distance.worst_cosine:.6f}; "
-        f"L2 mean {distance.mean_l2:.6g}, max {distance.worst_l2:.6g}",
+        f"first output over {len(found)} samples: "
+        f"cosine mean {sum(cosines) / len(cosines):.6f}, min {min(cosines):.6f}; "
+        f"L2 mean {sum(lengths) / len(lengths):.6g}, max {max(lengths):.6g}",
         highlight=False,
     )
 

@@ -15,14 +15,13 @@ import numpy as np
 
 from roundel.data import Samples
 from roundel.data.samples import repeatable
-from roundel.errors import did_you_mean
 from roundel.measure.folders import similarity
 from roundel.measure.infer import Predictor
 from roundel.model.files import write_text
 from roundel.pipeline import quantize
 from roundel.quark import enums, specs
 from roundel.quark.algorithms import AdaQuantConfig, AdaRoundConfig, AlgoConfig, CLEConfig
-from roundel.quark.errors import QuarkConfigError, expected_names
+from roundel.quark.errors import QuarkConfigError, expected_names, named
 from roundel.quark.qconfig import QConfig
 from roundel.quark.specs import QLayerConfig, QTensorConfig
 from roundel.quark.translate import translate
@@ -37,8 +36,14 @@ Space = Mapping[str, Any]
 Params = dict[str, Any]
 
 _CONDITION = "only_if"
-_SPECS = ("XInt8Spec", "Int8Spec", "UInt8Spec", "Int16Spec", "UInt16Spec", "BFloat16Spec", "BFP16Spec")
-_WORDS = {
+_SPECS: Mapping[str, Callable[..., QTensorConfig]] = {
+    spec.__name__: spec
+    for spec in (
+        *(specs.XInt8Spec, specs.Int8Spec, specs.UInt8Spec, specs.Int16Spec, specs.UInt16Spec),
+        *(specs.BFloat16Spec, specs.BFP16Spec),
+    )
+}
+_WORDS: Mapping[str, Any] = {
     "calibration_method": enums.CalibMethod,
     "scale_type": enums.ScaleType,
     "quant_granularity": enums.QuantGranularity,
@@ -53,12 +58,8 @@ def get_auto_search_config(config_name: str) -> dict[str, Any]:
     Raises:
         QuarkConfigError: there is none of that name.
     """
-    if config_name not in _SHIPPED:
-        raise QuarkConfigError(
-            f"There is no search '{config_name}'.", **expected_names(config_name, _SHIPPED)
-        )
     return {
-        "search_space": copy.deepcopy(_SHIPPED[config_name]),
+        "search_space": copy.deepcopy(named("search", config_name, _SHIPPED)),
         "n_trials": 20,
         "n_jobs": 1,
         "output_dir": "./output",
@@ -155,9 +156,7 @@ def qconfig_of(params: Params) -> QConfig:
     tuner = given.pop("algorithms", None)
     options = {name: given.pop(f"{name}_params", {}) for name in _TUNERS}
     if tuner is not None:
-        if tuner not in _TUNERS:
-            raise QuarkConfigError(f"There is no algorithm '{tuner}'.", **expected_names(str(tuner), _TUNERS))
-        algorithms.append(_TUNERS[tuner](**_split(options[tuner])))
+        algorithms.append(named("algorithm", tuner, _TUNERS)(**_split(options[tuner])))
     equalize, steps = given.pop("cle_algo", None), given.pop("cle_params", {})
     if equalize is not None:
         algorithms.append(CLEConfig(**steps))
@@ -173,29 +172,13 @@ def qconfig_of(params: Params) -> QConfig:
 
 
 def _spec(name: Any, params: Mapping[str, Any], where: str) -> QTensorConfig:
-    if name not in _SPECS:
-        raise QuarkConfigError(
-            f"There is no spec '{name}'.",
-            where=where,
-            expected=", ".join(_SPECS),
-            hint=did_you_mean(str(name), _SPECS),
-        )
+    spec = named("spec", name, _SPECS, where)
     words = dict(params)
     for key, kind in _WORDS.items():
         if isinstance(words.get(key), str):
-            words[key] = _member(kind, words[key], f"{where}_params.{key}")
-    made = getattr(specs, str(name))(**words)
-    assert isinstance(made, QTensorConfig)
-    return made
-
-
-def _member(kind: Any, name: str, where: str) -> Any:
-    names = {member.name.casefold(): member for member in kind}
-    if name.casefold() not in names:
-        raise QuarkConfigError(
-            f"There is no '{name}'.", where=where, **expected_names(name, [m.name for m in kind])
-        )
-    return names[name.casefold()]
+            members = {member.name.casefold(): member for member in kind}
+            words[key] = named(key, words[key].casefold(), members, f"{where}_params")
+    return spec(**words)
 
 
 def _split(params: Mapping[str, Any]) -> dict[str, Any]:
@@ -323,7 +306,7 @@ _IDLE = {
     "temp_dir": "nothing is left outside output_dir",
     "study_name": "a study's file holds one study",
 }
-_SAMPLERS: Mapping[str, Sampler] = {"TPE": "tpe", "Random": "random"}
+_SAMPLERS: Mapping[str, Sampler] = {"TPE": "tpe", "Random": "random", "Grid": "tpe"}
 _GRID = "Grid"
 # By name: the distance or likeness of two outputs, and whether less is better.
 _METRICS: Mapping[str, tuple[Callable[[Any, Any], float | None], bool]] = {
@@ -355,8 +338,8 @@ class AutoSearchPro:
         self.config: dict[str, Any] = {**_USUAL, **alone, **config}
         self._space: Params = dict(self.config["search_space"])
         flattened(self._space)
-        self._metric = _known("search_metric", self.config["search_metric"] or "L2", _METRICS)
-        self._sampler = _known("search_algo", self.config["search_algo"], {**_SAMPLERS, _GRID: "tpe"})
+        self._metric = named("search_metric", self.config["search_metric"] or "L2", _METRICS)
+        self._sampler = named("search_algo", self.config["search_algo"], _SAMPLERS)
         if self.config["direction"] not in ("minimize", "maximize"):
             raise QuarkConfigError("A search minimizes or maximizes.", observed=self.config["direction"])
         for key in ("model_input", "calib_data_reader"):
@@ -484,9 +467,3 @@ class _Work:
 
 def _config_of(given: Mapping[str, Any]) -> Params:
     return dict(given["config"])
-
-
-def _known(key: str, name: Any, table: Mapping[str, Any]) -> Any:
-    if name not in table:
-        raise QuarkConfigError(f"There is no {key} '{name}'.", **expected_names(str(name), table))
-    return table[name]

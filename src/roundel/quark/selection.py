@@ -16,10 +16,9 @@ from roundel.model.load import ModelSource, load_model
 from roundel.model.normalise import raise_opset
 from roundel.passes import prepare
 from roundel.plan import build_plan
-from roundel.quark.enums import element_type
+from roundel.quark.enums import recipe_type
 from roundel.quark.errors import QuarkConfigError, expected_names
-from roundel.quark.lowering import split_excluded
-from roundel.quark.qconfig import QConfig
+from roundel.quark.qconfig import QConfig, split_excluded
 from roundel.quark.request import Request, block_type
 from roundel.quark.specs import Int32, QLayerConfig, QTensorConfig
 from roundel.recipe.settings import Recipe
@@ -44,7 +43,7 @@ def from_mixed_precision(given: Mapping[Any, Sequence[str]]) -> tuple[dict[str, 
     """Recipe overrides for {type: [tensors]}."""
     where = "extra_options['MixedPrecisionTensor']"
     return tuple(
-        {"tensors": tuple(names), "type": element_type(kind, where)} for kind, names in given.items() if names
+        {"tensors": tuple(names), "type": recipe_type(kind, where)} for kind, names in given.items() if names
     )
 
 
@@ -82,7 +81,7 @@ def _override(name: str, entry: Mapping[str, Any], request: Request) -> dict[str
 
 def _parts(entry: Mapping[str, Any], request: Request, where: str) -> Iterator[tuple[str, Any]]:
     if entry.get("quant_type") is not None:
-        yield "type", block_type(element_type(entry["quant_type"], where), request.options)
+        yield "type", block_type(recipe_type(entry["quant_type"], where), request.options)
     if entry.get("symmetric") is not None:
         yield "symmetric", bool(entry["symmetric"])
     if entry.get("axis") is not None:
@@ -105,7 +104,7 @@ def _bounds(entry: Mapping[str, Any], request: Request, where: str) -> tuple[flo
         return float(entry["rmin"]), float(entry["rmax"])
     if "scale" not in entry:
         return None
-    word = element_type(entry["quant_type"], where) if "quant_type" in entry else request.activation
+    word = recipe_type(entry["quant_type"], where) if "quant_type" in entry else request.activation
     kind, scale, zero = QType(word), float(entry["scale"]), int(entry["zero_point"])
     low = kind.qmin + (1 if kind.signed and zero == 0 else 0)
     return (low - zero) * scale, (kind.qmax - zero) * scale
@@ -329,7 +328,7 @@ def _check_bias(layer: QLayerConfig) -> None:
 
 
 def _treatment(spec: QTensorConfig, request: Request) -> dict[str, Any]:
-    word = spec.kind.block or block_type(element_type(spec.kind.quant_type, str(spec)), request.options)
+    word = spec.kind.block or block_type(recipe_type(spec.kind.quant_type, str(spec)), request.options)
     if word not in _INTEGERS:
         return {"type": word}
     return {"type": word, "symmetric": spec.symmetric}

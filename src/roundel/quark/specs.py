@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from typing import Any, ClassVar
 
-from roundel.quark.config import readable
+from roundel.quark.config import Settings, readable
 from roundel.quark.enums import CalibMethod, ExtendedQuantType, QuantGranularity, ScaleType
-from roundel.quark.errors import QuarkConfigError, expected_names
+from roundel.quark.errors import QuarkConfigError, named
 
 
 class DataType:
@@ -58,10 +58,8 @@ DATA_TYPES: dict[str, type[DataType]] = {
 }
 
 
-class QTensorConfig:
+class QTensorConfig(Settings):
     """How one kind of tensor is stored and calibrated."""
-
-    settings_text = True  # prints as its settings
 
     def __init__(
         self,
@@ -115,28 +113,18 @@ class QTensorConfig:
     @staticmethod
     def from_dict(words: dict[str, Any]) -> QTensorConfig:
         """The spec that `to_dict` wrote down."""
-        name = words["data_type"]
-        if name not in DATA_TYPES:
-            raise QuarkConfigError(f"There is no data type '{name}'.", **expected_names(name, DATA_TYPES))
         return QTensorConfig(
             words["symmetric"],
             ScaleType[words["scale_type"]],
             CalibMethod[words["calibration_method"]],
             QuantGranularity[words["quant_granularity"]],
-            DATA_TYPES[name],
+            named("data type", words["data_type"], DATA_TYPES),
         )
-
-    def __eq__(self, other: object) -> bool:
-        return isinstance(other, QTensorConfig) and self.to_dict() == other.to_dict()
-
-    __hash__ = object.__hash__
 
     def __str__(self) -> str:
         words = ["symmetric" if self.symmetric else "asymmetric", f"{self.scale_type.name} scale"]
         words += [f"per {self.quant_granularity.name.lower()}", self.calibration_method.name]
         return f"{self.kind.__name__}({', '.join(words)})"
-
-    __repr__ = __str__
 
 
 class _Spec(QTensorConfig):
@@ -197,10 +185,8 @@ MXInt8Spec = _spec("MXInt8Spec", MXInt8)
 _SLOTS = ("input_tensors", "weight", "bias", "output_tensors")
 
 
-class QLayerConfig:
+class QLayerConfig(Settings):
     """Specs for the tensors around one layer; `activation` is the old name of `input_tensors`."""
-
-    settings_text = True
 
     def __init__(
         self,
@@ -241,13 +227,6 @@ class QLayerConfig:
             **{slot: QTensorConfig.from_dict(spec) for slot, spec in found.items() if spec is not None}
         )
 
-    def __eq__(self, other: object) -> bool:
-        return isinstance(other, QLayerConfig) and self.to_dict() == other.to_dict()
-
-    __hash__ = object.__hash__  # scripts use layer configs as keys, and may change them afterwards
-
     def __str__(self) -> str:
         rows = [f"{slot}={readable(getattr(self, slot))}" for slot in _SLOTS if getattr(self, slot)]
         return f"QLayerConfig({', '.join(rows)})"
-
-    __repr__ = __str__

@@ -11,19 +11,17 @@ from roundel.quark.algorithms import AlgoConfig
 from roundel.quark.config import Config, QuantizationConfig
 from roundel.quark.enums import is_operator_format
 from roundel.quark.errors import QuarkConfigError
-from roundel.quark.lowering import lowered, with_algorithms
 from roundel.quark.options import effects
-from roundel.quark.qconfig import QConfig
-from roundel.quark.request import Request, base_values, counts, normalised
+from roundel.quark.qconfig import QConfig, lowered, with_algorithms
+from roundel.quark.request import ALIGNED, Request, base_values, counts, normalised
 from roundel.quark.selection import selected
 from roundel.recipe.load import validate
 from roundel.recipe.settings import Recipe, merge
 
-_ALIGNED = tuple(f"placement.align_{what}" for what in ("concat", "pool", "slice", "pad"))
 _INTEGER_ACTIVATIONS = (
     *("activations.symmetric", "activations.scale"),
     *("placement.fold_relu", "npu.clip_to_relu"),
-    *_ALIGNED,
+    *(f"placement.{name}" for name in ALIGNED),
 )
 _INTEGER_WEIGHTS = tuple(f"weights.{word}" for word in ("symmetric", "scale", "method", "per_channel"))
 _FLOATS = ("floats.form", "floats.clip", "weights.scaled", "activations.scaled")

@@ -10,18 +10,18 @@ import onnx_ir as ir
 from roundel.errors import ModelError, RecipeError
 from roundel.model.graph import op_key, readers
 from roundel.model.load import quantized_node
+from roundel.qdq.names import QUARK
 from roundel.qdq.read import (
     BFLOAT16,
     BITS,
-    DEQUANTIZE,
     OTHER_FORMS,
     PAIRS,
-    QUANTIZE,
-    QUARK,
     Quantizer,
     StoredTensors,
     casts_to,
     constant_of,
+    is_dequantize,
+    is_quantize,
     read_quantizer,
     stored_type,
 )
@@ -257,7 +257,7 @@ def _is_weight(node: ir.Node) -> bool:
 
 def _final_readers(node: ir.Node) -> Iterator[tuple[ir.Node, int]]:
     for reader, index in readers(node.outputs[0]):
-        if op_key(reader) in DEQUANTIZE:
+        if is_dequantize(reader):
             yield from readers(reader.outputs[0])
         else:
             yield reader, index
@@ -268,6 +268,6 @@ def _from_constant(node: ir.Node) -> bool:
     if source is None:
         return False
     producer = source.producer()
-    if producer is not None and op_key(producer) in QUANTIZE:
+    if producer is not None and is_quantize(producer):
         source = producer.inputs[0]
-    return source is not None and ir.convenience.get_const_tensor(source) is not None
+    return constant_of(source) is not None

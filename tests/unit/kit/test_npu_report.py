@@ -10,7 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from rich.console import Console
 
-from roundel.kit import PlacementReport, ReportError, compare, read_report, verdicts
+from roundel.kit import PlacementReport, ReportError, compare_placements, read_report, verdicts
 from roundel.kit.console import show_placement, show_placement_comparison
 from roundel.kit.npu_report import parse_json, parse_log
 from roundel.kit.placement import model_operators, places
@@ -243,13 +243,13 @@ def test_verdicts() -> None:
 
 
 def test_comparison() -> None:
-    rows = compare(report(NPU), predicted_cpu_ops=36, predicted_npu_ops=240, predicted_islands=18)
+    rows = compare_placements(report(NPU), predicted_cpu_ops=36, predicted_npu_ops=240, predicted_islands=18)
     assert [(r.predicted, r.actual, r.difference, r.agrees) for r in rows] == [
         (240, 239, -1, False),
         (36, 36, 0, True),
         (18, 18, 0, True),
     ]
-    assert compare(parse_json(tree()), 0, 398, 1)[2].agrees is None
+    assert compare_placements(parse_json(tree()), 0, 398, 1)[2].agrees is None
 
 
 def test_tables_fit_eighty_columns(a8w8: Path) -> None:
@@ -259,7 +259,7 @@ def test_tables_fit_eighty_columns(a8w8: Path) -> None:
     with console.capture() as captured:
         show_placement(console, parse_json(many), model_operators(a8w8))
         show_placement(console, report(ALL_CPU))
-        show_placement_comparison(console, compare(parse_json(tree()), 0, 398, 1))
+        show_placement_comparison(console, compare_placements(parse_json(tree()), 0, 398, 1))
     lines = captured.get().splitlines()
     assert max(map(len, lines)) <= 80
     assert any("VITIS_EP_CPU" in line for line in lines)

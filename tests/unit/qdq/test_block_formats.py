@@ -14,8 +14,9 @@ import roundel
 from helpers import build, feeds, node, normal
 from roundel.errors import ModelError, RecipeError
 from roundel.numerics.blocks import BlockFloat, MicroExponents, Microscaling
-from roundel.qdq.functions import AMD_DOMAIN, attach, strip
-from roundel.qdq.functions.blocks import BFP, MX, read
+from roundel.qdq.functions import attach, strip
+from roundel.qdq.functions.blocks import BFP, MX, read_format
+from roundel.qdq.names import QUARK
 
 PRESETS = {
     "bfp16": BlockFloat(),
@@ -56,7 +57,7 @@ DATA = feeds({"x": [1, 3, 8, 8]}, count=2)
 
 
 def block_nodes(proto: onnx.ModelProto) -> dict[str, onnx.NodeProto]:
-    return {n.input[0]: n for n in proto.graph.node if n.domain == AMD_DOMAIN}
+    return {n.input[0]: n for n in proto.graph.node if n.domain == QUARK}
 
 
 def axis_of(proto_node: onnx.NodeProto) -> int:
@@ -72,7 +73,7 @@ def test_presets(preset: str, form: Any) -> None:
     result = roundel.quantize(model(), recipe=preset, data=DATA)
     found = block_nodes(result.model)
     assert set(found) == {*"xwbcrgfvdhmt", "y_QuantizeLinear_Input"}
-    assert {read(n) for n in result.ir.graph if n.domain == AMD_DOMAIN} == {form}
+    assert {read_format(n) for n in result.ir.graph if n.domain == QUARK} == {form}
     assert result.record.outputs[0].cosine > 0.8
 
 
@@ -132,7 +133,7 @@ def test_the_bare_form_has_no_functions() -> None:
 def test_two_formats_in_one_model() -> None:
     changes = {"weights": {"type": "mxfp6e2m3"}}
     result = roundel.quantize(model(), recipe="mx9", data=DATA, changes=changes)
-    kinds = {n.op_type for n in result.model.graph.node if n.domain == AMD_DOMAIN}
+    kinds = {n.op_type for n in result.model.graph.node if n.domain == QUARK}
     assert kinds == {BFP, MX}
     assert run(result.model, DATA[0]["x"]).shape == (1, 10)
 
@@ -140,7 +141,7 @@ def test_two_formats_in_one_model() -> None:
 @pytest.mark.parametrize(("preset", "read_by_layers"), [("bf16_mixed_bfp16", BFP), ("bf16_mixed_mxint8", MX)])
 def test_mixed_floats(preset: str, read_by_layers: str) -> None:
     result = roundel.quantize(model(), recipe=preset, data=DATA)
-    found = {n.input[0]: n.op_type for n in result.model.graph.node if n.domain == AMD_DOMAIN}
+    found = {n.input[0]: n.op_type for n in result.model.graph.node if n.domain == QUARK}
     assert {found[name] for name in "xwfvhm"} == {read_by_layers}
     assert {found[name] for name in ("r", "g", "t", "y_QuantizeLinear_Input")} == {"ExtendedQuantizeLinear"}
     assert "b" not in found
@@ -184,7 +185,7 @@ def test_options_without_effect_are_refused(recipe: str, changes: dict[str, Any]
 def test_attributes_that_nobody_knows(op: str, attributes: dict[str, Any], told: str) -> None:
     attrs = ir.convenience.convert_attributes(attributes)
     with pytest.raises(ModelError) as caught:
-        read(ir.Node(AMD_DOMAIN, op, [], attributes=attrs, num_outputs=1, name="n"))
+        read_format(ir.Node(QUARK, op, [], attributes=attrs, num_outputs=1, name="n"))
     assert told in str(caught.value)
 
 
@@ -200,11 +201,11 @@ def test_functions_come_and_go() -> None:
 def test_half_precision_tensors() -> None:
     """AMD's operator takes float16, too: computed in float32, and rounded back."""
     x = normal(4, 40).astype(np.float16)
-    one = onnx.helper.make_node(BFP, ["x"], ["y"], "n", domain=AMD_DOMAIN, axis=1, rounding_mode=2)
+    one = onnx.helper.make_node(BFP, ["x"], ["y"], "n", domain=QUARK, axis=1, rounding_mode=2)
     kind = onnx.TensorProto.FLOAT16
     values = [onnx.helper.make_tensor_value_info(name, kind, [4, 40]) for name in "xy"]
     graph = onnx.helper.make_graph([one], "g", values[:1], values[1:])
-    imports = [onnx.helper.make_opsetid("", 17), onnx.helper.make_opsetid(AMD_DOMAIN, 1)]
+    imports = [onnx.helper.make_opsetid("", 17), onnx.helper.make_opsetid(QUARK, 1)]
     bare = onnx.helper.make_model(graph, opset_imports=imports, ir_version=8)
     got = run(ir.to_proto(attach(ir.from_proto(bare))), x)
     assert got.dtype == np.float16

@@ -15,7 +15,8 @@ from onnx import TensorProto, helper
 from helpers import rng
 from roundel.errors import ModelError
 from roundel.numerics.floats import round_bfloat16, round_float16
-from roundel.qdq.functions import AMD_DOMAIN, attach, strip
+from roundel.qdq.functions import attach, strip
+from roundel.qdq.names import QUARK
 
 LEVELS = [
     ort.GraphOptimizationLevel.ORT_DISABLE_ALL,
@@ -37,11 +38,11 @@ def pair_model(
         out = "y" if i == len(types) - 1 else f"y{i}"
         ends = ([last, "s", f"z{i}"], [f"c{i}"]), ([f"c{i}", "s", f"z{i}"], [out])
         for op, (inputs, outputs) in zip(PAIR, ends, strict=True):
-            nodes.append(helper.make_node(op, inputs, outputs, f"{op}{i}", domain=AMD_DOMAIN, axis=axis))
+            nodes.append(helper.make_node(op, inputs, outputs, f"{op}{i}", domain=QUARK, axis=axis))
         last = out
     values = [helper.make_tensor_value_info(name, TensorProto.FLOAT, ["n", 4, "m"]) for name in "xy"]
     graph = helper.make_graph(nodes, "g", values[:1], values[1:], constants)
-    imports = [helper.make_opsetid("", opset), helper.make_opsetid(AMD_DOMAIN, 1)]
+    imports = [helper.make_opsetid("", opset), helper.make_opsetid(QUARK, 1)]
     return helper.make_model(graph, opset_imports=imports, ir_version=8)
 
 

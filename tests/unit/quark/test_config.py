@@ -25,17 +25,17 @@ from roundel.quark import (
     get_tensor_type_from_qType,
 )
 from roundel.quark.errors import QuarkConfigError
-from roundel.quark.presets import preset_names
+from roundel.quark.presets import config_names
 from roundel.quark.qconfig import QCONFIG_NAMES, qconfig_preset
 from roundel.quark.translate import translate
 
 
 def test_all_names_of_the_documents() -> None:
-    assert len(preset_names()) == 65
-    assert set(DefaultConfigMapping) == set(get_default_config_mapping()) == set(preset_names())
+    assert len(config_names()) == 65
+    assert set(DefaultConfigMapping) == set(get_default_config_mapping()) == set(config_names())
 
 
-@pytest.mark.parametrize("name", preset_names())
+@pytest.mark.parametrize("name", config_names())
 def test_every_preset_means_a_recipe(name: str) -> None:
     assert translate(get_default_config(name)).recipe.mode in ("static", "dynamic", "weight_only")
 

@@ -42,7 +42,7 @@ from roundel.quark import (
     quantize_dynamic,
     quantize_static,
 )
-from roundel.quark.presets import preset_names
+from roundel.quark.presets import config_names
 from script_cases import SHAPE, Reader
 
 pytestmark = pytest.mark.usefixtures("capsys")
@@ -100,7 +100,7 @@ def test_presets_write_the_types_and_domains_of_the_documents(
     assert weights(result)["l"].dtype == "int8"
 
 
-@pytest.mark.parametrize("preset", [name for name in preset_names() if "_ADA" not in name])
+@pytest.mark.parametrize("preset", [name for name in config_names() if "_ADA" not in name])
 def test_every_preset_gives_a_model_that_runs(preset: str, model) -> None:
     config = get_default_config(preset)
     config.print_summary = False

@@ -14,7 +14,7 @@ from PIL import Image
 from helpers import build, initializers, node, normal, run
 from roundel.errors import ModelError, RecipeError
 from roundel.quark.old_tools import OLD_TOOLS
-from roundel.quark.tools.files import read_model
+from roundel.quark.tools.floats import convert_fp32_to_fp16
 from roundel.quark.tools.graphs import (
     convert_nchw_to_nhwc,
     convert_opset_version,
@@ -23,8 +23,8 @@ from roundel.quark.tools.graphs import (
     remove_initializer_from_input,
     replace_inf_weights,
 )
-from roundel.quark.tools.halves import convert_fp32_to_fp16
-from roundel.quark.tools.text import convert_onnx_to_onnxtxt, convert_onnxtxt_to_onnx
+from roundel.quark.tools.tool import read_model
+from roundel.quark.tools.views import convert_onnx_to_onnxtxt, convert_onnxtxt_to_onnx
 
 
 def after(tool, model: onnx.ModelProto, *more, **options) -> onnx.ModelProto:

@@ -11,14 +11,25 @@ import onnxruntime as ort
 import pytest
 
 from helpers import Stored, activations, build, feeds, initializers, node, normal, ops, quantize, run, weights
-from roundel.quark.tools.biases import convert_a8w8_npu_to_a8w8_cpu, convert_bias_int32_to_int16
-from roundel.quark.tools.custom import convert_custom_ops, convert_customqdq_to_qdq, convert_qdq_to_customqdq
-from roundel.quark.tools.files import read_model
-from roundel.quark.tools.listing import a16w8_a8w8_nodes
-from roundel.quark.tools.qoperators import convert_qdq_to_qop
-from roundel.quark.tools.removing import remove_qdq, remove_qdq_between_ops, remove_qdq_mul_add
-from roundel.quark.tools.resizing import convert_resize_fs_to_pof2s
-from roundel.quark.tools.retyping import convert_s8s8_to_u8s8, convert_u16s8_to_s16s8, convert_u16u8_to_u8u8
+from roundel.quark.tools.operators import (
+    convert_custom_ops,
+    convert_customqdq_to_qdq,
+    convert_qdq_to_customqdq,
+    convert_qdq_to_qop,
+    remove_qdq,
+    remove_qdq_between_ops,
+    remove_qdq_mul_add,
+)
+from roundel.quark.tools.retyping import (
+    convert_a8w8_npu_to_a8w8_cpu,
+    convert_bias_int32_to_int16,
+    convert_resize_fs_to_pof2s,
+    convert_s8s8_to_u8s8,
+    convert_u16s8_to_s16s8,
+    convert_u16u8_to_u8u8,
+)
+from roundel.quark.tools.tool import read_model
+from roundel.quark.tools.views import a16w8_a8w8_nodes
 
 
 def after(tool, model: onnx.ModelProto, *more) -> onnx.ModelProto:

@@ -16,9 +16,9 @@ from roundel.errors import ModelError
 from roundel.model.graph import opset_version
 from roundel.qdq.functions import blocks, linear
 from roundel.qdq.functions.blocks import BFP, MX
-from roundel.qdq.nodes import QUARK as AMD_DOMAIN
+from roundel.qdq.names import QUARK
 
-__all__ = ["AMD_DOMAIN", "attach", "strip"]
+__all__ = ["attach", "strip"]
 
 _IR_FUNCTION_DEFAULTS = 9
 _IR_OVERLOADS = 10
@@ -32,8 +32,8 @@ class _Operator(NamedTuple):
 
 
 _OPERATORS: dict[str, _Operator] = {
-    "ExtendedQuantizeLinear": _Operator(linear.LinearFunction.of, linear.quantize),
-    "ExtendedDequantizeLinear": _Operator(linear.LinearFunction.of, linear.dequantize),
+    "ExtendedQuantizeLinear": _Operator(linear.LinearFunction.of, linear.quantize_function),
+    "ExtendedDequantizeLinear": _Operator(linear.LinearFunction.of, linear.dequantize_function),
     BFP: _Operator(blocks.Variant.of, blocks.build),
     MX: _Operator(blocks.Variant.of, blocks.build),
 }
@@ -49,7 +49,7 @@ def attach(model: ir.Model) -> ir.Model:
     opset = opset_version(result)
     seen: dict[str, list[Hashable]] = {}
     for node in result.graph.all_nodes():
-        if node.domain != AMD_DOMAIN:
+        if node.domain != QUARK:
             continue
         operator = _operator(node)
         variant = operator.variant(node)
@@ -66,17 +66,17 @@ def attach(model: ir.Model) -> ir.Model:
         overloaded = any(len(variants) > 1 for variants in seen.values())
         needed = _IR_OVERLOADS if overloaded else _IR_FUNCTION_DEFAULTS
         result.ir_version = max(result.ir_version, needed)
-        result.graph.opset_imports.setdefault(AMD_DOMAIN, 1)
+        result.graph.opset_imports.setdefault(QUARK, 1)
     return result
 
 
 def strip(model: ir.Model) -> ir.Model:
     """A copy in the bare form, for AMD's tools: the same nodes without their functions."""
     result = model.clone()
-    for key in [key for key in result.functions if key[0] == AMD_DOMAIN and key[1] in _OPERATORS]:
+    for key in [key for key in result.functions if key[0] == QUARK and key[1] in _OPERATORS]:
         del result.functions[key]
     for node in result.graph.all_nodes():
-        if node.domain == AMD_DOMAIN:
+        if node.domain == QUARK:
             node.overload = ""
     return result
 

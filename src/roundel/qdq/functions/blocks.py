@@ -21,7 +21,11 @@ from roundel.numerics.blocks import (
     Microscaling,
 )
 from roundel.numerics.floats import MANTISSA, SMALLEST_NORMAL, Rounding
-from roundel.qdq.functions.body import Body, block_power, nearest, no_number, power
+from roundel.qdq.functions.body import Body, block_power, nearest_whole, no_number, power_below
+from roundel.qdq.names import QUARK
+from roundel.qdq.nodes import Chain
+from roundel.recipe.settings import Blocks
+from roundel.types import BlockScheme, BlockType
 
 BlockFormat = BlockFloat | MicroExponents | Microscaling
 
@@ -76,7 +80,7 @@ def written(form: BlockFormat, axis: int) -> dict[str, int | str]:
     }
 
 
-def read(node: ir.Node) -> BlockFormat:
+def read_format(node: ir.Node) -> BlockFormat:
     """The format that a node computes.
 
     Raises:
@@ -292,7 +296,7 @@ class Variant:
         """As the node's attributes and its input say."""
         value = node.inputs[0]
         half = value is not None and value.dtype is ir.DataType.FLOAT16
-        return Variant(read(node), layout_of(value, attribute_int(node, "axis", 1)), half)
+        return Variant(read_format(node), layout_of(value, attribute_int(node, "axis", 1)), half)
 
     def __str__(self) -> str:
         form = self.form
@@ -347,7 +351,7 @@ def _block_float(body: Body, x: ir.Value, form: BlockFloat) -> ir.Value:
         step = _raised(body, x, size, odd, step, form)
         high, low = 2.0 ** (digits - 1) * high, -(2.0 ** (2 * digits - 1))
     step = body.cast(step, ir.DataType.FLOAT)
-    codes = nearest(body, op("Div", x, step), form.rounding)
+    codes = nearest_whole(body, op("Div", x, step), form.rounding)
     held = op("Mul", op("Clip", codes, body.number(low), body.number(high)), step)
     return _merged(body, odd, held, x)
 
@@ -357,7 +361,7 @@ def _raised(
 ) -> ir.Value:
     """Twice the step where one of the largest values would round to more than the compiler's 8 bits hold."""
     op, limit, ratio = body.op, float(OVERFLOWING_CODE), 2.0 ** (1 - form.digits)
-    codes = nearest(body, op("Div", x, body.cast(step, ir.DataType.FLOAT)), form.rounding)
+    codes = nearest_whole(body, op("Div", x, body.cast(step, ir.DataType.FLOAT)), form.rounding)
     over = op("Or", op("GreaterOrEqual", codes, body.number(limit)), op("Less", codes, body.number(-limit)))
     # Only values with the block's own exponent count; all subnormals have the same.
     bottom = op("LessOrEqual", step, body.double(2.0**-127 * ratio))
@@ -377,7 +381,7 @@ def _micro_exponents(body: Body, x: ir.Value, form: MicroExponents) -> ir.Value:
     peaks = body.reduce_max(tops, 0)
     lowest = block_power(body, peaks, 1 - form.digits - form.reach)
     step = body.cast(op("Max", block_power(body, tops, 1 - form.digits), lowest), ir.DataType.FLOAT)
-    codes = nearest(body, op("Div", x, step), form.rounding)
+    codes = nearest_whole(body, op("Div", x, step), form.rounding)
     top = 2.0**form.digits - 1
     codes = op("Clip", codes, body.number(-top), body.number(top))
     # Subnormals are zero, and zeros keep their sign.
@@ -395,14 +399,14 @@ def _microscaling(body: Body, x: ir.Value, form: Microscaling) -> ir.Value:
     scale = body.cast(block_power(body, peak, -element.top), ir.DataType.FLOAT)
     scaled = op("Div", x, scale)
     if element.exponent_bits == 0:
-        codes = nearest(body, op("Mul", scaled, body.number(2.0**INTEGER_UNIT)), form.rounding)
+        codes = nearest_whole(body, op("Mul", scaled, body.number(2.0**INTEGER_UNIT)), form.rounding)
         codes = op("Clip", codes, body.number(LOWEST_CODE), body.number(element.largest))
         held = op("Mul", codes, body.number(2.0**-INTEGER_UNIT))
     else:
         own = op("Max", op("Abs", scaled), body.number(2.0**element.bottom))
         # Adding and taking away 1.5 * 2**23 steps rounds to steps, half to even, and leaves no -0.
         steps = body.number(1.5 * 2.0 ** (MANTISSA - element.mantissa_bits))
-        magic = op("Mul", power(body, own), steps)
+        magic = op("Mul", power_below(body, own), steps)
         held = op("Sub", op("Add", scaled, magic), magic)
         held = op("Clip", held, body.number(-element.largest), body.number(element.largest))
     return _merged(body, odd, op("Mul", scale, held), x)
@@ -418,3 +422,28 @@ def _peak(body: Body, x: ir.Value) -> tuple[ir.Value, ir.Value, ir.Value]:
     zero = body.number(0.0)
     size, odd = body.op("Abs", x), no_number(body, body.op("Mul", x, zero))
     return size, odd, body.reduce_max(body.op("Where", odd, zero, size), 0)
+
+
+ELEMENT_OF = {BlockType(f"mx{name.replace('_', '')}"): name for name in ELEMENTS}
+WIDTHS = {BlockType.BFP16: 16, BlockType.MX4: 11, BlockType.MX6: 13, BlockType.MX9: 16}
+"""The element or the width that names a format of AMD's operators."""
+
+
+def block_format(block: BlockType, options: Blocks) -> BlockFormat:
+    """The numbers of a type, with what the recipe changes."""
+    rounding = Rounding[options.rounding.upper()]
+    if block in ELEMENT_OF:
+        return Microscaling(ELEMENT_OF[block], options.block_size or 32, rounding)
+    bits, first = options.bit_width or WIDTHS[block], options.bfloat16_first
+    if block is BlockType.BFP16:
+        return BlockFloat(bits, options.block_size or 8, rounding, options.compiler, first)
+    sub_block = options.sub_block_size, options.sub_block_shift_bits
+    return MicroExponents(bits, options.block_size or 16, *sub_block, rounding, first)
+
+
+def block_nodes(chain: Chain, scheme: BlockScheme, options: Blocks, out: str) -> list[ir.Node]:
+    """From float32 to the values that the blocks hold, again in float32, in a tensor named `out`."""
+    form = block_format(scheme.block, options)
+    attributes = tuple(ir.convenience.convert_attributes(written(form, scheme.axis)))
+    chain.add(operator(form), label="QuantizeDequantize", domain=QUARK, attributes=attributes)
+    return chain.end(out)

@@ -10,7 +10,7 @@ from numpy.typing import ArrayLike, NDArray
 
 from roundel.numerics import floats as fb
 from roundel.numerics.floats import Rounding
-from roundel.qdq.nodes import QUARK
+from roundel.qdq.names import QUARK
 
 _AXES_AS_INPUT = 18  # from this opset on, also for ReduceMax
 
@@ -113,7 +113,7 @@ def block_power(body: Body, peak: ir.Value, shift: int) -> ir.Value:
     return body.op("Max", _first_bit(body, wide, 52, factor), body.double(_SMALLEST_POWER * factor))
 
 
-def power(body: Body, magnitude: ir.Value) -> ir.Value:
+def power_below(body: Body, magnitude: ir.Value) -> ir.Value:
     """The same in float32, for values between 2**-64 and 2**64."""
     return _first_bit(body, magnitude, 23, 1.0)
 
@@ -128,7 +128,7 @@ def _first_bit(body: Body, value: ir.Value, mantissa: int, factor: float) -> ir.
     return body.op("Sub", spread, less)
 
 
-def nearest(body: Body, ratio: ir.Value, rounding: Rounding) -> ir.Value:
+def nearest_whole(body: Body, ratio: ir.Value, rounding: Rounding) -> ir.Value:
     """Whole numbers, with the same zeros as `float_bits.nearest`."""
     op = body.op
     whole = op("Round", ratio)

@@ -49,7 +49,7 @@ class LinearFunction:
         return f"{self.dtype.name.lower()}{'_per_channel' if self.per_channel else ''}"
 
 
-def quantize(variant: LinearFunction, overload: str, opset: int) -> ir.Function:
+def quantize_function(variant: LinearFunction, overload: str, opset: int) -> ir.Function:
     """round(x / scale + zero point). Float16 saturates; bfloat16 overflows to infinity."""
     body = Body(opset, ("x", "y_scale", "y_zero_point"))
     x, scale, zero = body.inputs
@@ -65,7 +65,7 @@ def quantize(variant: LinearFunction, overload: str, opset: int) -> ir.Function:
     return body.function("ExtendedQuantizeLinear", overload, body.op("CastLike", moved, zero), _DEFAULTS)
 
 
-def dequantize(variant: LinearFunction, overload: str, opset: int) -> ir.Function:
+def dequantize_function(variant: LinearFunction, overload: str, opset: int) -> ir.Function:
     """(codes - zero point) * scale."""
     body = Body(opset, ("x", "x_scale", "x_zero_point"))
     x, scale, zero = body.inputs

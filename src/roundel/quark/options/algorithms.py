@@ -23,11 +23,11 @@ from roundel.quark.rows import (
     Effect,
     Kind,
     Option,
-    Work,
     always,
     computed,
     refusal,
     refused_option,
+    switched,
     to_field,
     to_word,
 )
@@ -54,19 +54,19 @@ def _algorithm(value: Any, request: Request) -> Effect:
     return Effect(recipe={f"{_TUNE}algorithm": str(value).lower()})
 
 
-def _device(name: str) -> Work:
+def _device(key: str, name: str) -> Option:
     def work(value: Any, request: Request) -> Effect:
         return Effect(recipe={_TUNE + name: str(value).lower()})
 
-    return work
+    return computed(key, "cpu", TEXT, _TUNE + name, work)
 
 
 FINETUNE: Mapping[str, Option] = {
     row.key: row
     for row in (
         computed("OptimAlgorithm", "adaround", TEXT, f"{_TUNE}algorithm", _algorithm),
-        computed("OptimDevice", "cpu", TEXT, f"{_TUNE}optim_device", _device("optim_device")),
-        computed("InferDevice", "cpu", TEXT, f"{_TUNE}infer_device", _device("infer_device")),
+        _device("OptimDevice", "optim_device"),
+        _device("InferDevice", "infer_device"),
         _field("NumIterations", 1000, COUNT, "iterations"),
         _field("LearningRate", None, NUMBER, "learning_rate"),
         _field("BatchSize", 1, COUNT, "batch_size"),
@@ -248,16 +248,14 @@ def _bias_correction(value: Any, request: Request) -> Effect:
     return Effect(recipe={"effort": request.effort, "improve.rounding": whole} if value else {})
 
 
-def _gptq(value: Any, request: Request) -> Effect:
-    """Weights of MatMul and Gemm in few bits, rounded by GPTQ; activations stay float."""
-    if not value:
-        return NOTHING
-    return Effect(recipe={"weight_only.algorithm": "gptq", "weight_only.format": "qdq"})
+def _details(key: str, switch: str, rows: Mapping[str, Option]) -> Option:
+    """A nested table that counts where a switch is on."""
 
+    def work(value: Any, request: Request) -> Effect:
+        found = nested_effects(key, rows, value, request)
+        return found if request.asked(switch) else Effect(note=f"{key} counts only with {switch}=True")
 
-def _gptq_details(value: Any, request: Request) -> Effect:
-    found = nested_effects("GPTQParams", GPTQ, value, request)
-    return found if request.asked("UseGPTQ") else Effect(note="GPTQParams counts only with UseGPTQ=True")
+    return computed(key, {}, TABLE, "weight_only.*", work)
 
 
 def _gptq_group(value: Any, request: Request) -> Effect:
@@ -284,17 +282,6 @@ GPTQ = {
         always("BlockSize", 128, INTEGER, _SOLVED),
     )
 }
-
-
-def _few_bits(value: Any, request: Request) -> Effect:
-    return Effect(recipe={"mode": "weight_only"} if value else {})
-
-
-def _few_bits_details(value: Any, request: Request) -> Effect:
-    found = nested_effects("MatMulNBitsParams", FEW_BITS, value, request)
-    if request.asked("UseMatMulNBits"):
-        return found
-    return Effect(note="MatMulNBitsParams counts only with UseMatMulNBits=True")
 
 
 def _few_bits_algorithm(value: Any, request: Request) -> Effect:
@@ -338,13 +325,19 @@ ALGORITHMS: tuple[Option, ...] = (
     always("CLEScaleUseThreshold", True, SWITCH, "ranges are relative, so no threshold is needed."),
     computed("CLETotalLayerDiffThreshold", 2e-7, NUMBER, "improve.equalize.threshold", _threshold),
     computed("BiasCorrection", False, SWITCH, "improve.rounding", _bias_correction),
-    computed("UseGPTQ", False, SWITCH, "mode, weight_only.algorithm", _gptq),
-    computed("GPTQParams", {}, TABLE, "weight_only.*", _gptq_details),
+    # Weights of MatMul and Gemm in few bits, rounded by GPTQ; activations stay float.
+    switched(
+        "UseGPTQ",
+        False,
+        "mode, weight_only.algorithm",
+        {"weight_only.algorithm": "gptq", "weight_only.format": "qdq"},
+    ),
+    _details("GPTQParams", "UseGPTQ", GPTQ),
     to_field("SmoothAlpha", 0.5, NUMBER, "improve.smooth.alpha"),
     always("RMatrixDim", 4096, COUNT, _FOUND),
     always("RConfigPath", None, PATH, _FOUND),
     always("UseRandomHad", False, SWITCH, "the signs of the matrix are random, by a seed."),
-    computed("UseMatMulNBits", False, SWITCH, "mode", _few_bits),
-    computed("MatMulNBitsParams", {}, TABLE, "weight_only.*", _few_bits_details),
+    switched("UseMatMulNBits", False, "mode", {"mode": "weight_only"}),
+    _details("MatMulNBitsParams", "UseMatMulNBits", FEW_BITS),
     computed("AutoMixprecision", {}, TABLE, "mixed.*", _mixed),
 )

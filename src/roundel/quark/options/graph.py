@@ -4,8 +4,9 @@ from __future__ import annotations
 
 from typing import Any
 
+from roundel.quark.config import classic_key
 from roundel.quark.errors import QuarkConfigError
-from roundel.quark.request import Request
+from roundel.quark.request import ALIGNED, LIMITS, Request
 from roundel.quark.rows import (
     ANY,
     COUNT,
@@ -21,6 +22,7 @@ from roundel.quark.rows import (
     computed,
     refusal,
     refused_option,
+    switched,
     to_field,
     to_run,
 )
@@ -28,15 +30,11 @@ from roundel.quark.rows import (
     PAIRS as PAIR_LIST,
 )
 from roundel.quark.selection import from_mixed_precision, from_tensor_overrides
-from roundel.quark.tools.words import shapes
+from roundel.quark.tools.tool import shapes
 from roundel.recipe.settings import Prepare
 
 _SWITCHES = tuple(name for name, row in Prepare.model_fields.items() if row.annotation is bool)
 _LAYERS = frozenset({"Conv", "ConvTranspose", "Gemm"})
-
-
-def _skip_all(value: Any, request: Request) -> Effect:
-    return Effect(recipe={f"prepare.{name}": False for name in _SWITCHES} if value else {})
 
 
 def _unshare_weights(value: Any, request: Request) -> Effect:
@@ -109,7 +107,12 @@ GRAPH: tuple[Option, ...] = (
     to_field("ReplaceClip6Relu", False, SWITCH, "npu.clip_to_relu"),
     to_field("ConvertClipToRelu", False, SWITCH, "npu.clip_to_relu"),
     computed("FixShapes", None, TEXT, "prepare.fixed_shapes", _fix_shapes),
-    computed("SkipPreprocess", False, SWITCH, "prepare.* (every pass off)", _skip_all),
+    switched(
+        "SkipPreprocess",
+        False,
+        "prepare.* (every pass off)",
+        {f"prepare.{name}": False for name in _SWITCHES},
+    ),
 )
 
 
@@ -153,10 +156,6 @@ def _fused(value: Any, request: Request) -> Effect:
     return Effect(recipe={"placement.fuse_activations": value} if request.block_activations else {})
 
 
-def _contrib(value: Any, request: Request) -> Effect:
-    return Effect(recipe={"placement.domain": "com.microsoft"} if value else {})
-
-
 def _float_weights(value: Any, request: Request) -> Effect:
     """Float weights behind a Q/DQ pair: what short floats and blocks have anyhow, and integers never."""
     if not value or not request.integer_weights:
@@ -186,7 +185,7 @@ PAIRS: tuple[Option, ...] = (
         "Use per_channel=True.",
         TABLE,
     ),
-    computed("UseQDQContribOps", False, SWITCH, "placement.domain", _contrib),
+    switched("UseQDQContribOps", False, "placement.domain", {"placement.domain": "com.microsoft"}),
     *(computed(key, True, SWITCH, "placement.keep_pair_before", _kept) for key in _KEPT),
     computed("RemoveQDQConvGelu", False, SWITCH, "placement.no_pair_between", _left_out),
     computed("RemoveQDQInstanceNorm", False, SWITCH, "placement.no_pair_between", _left_out),
@@ -207,39 +206,27 @@ _SIMULATED = {
     "ConvertInstanceNormToDPUVersion": "instance_norm",
     "ConvertClipToDPUVersion": "clip",
 }
-_LIMITS = {
-    "AdjustShiftCut": "adjust_shift_cut",
-    "AdjustShiftBias": "adjust_shift_bias",
-    "AdjustShiftRead": "adjust_shift_read",
-    "AdjustShiftWrite": "adjust_shift_write",
-    "AdjustHardSigmoid": "adjust_hard_sigmoid",
-    "AdjustShiftSwish": "adjust_shift_swish",
-}
-_ALIGNED = {
-    "AlignConcat": "align_concat",
-    "AlignPool": "align_pool",
-    "AlignPad": "align_pad",
-    "AlignSlice": "align_slice",
-}
-
-
-def _simulate(value: Any, request: Request) -> Effect:
-    return Effect(recipe={} if value else {f"npu.{name}": False for name in _SIMULATED.values()})
-
-
-def _limits(value: Any, request: Request) -> Effect:
-    return Effect(recipe={} if value else {f"npu.{name}": False for name in _LIMITS.values()})
 
 
 ENGINE: tuple[Option, ...] = (
     *(to_field(key, False, SWITCH, f"npu.{name}") for key, name in _SIMULATED.items()),
-    *(to_field(key, False, SWITCH, f"npu.{name}") for key, name in _LIMITS.items()),
-    *(to_field(key, False, SWITCH, f"placement.{name}") for key, name in _ALIGNED.items()),
+    *(to_field(classic_key(name), False, SWITCH, f"npu.{name}") for name in LIMITS),
+    *(to_field(classic_key(name), False, SWITCH, f"placement.{name}") for name in ALIGNED),
     always("AlignTranspose", False, SWITCH, "Transpose keeps its input's scale."),
     always("AlignReshape", False, SWITCH, "Reshape keeps its input's scale."),
     # The two switches for all of them come last: they win.
-    computed("SimulateDPU", True, SWITCH, "npu.* (all arithmetic off)", _simulate),
-    computed("NPULimitationCheck", True, SWITCH, "npu.adjust_* (all limits off)", _limits),
+    switched(
+        "SimulateDPU",
+        True,
+        "npu.* (all arithmetic off)",
+        {f"npu.{name}": False for name in _SIMULATED.values()},
+    ),
+    switched(
+        "NPULimitationCheck",
+        True,
+        "npu.adjust_* (all limits off)",
+        {f"npu.{name}": False for name in LIMITS},
+    ),
     always("MaxLoopNum", 5, COUNT, "limits are met by solving for them, not by repeating."),
 )
 

@@ -25,10 +25,13 @@ from roundel.quark.rows import (
     computed,
     refusal,
     refused_option,
+    switched,
     to_field,
     to_run,
     to_word,
 )
+
+_SCALES = ("activations.scale", "weights.scale")
 
 
 def _bias(value: Any, request: Request) -> Effect:
@@ -44,11 +47,6 @@ def _bias(value: Any, request: Request) -> Effect:
     return Effect(recipe={"bias.type": "int8" if request.weight == "int8" else "weights"})
 
 
-def _int16_scale(value: Any, request: Request) -> Effect:
-    paths = ("activations.scale", "weights.scale")
-    return Effect(recipe=dict.fromkeys(paths, "int16") if value else {})
-
-
 def _power_of_two(value: Any, request: Request) -> Effect:
     """False asks for float scales where the method is one of power-of-two scales."""
     if value or request.scale != "power_of_two":
@@ -56,7 +54,7 @@ def _power_of_two(value: Any, request: Request) -> Effect:
     if request.npu:
         why = "the NPU's 8-bit engine shifts instead of multiplying."
         raise refusal("UsePowerOf2Scale", value, why, "Use the preset A8W8 for float scales.")
-    return Effect(recipe=dict.fromkeys(("activations.scale", "weights.scale"), "float"))
+    return Effect(recipe=dict.fromkeys(_SCALES, "float"))
 
 
 def _form(value: Any, request: Request) -> Effect:
@@ -65,13 +63,13 @@ def _form(value: Any, request: Request) -> Effect:
     return Effect(recipe={"floats.form": "cast" if request.casts else "pair"})
 
 
-def _blocks(option: str) -> Work:
-    """The element type follows from the same attributes; see `blocks.block_type`."""
+def _blocks(option: str) -> Option:
+    """The element type follows from the same attributes; see `block_type`."""
 
     def work(value: Any, request: Request) -> Effect:
         return Effect(recipe=dict(block_values(option, value)))
 
-    return work
+    return computed(option, {}, TABLE, "activations.type, weights.type, blocks.*", work)
 
 
 def _scaled(side: str) -> Work:
@@ -100,7 +98,7 @@ NUMBERS: tuple[Option, ...] = (
         SWITCH,
         "a weight's scale grows where its bias would not fit into 32 bits.",
     ),
-    computed("Int16Scale", False, SWITCH, "activations.scale, weights.scale", _int16_scale),
+    switched("Int16Scale", False, ", ".join(_SCALES), dict.fromkeys(_SCALES, "int16")),
     computed("UsePowerOf2Scale", True, SWITCH, "activations.scale, weights.scale", _power_of_two),
     refused_option(
         "UseUnsignedReLU",
@@ -122,10 +120,7 @@ NUMBERS: tuple[Option, ...] = (
     computed("BF16QDQToCast", False, SWITCH, "floats.form", _form),
     computed("EnableVaimlBF16", False, SWITCH, "floats.form", _form),
     to_field("BF16WithClip", False, SWITCH, "floats.clip"),
-    *(
-        computed(option, {}, TABLE, "activations.type, weights.type, blocks.*", _blocks(option))
-        for option in BLOCK_OPTIONS
-    ),
+    *map(_blocks, BLOCK_OPTIONS),
     to_field("RefineBlockAxis", True, SWITCH, "blocks.refine_axis"),
 )
 
@@ -183,17 +178,14 @@ CALIBRATION: tuple[Option, ...] = (
     to_word("LWPMetric", "mae", "calibration.metric", {"mae": "mae", "mse": "mse"}),
     to_field("PercentileCandidates", None, NUMBER_LIST, "calibration.candidates"),
     always("LWPUseHistogram", True, SWITCH, "ranges come from histograms.", refuse=(False,)),
-    to_word(
-        "MinMSEModePof2Scale",
-        "All",
-        "calibration.mode",
-        {"All": "all", "MostCommon": "most_common", "Percentile": "percentile"},
-    ),
-    to_word(
-        "MinMSEMode",
-        "All",
-        "calibration.mode",
-        {"All": "all", "MostCommon": "most_common", "Percentile": "percentile"},
+    *(
+        to_word(
+            key,
+            "All",
+            "calibration.mode",
+            {"All": "all", "MostCommon": "most_common", "Percentile": "percentile"},
+        )
+        for key in ("MinMSEModePof2Scale", "MinMSEMode")
     ),
     computed("WeightCalibrateMethod", None, ANY, "weights.method", _weight_method),
     always("MinMSEModeFloatScale", None, ANY, "a weight's range is searched over all its values."),

@@ -5,39 +5,28 @@ from __future__ import annotations
 from collections.abc import Mapping
 
 from roundel.errors import RecipeError, did_you_mean
-from roundel.quark.tools.biases import convert_a8w8_npu_to_a8w8_cpu, convert_bias_int32_to_int16
-from roundel.quark.tools.custom import convert_custom_ops, convert_customqdq_to_qdq, convert_qdq_to_customqdq
-from roundel.quark.tools.files import rewriting
+from roundel.quark.tools import graphs, operators, retyping
 from roundel.quark.tools.floats import FLOAT_TOOLS
-from roundel.quark.tools.folders import EVALUATE
-from roundel.quark.tools.graphs import (
-    convert_nchw_to_nhwc,
-    convert_opset_version,
-    convert_shared_initializer_to_unique,
-    fix_shapes,
-    remove_initializer_from_input,
-    replace_inf_weights,
-)
-from roundel.quark.tools.histograms import HISTOGRAM_TOOLS
-from roundel.quark.tools.listing import PRINT_NODES
-from roundel.quark.tools.qoperators import convert_qdq_to_qop
-from roundel.quark.tools.removing import (
-    operator_pairs,
-    remove_qdq,
-    remove_qdq_between_ops,
-    remove_qdq_mul_add,
-)
-from roundel.quark.tools.resizing import convert_resize_fs_to_pof2s
-from roundel.quark.tools.retyping import convert_s8s8_to_u8s8, convert_u16s8_to_s16s8, convert_u16u8_to_u8u8
-from roundel.quark.tools.text import TEXT_TOOLS
-from roundel.quark.tools.tool import Parameter, Tool
-from roundel.quark.tools.words import shapes, words
+from roundel.quark.tools.tool import Parameter, Tool, rewriting, shapes, switch, words
+from roundel.quark.tools.views import EVALUATE, HISTOGRAM_TOOLS, PRINT_NODES, TEXT_TOOLS
 
 __all__ = ["TOOLS", "Tool", "tool_named"]
 
+
+def operator_pairs(text: str) -> list[tuple[str, str]]:
+    """'Conv,Relu;Mul,Add' as pairs."""
+    found = []
+    for item in filter(str.strip, text.split(";")):
+        maker, comma, reader = item.partition(",")
+        if not comma:
+            raise ValueError(item)
+        found.append((maker.strip(), reader.strip()))
+    return found
+
+
 _BETWEEN = Parameter(
     "between_ops",
-    "'Conv,Relu;Mul,Add': maker and reader",
+    "'Conv,Relu;Mul,Add'",
     ("--between_ops",),
     operator_pairs,
     positional=False,
@@ -52,48 +41,36 @@ _TYPES = Parameter(
 _INFINITE = Parameter(
     "replace_inf_value", "in place of infinity", ("--replace_inf_value",), float, 10000.0, positional=False
 )
-_REVERSE = Parameter(
-    "reverse_conversion",
-    "older names to today's",
-    ("--reverse_conversion",),
-    default=False,
-    positional=False,
-    switch=True,
-)
+_REVERSE = switch("reverse_conversion", "older names to today's", "--reverse_conversion")
 
 _ALL: tuple[Tool, ...] = (
     EVALUATE,
     *FLOAT_TOOLS,
-    rewriting("convert_a8w8_npu_to_a8w8_cpu", "8-bit biases as 32-bit ones.", convert_a8w8_npu_to_a8w8_cpu),
-    rewriting("convert_bias_int32_to_int16", "32-bit biases as 16-bit ones.", convert_bias_int32_to_int16),
+    rewriting("8-bit biases as 32-bit ones.", retyping.convert_a8w8_npu_to_a8w8_cpu),
+    rewriting("32-bit biases as 16-bit ones.", retyping.convert_bias_int32_to_int16),
+    rewriting("AMD's Q/DQ operators as ONNX Runtime's.", operators.convert_customqdq_to_qdq),
+    rewriting("Q/DQ operators as AMD's.", operators.convert_qdq_to_customqdq),
+    rewriting("AMD's operators by their older names.", operators.convert_custom_ops, _REVERSE),
+    rewriting("QLinear operators in place of Q/DQ pairs.", operators.convert_qdq_to_qop),
+    rewriting("A quantized model as a float model.", operators.remove_qdq, name="convert_quant_to_float"),
+    rewriting("A model without its Q/DQ pairs.", operators.remove_qdq),
+    rewriting("No pairs between Mul and Add.", operators.remove_qdq_mul_add),
+    rewriting("No pairs between given operators.", operators.remove_qdq_between_ops, _BETWEEN),
+    rewriting("int8 activations as uint8; exact.", retyping.convert_s8s8_to_u8s8),
+    rewriting("uint16 activations as int16; exact.", retyping.convert_u16s8_to_s16s8),
+    rewriting("uint16 activations as uint8.", retyping.convert_u16u8_to_u8u8),
+    rewriting("Power-of-two scales around Resize.", retyping.convert_resize_fs_to_pof2s),
+    rewriting("Inputs and outputs with channels last.", graphs.convert_nchw_to_nhwc),
+    rewriting("Another opset.", graphs.convert_opset_version, _OPSET),
     rewriting(
-        "convert_customqdq_to_qdq", "AMD's Q/DQ operators as ONNX Runtime's.", convert_customqdq_to_qdq
+        "Fixed sizes for open dimensions.", graphs.fix_shapes, _SHAPES, name="convert_dynamic_to_fixed"
     ),
-    rewriting("convert_qdq_to_customqdq", "Q/DQ operators as AMD's.", convert_qdq_to_customqdq),
-    rewriting("convert_custom_ops", "AMD's operators by their older names.", convert_custom_ops, _REVERSE),
-    rewriting("convert_qdq_to_qop", "QLinear operators in place of Q/DQ pairs.", convert_qdq_to_qop),
-    rewriting("convert_quant_to_float", "A quantized model as a float model.", remove_qdq),
-    rewriting("remove_qdq", "A model without its Q/DQ pairs.", remove_qdq),
-    rewriting("remove_qdq_mul_add", "No pairs between Mul and Add.", remove_qdq_mul_add),
+    rewriting("Fixed sizes for open dimensions.", graphs.fix_shapes, _SHAPES),
+    rewriting("Weights off the input list.", graphs.remove_initializer_from_input),
     rewriting(
-        "remove_qdq_between_ops", "No pairs between given operators.", remove_qdq_between_ops, _BETWEEN
+        "A copy of a shared weight for each reader.", graphs.convert_shared_initializer_to_unique, _TYPES
     ),
-    rewriting("convert_s8s8_to_u8s8", "int8 activations as uint8; exact.", convert_s8s8_to_u8s8),
-    rewriting("convert_u16s8_to_s16s8", "uint16 activations as int16; exact.", convert_u16s8_to_s16s8),
-    rewriting("convert_u16u8_to_u8u8", "uint16 activations as uint8.", convert_u16u8_to_u8u8),
-    rewriting("convert_resize_fs_to_pof2s", "Power-of-two scales around Resize.", convert_resize_fs_to_pof2s),
-    rewriting("convert_nchw_to_nhwc", "Inputs and outputs with channels last.", convert_nchw_to_nhwc),
-    rewriting("convert_opset_version", "Another opset.", convert_opset_version, _OPSET),
-    rewriting("convert_dynamic_to_fixed", "Fixed sizes for open dimensions.", fix_shapes, _SHAPES),
-    rewriting("fix_shapes", "Fixed sizes for open dimensions.", fix_shapes, _SHAPES),
-    rewriting("remove_initializer_from_input", "Weights off the input list.", remove_initializer_from_input),
-    rewriting(
-        "convert_shared_initializer_to_unique",
-        "A copy of a shared weight for each reader.",
-        convert_shared_initializer_to_unique,
-        _TYPES,
-    ),
-    rewriting("replace_inf_weights", "Finite numbers for infinite weights.", replace_inf_weights, _INFINITE),
+    rewriting("Finite numbers for infinite weights.", graphs.replace_inf_weights, _INFINITE),
     *TEXT_TOOLS,
     *HISTOGRAM_TOOLS,
     PRINT_NODES,

@@ -14,30 +14,32 @@ from roundel.model.graph import constant_array, opset_version, static_shape
 from roundel.passes import refresh_shapes
 from roundel.passes.operators import nchw_to_nhwc
 from roundel.passes.shapes import fix_input_shapes
-from roundel.qdq.nodes import Names, constant
-from roundel.quark.tools.files import Rewritten
-from roundel.quark.tools.wiring import tidy
+from roundel.qdq.names import Names
+from roundel.qdq.nodes import add_constant
+from roundel.quark.tools.tool import Rewritten, on_copy
 
 Shapes = Mapping[str, tuple[int, ...]]
 
 
-def convert_nchw_to_nhwc(model: ir.Model) -> Rewritten:
+@on_copy
+def convert_nchw_to_nhwc(model: ir.Model) -> str:
     """The graph takes and gives images with their channels last."""
-    result = model.clone()
-    refresh_shapes(result)
-    count = nchw_to_nhwc(result)
-    return tidy(result), f"turned {count} inputs and outputs"
+    refresh_shapes(model)
+    count = nchw_to_nhwc(model)
+    return f"turned {count} inputs and outputs"
 
 
-def fix_shapes(model: ir.Model, fix_shapes: Shapes | None = None) -> Rewritten:
+@on_copy
+def fix_shapes(model: ir.Model, fix_shapes: Shapes | None = None) -> str:
     """Fixed shapes for inputs; without any, open dimensions become 1. Given outputs must come out so."""
-    result = model.clone()
-    given = dict(fix_shapes or _ones(result))
-    outputs = {str(v.name) for v in result.graph.outputs} - {str(v.name) for v in result.graph.inputs}
-    count = fix_input_shapes(result, {name: sizes for name, sizes in given.items() if name not in outputs})
-    _forget_shapes(result)
-    refresh_shapes(result)
-    for value in result.graph.outputs:
+    given = dict(fix_shapes or _ones(model))
+    outputs = {str(v.name) for v in model.graph.outputs} - {str(v.name) for v in model.graph.inputs}
+    count = fix_input_shapes(model, {name: sizes for name, sizes in given.items() if name not in outputs})
+    for node in model.graph:  # shapes of inner tensors and outputs follow anew from the inputs
+        for value in node.outputs:
+            value.shape = None
+    refresh_shapes(model)
+    for value in model.graph.outputs:
         wanted, found = given.get(str(value.name)), static_shape(value)
         if wanted is not None and found is not None and wanted != found:
             raise RecipeError(
@@ -46,7 +48,7 @@ def fix_shapes(model: ir.Model, fix_shapes: Shapes | None = None) -> Rewritten:
                 observed=list(found),
                 expected=list(wanted),
             )
-    return result, f"fixed {count} shapes"
+    return f"fixed {count} shapes"
 
 
 def _ones(model: ir.Model) -> dict[str, tuple[int, ...]]:
@@ -57,42 +59,35 @@ def _ones(model: ir.Model) -> dict[str, tuple[int, ...]]:
     return found
 
 
-def _forget_shapes(model: ir.Model) -> None:
-    """Shapes of inner tensors and outputs follow anew from the inputs."""
-    for node in model.graph:
-        for value in node.outputs:
-            value.shape = None
-
-
-def remove_initializer_from_input(model: ir.Model) -> Rewritten:
+@on_copy
+def remove_initializer_from_input(model: ir.Model) -> str:
     """Weights are no longer listed as inputs."""
-    result = model.clone()
-    before = len(result.graph.inputs)
-    common.RemoveInitializersFromInputsPass()(result)
-    return result, f"removed {before - len(result.graph.inputs)} initializers from the inputs"
+    before = len(model.graph.inputs)
+    common.RemoveInitializersFromInputsPass()(model)
+    return f"removed {before - len(model.graph.inputs)} initializers from the inputs"
 
 
-def convert_shared_initializer_to_unique(model: ir.Model, op_types: Iterable[str] = ()) -> Rewritten:
+@on_copy
+def convert_shared_initializer_to_unique(model: ir.Model, op_types: Iterable[str] = ()) -> str:
     """Each reader of a shared initializer gets a copy of its own; only those of the given types, if any."""
-    result = model.clone()
-    names, wanted, count = Names(result.graph), frozenset(op_types), 0
-    for value in list(result.graph.initializers.values()):
+    names, wanted, count = Names(model.graph), frozenset(op_types), 0
+    for value in list(model.graph.initializers.values()):
         array = constant_array(value)
         uses = [use for use in value.uses() if not wanted or use.node.op_type in wanted]
         keeps_one = len(uses) == len(value.uses()) and not value.is_graph_output()
         if array is None or len(value.uses()) < 2:
             continue
         for use in uses[1:] if keeps_one else uses:
-            use.node.replace_input_with(use.idx, constant(result.graph, names(str(value.name)), array))
+            use.node.replace_input_with(use.idx, add_constant(model.graph, names(str(value.name)), array))
             count += 1
-    return tidy(result), f"made {count} copies"
+    return f"made {count} copies"
 
 
-def replace_inf_weights(model: ir.Model, replace_inf_value: float = 10000.0) -> Rewritten:
+@on_copy
+def replace_inf_weights(model: ir.Model, replace_inf_value: float = 10000.0) -> str:
     """Infinite weights become a finite number of the same sign."""
-    result = model.clone()
     count = 0
-    for value in result.graph.initializers.values():
+    for value in model.graph.initializers.values():
         array = constant_array(value)
         if array is None or array.dtype.kind != "f" or not np.isinf(array).any():
             continue
@@ -100,7 +95,7 @@ def replace_inf_weights(model: ir.Model, replace_inf_value: float = 10000.0) -> 
         changed = np.where(infinite, np.sign(array) * replace_inf_value, array).astype(array.dtype)
         value.const_value = ir.tensor(changed, name=value.name)
         count += int(infinite.sum())
-    return result, f"replaced {count} infinite values"
+    return f"replaced {count} infinite values"
 
 
 def convert_opset_version(model: ir.Model, target_opset: int) -> Rewritten:

@@ -1,98 +1,189 @@
-"""Other element types for activations: the same codes shifted, or coarser ones."""
+"""Other types for what a model stores: activations, biases, and the scales around Resize."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
-from dataclasses import dataclass
+import math
+from collections import defaultdict
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
 import numpy as np
 import onnx_ir as ir
 from numpy.typing import NDArray
 
-from roundel.model.graph import is_constant
-from roundel.quark.tools.biases import rederive_biases
-from roundel.quark.tools.files import Rewritten
-from roundel.quark.tools.wiring import numbers, pairs, set_type, swap_constant, tidy
+from roundel.model.graph import attribute_float, attribute_int, constant_array, is_constant, opset_version
+from roundel.qdq.names import MICROSOFT, Names
+from roundel.qdq.read import (
+    Quantizer,
+    is_dequantize,
+    is_quantize,
+    pairs,
+    read_quantizer,
+    stored_values,
+)
+from roundel.quark.tools.tool import LAYERS, on_copy
+from roundel.targets.npu import NATIVE_16_BIT_OPSET
+from roundel.types import QType
 
-Numbers = tuple[NDArray[Any], NDArray[Any]]
-
-
-@dataclass(frozen=True, slots=True)
-class Retype:
-    """From one element type to another, and what becomes of scale and zero point."""
-
-    source: ir.DataType
-    target: ir.DataType
-    change: Callable[[Numbers], Numbers]
-
-
-def _shifted(offset: int, dtype: Any) -> Callable[[Numbers], Numbers]:
-    """The same scale; codes and zero point move together, so that nothing changes."""
-
-    def change(given: Numbers) -> Numbers:
-        scale, zero = given
-        return scale, np.asarray(zero.astype(np.int64) + offset, dtype)
-
-    return change
+Change = Callable[[NDArray[Any], NDArray[Any]], tuple[NDArray[Any], NDArray[Any]]]
+"""What becomes of scale and zero point."""
 
 
-def _coarser(given: Numbers) -> Numbers:
-    """The same range in 256 steps instead of 65,536."""
-    scale, zero = given
-    ratio = 65535 / 255
-    steps = np.clip(np.rint(zero.astype(np.float64) / ratio), 0, 255)
-    return np.asarray(scale * ratio, np.float32), np.asarray(steps, np.uint8)
-
-
-S8_TO_U8 = Retype(ir.DataType.INT8, ir.DataType.UINT8, _shifted(128, np.uint8))
-U16_TO_S16 = Retype(ir.DataType.UINT16, ir.DataType.INT16, _shifted(-32768, np.int16))
-U16_TO_U8 = Retype(ir.DataType.UINT16, ir.DataType.UINT8, _coarser)
-
-
-def convert_s8s8_to_u8s8(model: ir.Model) -> Rewritten:
+@on_copy
+def convert_s8s8_to_u8s8(model: ir.Model) -> str:
     """Activations in uint8 instead of int8; exact."""
-    return _retyped(model, S8_TO_U8)
+    return _retype(model, QType.INT8, QType.UINT8, lambda scale, zero: (scale, zero + 128))
 
 
-def convert_u16s8_to_s16s8(model: ir.Model) -> Rewritten:
+@on_copy
+def convert_u16s8_to_s16s8(model: ir.Model) -> str:
     """Activations in int16 instead of uint16; exact."""
-    return _retyped(model, U16_TO_S16)
+    return _retype(model, QType.UINT16, QType.INT16, lambda scale, zero: (scale, zero - 32768))
 
 
-def convert_u16u8_to_u8u8(model: ir.Model) -> Rewritten:
+@on_copy
+def convert_u16u8_to_u8u8(model: ir.Model) -> str:
     """Activations in uint8 instead of uint16: 256 times coarser; 32-bit biases follow the new scales."""
-    result, done = _retyped(model, U16_TO_U8)
-    biases = rederive_biases(result)
-    return result, f"{done}, recomputed {biases} biases"
-
-
-def _retyped(model: ir.Model, retype: Retype) -> Rewritten:
-    result = model.clone()
-    groups: dict[tuple[str, str], list[ir.Node]] = {}  # pairs that share scale and zero point go on doing so
+    ratio = 65535 // 255
+    done = _retype(
+        model, QType.UINT16, QType.UINT8, lambda scale, zero: (scale * ratio, np.rint(zero / ratio))
+    )
     count = 0
-    for quantizer, readers in _of_type(result.graph, retype.source):
-        key = (_name(quantizer, 1), _name(quantizer, 2))
-        groups.setdefault(key, []).extend((quantizer, *readers))
-        set_type(quantizer.outputs[0], retype.target)
-        count += 1
+    for node, said, step in _biases(model.graph, QType.INT32):
+        if not np.allclose(said.scale, step, rtol=1e-6):
+            _restore_bias(model, node, step)
+            count += 1
+    return f"{done}, recomputed {count} biases"
+
+
+def _retype(model: ir.Model, source: QType, target: QType, change: Change) -> str:
+    """Pairs that share scale and zero point go on doing so."""
+    groups: dict[tuple[ir.Value | None, ...], list[ir.Node]] = defaultdict(list)
+    count = 0
+    for quantizer, readers in pairs(model.graph):
+        said = read_quantizer(quantizer)
+        if said is not None and said.dtype == source.value and not is_constant(quantizer.inputs[0]):
+            groups[tuple(quantizer.inputs[1:3])] += (quantizer, *readers)
+            quantizer.outputs[0].type = ir.TensorType(ir.DataType.from_numpy(target.dtype))
+            count += 1
     for nodes in groups.values():
-        given = numbers(nodes[0])
-        assert given is not None
-        for index, part in enumerate(retype.change(given), start=1):
-            swap_constant(result.graph, [(node, index) for node in nodes], part)
-    kinds = f"{retype.source.name.lower()} to {retype.target.name.lower()}"
-    return tidy(result), f"changed {count} activations from {kinds}"
+        said = read_quantizer(nodes[0])
+        assert said is not None
+        scale, zero = change(said.scale, said.zero_point.astype(np.int64))
+        _swap(model.graph, nodes, 1, np.asarray(scale, np.float32))
+        _swap(model.graph, nodes, 2, np.asarray(zero, target.dtype))
+    return f"changed {count} activations from {source.value} to {target.value}"
 
 
-def _name(node: ir.Node, index: int) -> str:
-    value = node.inputs[index] if index < len(node.inputs) else None
-    return str(value.name) if value is not None else str(node.name)
+def _swap(graph: ir.Graph, nodes: Sequence[ir.Node], index: int, array: NDArray[Any]) -> None:
+    """New content for the constant that is read here; it keeps its name where nobody else reads it."""
+    old = nodes[0].inputs[index] if index < len(nodes[0].inputs) else None
+    tensor = ir.tensor(array)
+    new = ir.Value(shape=ir.Shape(array.shape), type=ir.TensorType(tensor.dtype), const_value=tensor)
+    for node in nodes:
+        node.resize_inputs(max(index + 1, len(node.inputs)))
+        node.replace_input_with(index, new)
+    name = str(old.name) if old is not None else f"{nodes[0].name}_zero_point"
+    if old is None or old.uses() or old.is_graph_output() or not is_constant(old):
+        name = Names(graph)(name)
+    else:
+        del graph.initializers[name]
+    new.name = name
+    graph.register_initializer(new)
 
 
-def _of_type(graph: ir.Graph, dtype: ir.DataType) -> Iterator[tuple[ir.Node, list[ir.Node]]]:
-    for quantizer, readers in list(pairs(graph)):
-        given = numbers(quantizer)
-        moving = quantizer.inputs[0] is not None and not is_constant(quantizer.inputs[0])
-        if moving and given is not None and ir.DataType.from_numpy(given[1].dtype) is dtype:
-            yield quantizer, readers
+@on_copy
+def convert_a8w8_npu_to_a8w8_cpu(model: ir.Model) -> str:
+    """Biases of 8 bits become 32-bit ones in the step of their layer's products, as CPUs compute them."""
+    count = 0
+    for node, _, step in _biases(model.graph, QType.INT8):
+        _restore_bias(model, node, step)
+        count += 1
+    return f"changed {count} biases from int8 to int32"
+
+
+@on_copy
+def convert_bias_int32_to_int16(model: ir.Model) -> str:
+    """Biases of 32 bits become 16-bit ones with the same step where their codes fit; the others stay."""
+    count = kept = 0
+    limits = np.iinfo(np.int16)
+    for node in list(model.graph):
+        codes = constant_array(node.inputs[0]) if is_dequantize(node) else None
+        said = None if codes is None or codes.dtype != np.int32 else read_quantizer(node)
+        if codes is None or said is None:
+            continue
+        if codes.min(initial=0) < limits.min or codes.max(initial=0) > limits.max:
+            kept += 1
+            continue
+        _replace_bias(model, node, codes.astype(np.int16), said.scale)
+        if opset_version(model) < NATIVE_16_BIT_OPSET:
+            node.domain = MICROSOFT
+            model.graph.opset_imports.setdefault(MICROSOFT, 1)
+        count += 1
+    left = f"; {kept} do not fit and stay in 32" if kept else ""
+    return f"changed {count} biases from int32 to int16{left}"
+
+
+def _biases(graph: ir.Graph, kind: QType) -> Iterator[tuple[ir.Node, Quantizer, NDArray[np.float64]]]:
+    """The DQ node of each constant bias in a type, what it says, and the step of the products it is added to.
+
+    Input and weight of the layer are quantized, too.
+    """
+    for layer in list(graph):
+        if layer.op_type not in LAYERS or len(layer.inputs) < 3:
+            continue
+        makers = [value.producer() if value is not None else None for value in layer.inputs[:3]]
+        said = [read_quantizer(maker) for maker in makers if is_dequantize(maker)]
+        data, weight, bias = said if len(said) == 3 else (None, None, None)
+        if data is None or weight is None or bias is None or data.scale.size != 1:
+            continue
+        if makers[2] is not None and is_constant(makers[2].inputs[0]) and bias.dtype == kind.value:
+            yield makers[2], bias, _step(layer, data, weight)
+
+
+def _step(layer: ir.Node, data: Quantizer, weight: Quantizer) -> NDArray[np.float64]:
+    step = data.scale.reshape(()) * weight.scale.reshape(-1)
+    if layer.op_type == "Gemm":
+        step = step * attribute_float(layer, "alpha", 1.0) / (attribute_float(layer, "beta", 1.0) or 1.0)
+    if layer.op_type == "ConvTranspose" and step.size > 1:
+        step = np.tile(step, attribute_int(layer, "group", 1))
+    return step.reshape(()) if step.size == 1 else step
+
+
+def _restore_bias(model: ir.Model, node: ir.Node, step: NDArray[np.float64]) -> None:
+    """The same bias in 32 bits and in another step."""
+    values, limits = stored_values(node), np.iinfo(np.int32)
+    assert values is not None
+    codes = np.clip(np.rint(values.astype(np.float64) / step), limits.min, limits.max)
+    _replace_bias(model, node, codes.astype(np.int32), step)
+
+
+def _replace_bias(model: ir.Model, node: ir.Node, codes: NDArray[Any], scale: NDArray[np.float64]) -> None:
+    """New codes, scale and zero point for a DQ node."""
+    parts = (codes, np.asarray(scale, np.float32), np.zeros(scale.shape, codes.dtype))
+    for index, part in enumerate(parts):
+        _swap(model.graph, [node], index, part)
+    if scale.ndim:
+        node.attributes["axis"] = ir.AttrInt64("axis", 0)
+
+
+@on_copy
+def convert_resize_fs_to_pof2s(model: ir.Model) -> str:
+    """The pairs before and behind each Resize get the next power of two above their scale: nothing clips."""
+    count = 0
+    for node in [n for n in model.graph if n.op_type == "Resize"]:
+        maker = node.inputs[0].producer() if node.inputs[0] is not None else None
+        codes = maker.inputs[0] if is_dequantize(maker) else None
+        around = [codes.producer() if codes is not None else None, *(u.node for u in node.outputs[0].uses())]
+        count += sum(_round_scale(model.graph, quantizer) for quantizer in around if is_quantize(quantizer))
+    return f"rounded the scales of {count} pairs"
+
+
+def _round_scale(graph: ir.Graph, quantizer: ir.Node) -> bool:
+    said = read_quantizer(quantizer)
+    if said is None or said.scale.size != 1 or said.power_of_two:
+        return False
+    rounded = math.ldexp(1.0, math.ceil(math.log2(float(said.scale.reshape(())))))
+    nodes = [quantizer, *(use.node for use in quantizer.outputs[0].uses())]
+    _swap(graph, nodes, 1, np.asarray(rounded, np.float32))
+    return True

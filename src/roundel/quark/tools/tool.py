@@ -3,11 +3,25 @@
 from __future__ import annotations
 
 import argparse
+import re
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any
+from functools import wraps
+from pathlib import Path
+from typing import Any, Concatenate, ParamSpec
 
+import onnx_ir as ir
+
+from roundel.errors import ModelError, OutputError
+from roundel.model.files import check_writable, save_model
+from roundel.model.load import ModelSource, load_model
+from roundel.passes.cleanup import remove_dead_code
+from roundel.qdq.functions import attach
+from roundel.qdq.names import QUARK
+
+P = ParamSpec("P")
 REQUIRED: Any = object()
+LAYERS = ("Conv", "ConvTranspose", "Gemm")
 
 
 @dataclass(frozen=True, slots=True)
@@ -41,13 +55,15 @@ TARGET = Parameter(
     "the ONNX model to write",
     ("--output", "--output_model", "--output_model_path", "--model_output", "--quantized_model_path"),
 )
-EXTERNAL = Parameter(
-    "external_data",
-    "keep the weights in a file of their own",
-    ("--save_as_external_data", "--external_data"),
-    default=False,
-    positional=False,
-    switch=True,
+
+
+def switch(name: str, line: str, *flags: str) -> Parameter:
+    """A flag without a value."""
+    return Parameter(name, line, flags, default=False, positional=False, switch=True)
+
+
+EXTERNAL = switch(
+    "external_data", "keep the weights in a file of their own", "--save_as_external_data", "--external_data"
 )
 
 
@@ -112,3 +128,116 @@ class Tool:
             return parameter.kind(text)
         except ValueError:
             parser.error(f"{parameter.flags[0]}: '{text}' is not what is expected here")
+
+
+_SHAPE = re.compile(r"\s*(?P<name>.+?)\s*:\s*\[(?P<sizes>[\d\s,.]+)\]\s*")
+
+
+def words(text: str) -> tuple[str, ...]:
+    """'Conv,Gemm', or the same with brackets and quotes around."""
+    return tuple(word for word in (part.strip(" []'\"") for part in text.split(",")) if word)
+
+
+def shapes(text: str) -> dict[str, tuple[int, ...]]:
+    """'input_1:[1,3,224,224];input_2:[1,96]' by name.
+
+    Raises:
+        ValueError: the text has another form.
+    """
+    found = {}
+    for part in filter(str.strip, text.split(";")):
+        match = _SHAPE.fullmatch(part)
+        if match is None:
+            raise ValueError(part)
+        sizes = [size for size in re.split(r"[,.]", match["sizes"]) if size.strip()]
+        found[match["name"]] = tuple(int(size) for size in sizes)
+    return found
+
+
+Rewrite = Callable[..., "Rewritten"]
+Rewritten = tuple[ir.Model, str]
+"""The new model, and a sentence about what changed."""
+
+
+def read_model(source: ModelSource) -> ir.Model:
+    """A model of any kind; AMD's operators stay nodes."""
+    return load_model(source, allow_quantized=True, opaque=QUARK).model
+
+
+def write_model(model: ir.Model, target: str | Path, *, external_data: bool = False) -> None:
+    """Save a model; AMD's operators get the bodies that let a stock ONNX Runtime run them."""
+    save_model(_with_bodies(model), Path(target), external_data=external_data)
+
+
+def _with_bodies(model: ir.Model) -> ir.Model:
+    if all(node.domain != QUARK for node in model.graph.all_nodes()):
+        return model
+    try:
+        return attach(model)
+    except ModelError:  # an operator without a body needs AMD's library, as it did before
+        return model
+
+
+def on_copy(edit: Callable[Concatenate[ir.Model, P], str]) -> Callable[Concatenate[ir.Model, P], Rewritten]:
+    """A pure function out of one that edits a model in place and says what it did."""
+
+    @wraps(edit)
+    def work(model: ir.Model, /, *args: P.args, **kwargs: P.kwargs) -> Rewritten:
+        result = model.clone()
+        done = edit(result, *args, **kwargs)
+        remove_dead_code(result)
+        result.graph.sort()
+        return result, done
+
+    return work
+
+
+def from_file_to_file(
+    name: str,
+    summary: str,
+    work: Callable[..., str],
+    parameters: tuple[Parameter, ...],
+    export: Callable[..., Any] | None = None,
+) -> Tool:
+    """A tool that refuses to write over what it reads, and names the file that it wrote."""
+
+    def run(source: str, target: str, **arguments: Any) -> str:
+        check_writable(Path(target))
+        if Path(target).exists() and Path(source).exists() and Path(target).samefile(source):
+            raise OutputError(
+                "The output would overwrite the input.", where=target, hint="Choose another path."
+            )
+        return f"{work(source, target, **arguments)}\n{target}"
+
+    return Tool(name, summary, run, parameters, {} if export is None else {name: export})
+
+
+def rewriting(summary: str, work: Rewrite, *more: Parameter, name: str = "") -> Tool:
+    """A tool that reads a model, rewrites it and writes another file.
+
+    Args:
+        summary: one line.
+        work: a pure function of a model and the further arguments by name.
+        more: further parameters; those given by place come between the two files or after them.
+        name: of the tool; the function's own when not given.
+    """
+
+    def run(source: str, target: str, external_data: bool, **arguments: Any) -> str:
+        model, done = work(read_model(source), **arguments)
+        write_model(model, target, external_data=external_data)
+        return done
+
+    inner = [parameter for parameter in more if parameter.positional]
+    rest = [parameter for parameter in more if not parameter.positional]
+    parameters = (SOURCE, *inner, TARGET, *rest, EXTERNAL)
+    return from_file_to_file(name or work.__name__, summary, run, parameters, _on_any(work))
+
+
+def _on_any(work: Rewrite) -> Callable[..., Any]:
+    """The function for scripts that import it: a ModelProto (or file) in, a ModelProto out."""
+
+    def convert(model: ModelSource, *arguments: Any, **options: Any) -> Any:
+        return ir.to_proto(_with_bodies(work(read_model(model), *arguments, **options)[0]))
+
+    convert.__doc__ = work.__doc__
+    return convert

@@ -1,4 +1,4 @@
-"""Histograms of weights and of activations, as pictures."""
+"""Models to look at: histograms, text, lists of layers, and folders of results side by side."""
 
 from __future__ import annotations
 
@@ -7,18 +7,30 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+import onnx
 import onnx_ir as ir
+from google.protobuf import text_format  # type: ignore[import-untyped, unused-ignore]
 from numpy.typing import NDArray
 from PIL import Image, ImageDraw
 
 from roundel.data import open_samples
 from roundel.errors import ModelError, OutputError
+from roundel.measure.folders import evaluate_folders
+from roundel.model.files import write_text
 from roundel.model.graph import input_specs
 from roundel.model.session import open_session
 from roundel.passes import refresh_shapes
-from roundel.quark.tools.files import read_model
-from roundel.quark.tools.tool import Parameter, Tool
-from roundel.quark.tools.wiring import LAYERS, is_dequantize, stored_values
+from roundel.qdq.read import BITS, is_dequantize, read_quantizer, stored_values
+from roundel.quark.tools.tool import (
+    LAYERS,
+    SOURCE,
+    TARGET,
+    Parameter,
+    Tool,
+    from_file_to_file,
+    read_model,
+    switch,
+)
 
 _WIDTH, _HEIGHT, _MARGIN = 640, 400, 40
 _BINS = 128
@@ -57,8 +69,7 @@ def weights(model: ir.Model, *, per_channel: bool = False) -> Iterator[tuple[str
         if node.op_type not in (*LAYERS, "MatMul") or len(node.inputs) < 2:
             continue
         value = node.inputs[1]
-        maker = value.producer() if value is not None else None
-        array = stored_values(maker) if maker is not None and is_dequantize(maker) else None
+        array = stored_values(value.producer()) if value is not None else None
         if array is None and value is not None and value.const_value is not None:
             array = np.asarray(value.const_value.numpy())
         if array is None or value is None:
@@ -129,14 +140,7 @@ HISTOGRAM_TOOLS = (
             Parameter(
                 "target", "the folder to write into", ("--output", "--output_path"), default="weights_hist"
             ),
-            Parameter(
-                "perchannel",
-                "one picture for each output channel",
-                ("--perchannel", "--per_channel"),
-                default=False,
-                positional=False,
-                switch=True,
-            ),
+            switch("perchannel", "one picture for each output channel", "--perchannel", "--per_channel"),
         ),
     ),
     Tool(
@@ -151,4 +155,107 @@ HISTOGRAM_TOOLS = (
             ),
         ),
     ),
+)
+
+
+def a16w8_a8w8_nodes(model: ir.Model) -> tuple[list[str], list[str]]:
+    """Names of Conv, ConvTranspose and Gemm nodes with 8-bit activations, and of those with 16-bit ones."""
+    found: dict[int, list[str]] = {8: [], 16: []}
+    for node in model.graph:
+        maker = node.inputs[0].producer() if node.op_type in LAYERS and node.inputs[0] is not None else None
+        said = read_quantizer(maker) if is_dequantize(maker) else None
+        bits = BITS.get(said.dtype) if said is not None else None
+        if bits in found:
+            found[bits].append(str(node.name))
+    return found[8], found[16]
+
+
+def _print(source: str) -> str:
+    eight, sixteen = a16w8_a8w8_nodes(read_model(source))
+    lines = ["8-bit activations:", *eight, "16-bit activations:", *sixteen]
+    return "\n".join([*lines, f"{len(eight)} layers with 8-bit, {len(sixteen)} with 16-bit activations"])
+
+
+PRINT_NODES = Tool(
+    "print_a16w8_a8w8_nodes",
+    "Lists the layers with 8-bit and with 16-bit activations.",
+    _print,
+    (SOURCE,),
+    {"a16w8_a8w8_nodes": lambda path: a16w8_a8w8_nodes(read_model(path))},
+)
+
+
+def convert_onnx_to_onnxtxt(model: onnx.ModelProto) -> str:
+    """The model in protobuf's text form."""
+    return str(text_format.MessageToString(model))
+
+
+def convert_onnxtxt_to_onnx(text: str) -> onnx.ModelProto:
+    """The model that the text describes."""
+    try:
+        return text_format.Parse(text, onnx.ModelProto())  # type: ignore[no-any-return, unused-ignore]
+    except text_format.ParseError as error:
+        raise ModelError("The text is not a model.", observed=str(error)[:300]) from error
+
+
+def _to_text(source: str, target: str) -> str:
+    write_text(Path(target), convert_onnx_to_onnxtxt(_loaded(source)))
+    return "wrote text"
+
+
+def _to_model(source: str, target: str) -> str:
+    try:
+        text = Path(source).read_text(encoding="utf-8")
+    except (OSError, UnicodeDecodeError) as error:
+        raise ModelError("The text file cannot be read.", where=source, observed=error) from error
+    onnx.save(convert_onnxtxt_to_onnx(text), target)
+    return "wrote a model"
+
+
+def _loaded(source: str) -> onnx.ModelProto:
+    try:
+        return onnx.load(source)
+    except (OSError, ValueError, onnx.checker.ValidationError) as error:
+        raise ModelError("The model cannot be read.", where=source, observed=error) from error
+
+
+TEXT_TOOLS = (
+    from_file_to_file(
+        "convert_onnx_to_onnxtxt",
+        "A model as text that people can read and compare.",
+        _to_text,
+        (SOURCE, TARGET),
+        convert_onnx_to_onnxtxt,
+    ),
+    from_file_to_file(
+        "convert_onnxtxt_to_onnx",
+        "A model from its text.",
+        _to_model,
+        (SOURCE, TARGET),
+        convert_onnxtxt_to_onnx,
+    ),
+)
+
+
+_NAMES = {"cosine": "cosine similarity", "l2": "L2 distance", "psnr_db": "PSNR in dB", "ssim": "SSIM"}
+
+
+def _evaluate(baseline: str, quantized: str) -> str:
+    scores = evaluate_folders(baseline, quantized)
+    lines = [
+        f"{_NAMES.get(name, name)}: mean {summary.mean:.6g}, worst {summary.worst:.6g} ({summary.worst_file})"
+        for name, summary in scores.metrics.items()
+    ]
+    return "\n".join([f"{len(scores.files)} files", *lines])
+
+
+EVALUATE = Tool(
+    "evaluate",
+    "Compares two folders of results (.npy, .png, .jpg): cosine, L2, PSNR, SSIM.",
+    _evaluate,
+    (
+        Parameter("baseline", "results of the float model", ("--baseline_results_folder", "--baseline")),
+        Parameter("quantized", "results of the other", ("--quantized_results_folder", "--quantized")),
+    ),
+    {"evaluate_folders": evaluate_folders},
 )
