@@ -55,10 +55,12 @@ class Legaliser:
         device: the device.
         plan: of a float model, None for a finished one.
         stored: of a finished model, None for a float one.
+        recipe: what the user switched off stays off.
     """
 
     format: Format
     device: Device
+    recipe: Recipe
     plan: QuantPlan | None
     stored: StoredTensors | None
 
@@ -70,6 +72,8 @@ class Legaliser:
         """
         bound = upper_bound(node)
         if bound is None or self.format not in _TOUCHED or self.device.compiler is not Compiler.X2:
+            return False
+        if not self._allowed("npu", "clip_to_relu"):
             return False
         conv = conv_before(node)
         if conv is not None and is_depthwise(conv) and self.format is Format.XINT8:
@@ -88,7 +92,11 @@ class Legaliser:
             return False
         if isinstance(tensor.scheme, Scheme) and tensor.scheme.scale is ScaleKind.FLOAT:
             return True
-        return on_grid(bound, tensor.scheme) or bool(rescalable(node))
+        scaled = self._allowed("prepare", "scale_clip_bounds") and bool(rescalable(node))
+        return scaled or on_grid(bound, tensor.scheme)
+
+    def _allowed(self, section: str, name: str) -> bool:
+        return bool(self.recipe.own.get(section, {}).get(name, True))
 
     def _does(self, node: ir.Node, bound: float) -> bool:
         tensors = self.stored.tensors if self.stored is not None else {}
@@ -168,7 +176,7 @@ def gather_facts(source: ModelSource, preset: RecipeSource | None, device: Devic
     kind = format_of(recipe)
     prepared, plan = _prepare(source, given, recipe, kind, finished=stored is not None)
     close_batch(prepared)
-    legaliser = Legaliser(kind, device, plan, stored)
+    legaliser = Legaliser(kind, device, recipe, plan, stored)
     situation = Situation(kind, device, _held(kind, plan, stored))
     before = predict(prepared.graph, situation)
     relus = frozenset(str(n.name) for n in prepared.graph if legaliser.becomes_relu(n))
