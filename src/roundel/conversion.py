@@ -13,7 +13,7 @@ import onnx_ir as ir
 from roundel.calibrate.resolve import resolve
 from roundel.errors import ModelError, OutputError, RecipeError, did_you_mean
 from roundel.evidence import open_data
-from roundel.gate import OutputReport, check_file, compare_outputs
+from roundel.gate import OutputReport, compare_outputs
 from roundel.model import load_model
 from roundel.model.files import check_writable, external_values, same_file, staged_or_temporary
 from roundel.model.graph import is_constant, op_key
@@ -27,6 +27,7 @@ from roundel.qdq.lift import Form, Stored, lift, put
 from roundel.qdq.nodes import QUARK
 from roundel.recipe.load import load_recipe
 from roundel.recipe.settings import Data
+from roundel.rules.written import check_file
 from roundel.types import FloatType, Sample
 from roundel.version import VERSION
 

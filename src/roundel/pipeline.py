@@ -22,10 +22,7 @@ from roundel.forecasting import Forecast, look_ahead
 from roundel.gate import (
     OutputReport,
     advice,
-    check_file,
-    check_limits,
     check_prepared,
-    check_scales,
     compare_outputs,
 )
 from roundel.improve.finetune import check_tuning
@@ -59,6 +56,7 @@ from roundel.recipe.load import RecipeSource, load_recipe, unfolded
 from roundel.recipe.settings import Recipe, WeightOnly, merge
 from roundel.report.record import Clock, Record, plan_counts, recipe_dict
 from roundel.rules.fitting import for_device, for_effort, remaining
+from roundel.rules.written import check_file, check_written
 from roundel.torch import Exported, is_torch_source, opened
 from roundel.torch.export import require_torch
 from roundel.types import Listener, Sample, Silent
@@ -338,8 +336,7 @@ def _write(
     written = write_qdq(model, state, recipe)
     share_codes(written.graph)
     simulated = simulate(written, state, recipe.npu)
-    check_scales(written)
-    check_limits(model, state, recipe.npu)
+    check_written(written, recipe, {n.name for n in state.plan.nodes.values() if n.quantized})
     done = tuple(f"{what}: {count} nodes" for what, count in simulated.items())
     return _signed(written), state.plan, replace(improved, notes=(*state.notes, *improved.notes, *done))
 

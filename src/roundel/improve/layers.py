@@ -24,6 +24,7 @@ from roundel.passes.base import (
     same_rank,
 )
 from roundel.plan.types import QuantPlan
+from roundel.targets.operators import Trait, ops_with
 
 Readers = Iterable[tuple[ir.Node, int]]
 
@@ -73,7 +74,7 @@ def _hand_over(editor: Editor, old: ir.Value, new: ir.Value) -> None:
     new.name = name
 
 
-_CONVS = ("Conv", "ConvTranspose")
+_CONVS = ops_with(Trait.CONV)
 
 
 @dataclass(frozen=True, slots=True)

@@ -22,7 +22,7 @@ from roundel.qdq.read import (
     casts_to,
     strip_pairs,
 )
-from roundel.targets.operators import FUSING_CONSUMERS
+from roundel.targets.operators import FUSING_CONSUMERS, Trait, ops_with
 
 BLOCK_FORMATS = {f"{QUARK}::BFPQuantizeDequantize": "bfp", f"{QUARK}::MXQuantizeDequantize": "mx"}
 
@@ -72,7 +72,7 @@ def with_plain_constants(model: ir.Model) -> ir.Model:
     return copy
 
 
-LAYER_OPS = frozenset({"Conv", "ConvTranspose", "Gemm", "MatMul", "LSTM", "GRU", "RNN"})
+LAYER_OPS = ops_with(Trait.LAYER | Trait.RECURRENT)
 _CHANNELS_SECOND = frozenset({"Conv", "ConvTranspose", "BatchNormalization", "InstanceNormalization"})
 
 

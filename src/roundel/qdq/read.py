@@ -285,7 +285,12 @@ def _float_constant(found: StoredTensor, codes: NDArray[Any]) -> ir.Value:
         scale, zero = scale.reshape(shape), zero.reshape(shape)
     elif found.scale.size > 1:  # blockwise: only the shape matters here
         scale, zero = np.ones(1), np.zeros(1, np.float32)
-    array = ((codes.astype(np.float32) - zero) * scale.astype(np.float32)).reshape(codes.shape)
-    tensor = ir.tensor(array.astype(np.float32), name=found.name)
+
+    def real() -> ir.TensorProtocol:
+        array = ((codes.astype(np.float32) - zero) * scale.astype(np.float32)).reshape(codes.shape)
+        return ir.Tensor(array.astype(np.float32), name=found.name)
+
+    # Few of those who read the graph read its weights.
+    tensor = ir.LazyTensor(real, ir.DataType.FLOAT, ir.Shape(codes.shape), cache=True, name=found.name)
     kind = ir.TensorType(ir.DataType.FLOAT)
     return ir.Value(name=found.name, shape=ir.Shape(codes.shape), type=kind, const_value=tensor)

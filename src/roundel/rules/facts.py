@@ -27,23 +27,12 @@ from roundel.rules.patterns import close_batch, conv_before, is_depthwise
 from roundel.rules.placement import Situation, predict
 from roundel.rules.types import Prediction
 from roundel.targets.npu import Compiler, Device, Format
+from roundel.targets.operators import Trait, ops_with
+from roundel.targets.shifts import FAMILIES
 from roundel.types import ScaleKind, Scheme
 
 _TOUCHED = frozenset({Format.XINT8, Format.A8W8})
-_NEVER_LARGER = frozenset(
-    {
-        "MaxPool",
-        "AveragePool",
-        "GlobalAveragePool",
-        "Reshape",
-        "Flatten",
-        "Transpose",
-        "Squeeze",
-        "Unsqueeze",
-        "Slice",
-        "Split",
-    }
-)
+_NEVER_LARGER = ops_with(Trait.SHAPES | Trait.REARRANGES | Trait.SELECTS | Trait.POOL)
 
 
 @dataclass(frozen=True, slots=True)
@@ -156,6 +145,26 @@ class Facts:
     legaliser: Legaliser
     before: Prediction
     after: Prediction
+
+    @property
+    def graph(self) -> ir.Graph:
+        """The user's, in float."""
+        return self.given.graph
+
+    @property
+    def powers(self) -> bool:
+        """Whether every scale must be a power of two."""
+        return self.format is Format.XINT8
+
+    @property
+    def limits(self) -> frozenset[str]:
+        """The families of shift limits that must hold."""
+        return FAMILIES if self.powers else frozenset()
+
+    @property
+    def computed(self) -> list[ir.Node]:
+        """The nodes whose shift limits must hold."""
+        return list(self.graph)
 
     @property
     def float_model(self) -> bool:

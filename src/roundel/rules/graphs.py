@@ -9,27 +9,36 @@ import numpy as np
 import onnx_ir as ir
 from numpy.typing import NDArray
 
-from roundel.model.graph import FLOAT_TYPES, attribute_int, constant_array, iter_values, op_key, weight_bytes
+from roundel.model.graph import (
+    FLOAT_TYPES,
+    attribute_int,
+    constant_array,
+    has_subgraph,
+    iter_values,
+    op_key,
+    weight_bytes,
+)
 from roundel.rules.facts import Facts
-from roundel.rules.patterns import LAYERS
-from roundel.rules.types import Hit, Rule, Severity
+from roundel.rules.types import Finding, Rule, Severity
 from roundel.targets.npu import MINIMUM_CONVS, MINIMUM_OPSET, PROTOBUF_BYTES, RECOMMENDED_OPSET
+from roundel.targets.operators import LAYERS
 
-_LOOPS = ("If", "Loop", "Scan")
 _IMAGE_RANK = 4
 
 
-def _open_shapes(facts: Facts) -> Iterator[Hit]:
+def _open_shapes(facts: Facts) -> Iterator[Finding]:
     opened = False
     for value in _fed(facts):
         if value.shape is None:
             opened = True
-            yield Hit(Severity.ERROR, f"input '{value.name}' has no shape, not even 1 dimension", value.name)
+            yield Finding(
+                Severity.ERROR, f"input '{value.name}' has no shape, not even 1 dimension", value.name
+            )
         elif _open_dims(value):
             opened = True
             words = ", ".join(str(d) if isinstance(d, int) else str(d.value or "?") for d in value.shape)
             text = f"input '{value.name}' is [{words}], {_open_dims(value)} open beside the batch"
-            yield Hit(Severity.ERROR, text, value.name, _fixing(value))
+            yield Finding(Severity.ERROR, text, value.name, _fixing(value))
     if not opened:
         yield from _data_dependent(facts)
         yield from _computed_shapes(facts)
@@ -42,21 +51,21 @@ def _fixing(value: ir.Value) -> str:
     return text + (", with numbers for each ?." if "?" in sizes else ".")
 
 
-def _computed_shapes(facts: Facts) -> Iterator[Hit]:
+def _computed_shapes(facts: Facts) -> Iterator[Finding]:
     """Arithmetic on an open batch axis, which a fixed one would turn into constants."""
     open_inputs = [v for v in _fed(facts) if v.shape and not isinstance(v.shape[0], int)]
     nodes = [place for place in facts.before.nodes if place.rule == "P02"]
     if open_inputs and nodes:
         text = f"{len(nodes)} nodes compute shapes at run time from an open batch axis"
-        yield Hit(Severity.WARNING, text, nodes[0].name, _fixing(open_inputs[0]))
+        yield Finding(Severity.WARNING, text, nodes[0].name, _fixing(open_inputs[0]))
 
 
-def _data_dependent(facts: Facts) -> Iterator[Hit]:
+def _data_dependent(facts: Facts) -> Iterator[Finding]:
     """With fixed inputs, what is still open depends on the data."""
     values = [v for node in facts.prepared.graph for v in node.outputs if v.dtype in FLOAT_TYPES]
     loose = [v for v in values if v.shape is not None and not all(isinstance(d, int) for d in v.shape)]
     if loose:
-        yield Hit(
+        yield Finding(
             Severity.WARNING,
             f"{len(loose)} tensors inside the graph have sizes that depend on the data",
             str(loose[0].name),
@@ -74,29 +83,29 @@ def _fed(facts: Facts) -> list[ir.Value]:
     return [v for v in facts.given.graph.inputs if v.name not in facts.given.graph.initializers]
 
 
-def _batch(facts: Facts) -> Iterator[Hit]:
+def _batch(facts: Facts) -> Iterator[Finding]:
     for value in _fed(facts):
         dims = list(value.shape or ())
         if len(dims) > 1 and isinstance(dims[0], int) and dims[0] > 1:
             severity = Severity.ERROR if len(dims) == _IMAGE_RANK else Severity.WARNING
-            yield Hit(severity, f"input '{value.name}' has a fixed batch of {dims[0]}", value.name)
+            yield Finding(severity, f"input '{value.name}' has a fixed batch of {dims[0]}", value.name)
 
 
-def _few_convs(facts: Facts) -> Iterator[Hit]:
+def _few_convs(facts: Facts) -> Iterator[Finding]:
     convs = sum(1 for node in facts.prepared.graph if op_key(node) == "Conv")
     if facts.format.integer and convs < MINIMUM_CONVS:
-        yield Hit(Severity.ERROR, f"{convs} Conv in the graph, at least {MINIMUM_CONVS} are needed")
+        yield Finding(Severity.ERROR, f"{convs} Conv in the graph, at least {MINIMUM_CONVS} are needed")
 
 
-def _control_flow(facts: Facts) -> Iterator[Hit]:
+def _control_flow(facts: Facts) -> Iterator[Finding]:
     for node in facts.given.graph:
-        if op_key(node) in _LOOPS:
+        if has_subgraph(node):
             bodies = [a.as_graph() for a in node.attributes.values() if a.type is ir.AttributeType.GRAPH]
             inside = sum(len(body) for body in bodies)
-            yield Hit(Severity.ERROR, f"{node.op_type} with {inside} nodes in its bodies", str(node.name))
+            yield Finding(Severity.ERROR, f"{node.op_type} with {inside} nodes in its bodies", str(node.name))
 
 
-def _weights(facts: Facts) -> Iterator[Hit]:
+def _weights(facts: Facts) -> Iterator[Finding]:
     seen: set[ir.Value] = set()
     for node in facts.given.graph:
         for index, value in enumerate(node.inputs):
@@ -109,22 +118,22 @@ def _weights(facts: Facts) -> Iterator[Hit]:
             if broken:
                 severity = Severity.ERROR if weight else Severity.WARNING
                 where = f"of {node.op_type} '{node.name}'"
-                yield Hit(
+                yield Finding(
                     severity, f"{broken} of {array.size} values {where} are NaN or infinite", value.name
                 )
             elif weight and array.size:
                 yield from _zeros(node, value, array)
 
 
-def _zeros(node: ir.Node, value: ir.Value, array: NDArray[Any]) -> Iterator[Hit]:
+def _zeros(node: ir.Node, value: ir.Value, array: NDArray[Any]) -> Iterator[Finding]:
     axis = _output_axis(node, array.ndim)
     live = (array != 0).any(axis=tuple(a for a in range(array.ndim) if a != axis))
     dead = int(live.size - np.count_nonzero(live))
     where = f"{node.op_type} '{node.name}'"
     if dead == live.size:
-        yield Hit(Severity.WARNING, f"all {array.size} weights of {where} are zero", value.name)
+        yield Finding(Severity.WARNING, f"all {array.size} weights of {where} are zero", value.name)
     elif dead:
-        yield Hit(Severity.NOTE, f"{dead} of {live.size} output channels of {where} are zero", value.name)
+        yield Finding(Severity.NOTE, f"{dead} of {live.size} output channels of {where} are zero", value.name)
 
 
 def _output_axis(node: ir.Node, ndim: int) -> int:
@@ -173,38 +182,42 @@ GRAPH_RULES = (
 )
 
 
-def _opset(facts: Facts) -> Iterator[Hit]:
+def _opset(facts: Facts) -> Iterator[Finding]:
     found = facts.loaded.source_opset
     automatic = facts.float_model and found < RECOMMENDED_OPSET
     if found < MINIMUM_OPSET:
-        yield Hit(
+        yield Finding(
             Severity.ERROR, f"opset {found}, the compilers need {MINIMUM_OPSET} or newer", automatic=automatic
         )
     elif found != RECOMMENDED_OPSET:
-        yield Hit(Severity.NOTE, f"opset {found}, recommended is {RECOMMENDED_OPSET}", automatic=automatic)
+        yield Finding(
+            Severity.NOTE, f"opset {found}, recommended is {RECOMMENDED_OPSET}", automatic=automatic
+        )
 
 
-def _half(facts: Facts) -> Iterator[Hit]:
+def _half(facts: Facts) -> Iterator[Finding]:
     half = [value for value in iter_values(facts.raw.graph) if value.dtype is ir.DataType.FLOAT16]
     if half:
         first = next((str(value.name) for value in half if value.name), None)
-        yield Hit(Severity.WARNING, f"{len(half)} tensors are float16", first, automatic=facts.float_model)
+        yield Finding(
+            Severity.WARNING, f"{len(half)} tensors are float16", first, automatic=facts.float_model
+        )
 
 
-def _size(facts: Facts) -> Iterator[Hit]:
+def _size(facts: Facts) -> Iterator[Finding]:
     count = weight_bytes(facts.raw)
     if count > PROTOBUF_BYTES:
-        yield Hit(
+        yield Finding(
             Severity.WARNING,
             f"{count / 2**30:.1f} GiB of weights, a protobuf file holds {PROTOBUF_BYTES} bytes",
         )
 
 
-def _weights_as_inputs(facts: Facts) -> Iterator[Hit]:
+def _weights_as_inputs(facts: Facts) -> Iterator[Finding]:
     graph = facts.raw.graph
     both = [str(value.name) for value in graph.inputs if value.name in graph.initializers]
     if both:
-        yield Hit(
+        yield Finding(
             Severity.NOTE,
             f"{len(both)} initializers are graph inputs as well",
             both[0],
@@ -212,11 +225,11 @@ def _weights_as_inputs(facts: Facts) -> Iterator[Hit]:
         )
 
 
-def _names(facts: Facts) -> Iterator[Hit]:
+def _names(facts: Facts) -> Iterator[Finding]:
     unnamed = [node for node in facts.raw.graph if not node.name]
     if unnamed:
         made = next((str(v.name) for node in unnamed for v in node.outputs if v.name), None)
-        yield Hit(
+        yield Finding(
             Severity.NOTE,
             f"{len(unnamed)} of {len(facts.raw.graph)} nodes have no name",
             made,

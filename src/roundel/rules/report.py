@@ -4,12 +4,12 @@ from __future__ import annotations
 
 from roundel.model.load import ModelSource
 from roundel.recipe.load import RecipeSource
-from roundel.rules import finished, graphs, operators, positions
+from roundel.rules import finished, graphs, operators, written
 from roundel.rules.facts import Facts, gather_facts
-from roundel.rules.types import CheckReport, Finding, Rule, Severity
+from roundel.rules.types import CheckReport, Rule, Severity
 from roundel.targets.npu import device_named
 
-RULES: tuple[Rule, ...] = tuple(
+RULES: tuple[Rule[Facts], ...] = tuple(
     sorted(
         (
             *graphs.FILE_RULES,
@@ -20,7 +20,7 @@ RULES: tuple[Rule, ...] = tuple(
             *finished.TARGET_RULES,
             *finished.BIAS_RULES,
             *finished.FINISHED_RULES,
-            *positions.POSITION_RULES,
+            *written.WRITTEN_RULES,
         ),
         key=lambda rule: rule.id,
     )
@@ -44,7 +44,7 @@ def check_model(
         RecipeError: there is no such preset or device.
     """
     facts = gather_facts(source, preset, device_named(device))
-    findings = [Finding.of(rule, hit) for rule in RULES for hit in rule.find(facts)]
+    findings = [found for rule in RULES for found in rule.findings(facts)]
     findings.sort(key=lambda finding: _ORDER[finding.severity])  # stable: by rule within a severity
     return CheckReport(
         model=facts.loaded.path.name if facts.loaded.path else "in memory",
