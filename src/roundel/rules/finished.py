@@ -12,7 +12,7 @@ from roundel.model.graph import attribute_float, constant_array, is_constant, op
 from roundel.plan.types import Role
 from roundel.qdq.read import CENTRES, OTHER_FORMS, StoredTensor
 from roundel.rules.facts import Facts
-from roundel.rules.types import Finding, Rule, Severity
+from roundel.rules.types import Finding, Severity, rule
 from roundel.rules.written import AGAIN, tensor_before, tensor_behind
 from roundel.targets.npu import NATIVE_16_BIT_OPSET, RECOMMENDED_OPSET, Compiler, Format
 from roundel.targets.operators import BIASED_LAYERS, Trait, ops_with
@@ -27,6 +27,12 @@ def _tensors(facts: Facts) -> list[StoredTensor]:
     return list(facts.stored.tensors.values()) if facts.stored is not None else []
 
 
+@rule(
+    "Q02",
+    "per-channel scales",
+    "XINT8 has one scale per tensor; for the other formats AMD documents none per channel.",
+    "Quantize per tensor (weights.per_channel=false).",
+)
 def _per_channel(facts: Facts) -> Iterator[Finding]:
     severity = Severity.ERROR if facts.format is Format.XINT8 else Severity.NOTE
     for tensor in _tensors(facts):
@@ -34,6 +40,12 @@ def _per_channel(facts: Facts) -> Iterator[Finding]:
             yield Finding(severity, f"{tensor.scale.size} scales along axis {tensor.axis}", tensor.name)
 
 
+@rule(
+    "Q03",
+    "zero points",
+    "XINT8 and the first NPU are symmetric; uint8 around 127 gives silently wrong numbers.",
+    "Symmetric activations: int8 with zero point 0 or uint8 with 128. X2 takes others since 1.6.",
+)
 def _zero_points(facts: Facts) -> Iterator[Finding]:
     tensors = _tensors(facts)
     bytes_ = [t for t in tensors if t.dtype == "uint8" and not t.constant]
@@ -52,6 +64,12 @@ def _zero_points(facts: Facts) -> Iterator[Finding]:
             yield Finding(severity, f"zero point {zero} of {tensor.dtype}, centre is {centre}", tensor.name)
 
 
+@rule(
+    "Q04",
+    "bias type",
+    "XINT8 wants int8 biases with a power-of-two scale, A8W8 and A16W8 int32 ones.",
+    "Quantize again with a preset for this format; roundel writes the biases that it wants.",
+)
 def _bias_types(facts: Facts) -> Iterator[Finding]:
     if facts.stored is None or not facts.format.integer:
         return
@@ -67,6 +85,12 @@ def _bias_types(facts: Facts) -> Iterator[Finding]:
             yield Finding(Severity.ERROR, f"{tensor.dtype} bias of {node.op_type} '{node.name}'", value.name)
 
 
+@rule(
+    "Q05",
+    "no Q/DQ",
+    "An operator that reads or makes float runs on the CPU.",
+    "Quantize it, too (selection.extra_op_types), or cut it off the model if it comes last.",
+)
 def _gaps(facts: Facts) -> Iterator[Finding]:
     severity = Severity.NOTE if facts.float_model else Severity.WARNING
     for place in facts.before.nodes:
@@ -74,6 +98,12 @@ def _gaps(facts: Facts) -> Iterator[Finding]:
             yield Finding(severity, f"{place.op}: {place.reason}", place.name)
 
 
+@rule(
+    "Q08",
+    "node order",
+    "ONNX wants each node behind those that it reads; the ONNX checker refuses other files.",
+    "Sort the graph; every model that roundel writes is sorted.",
+)
 def _order(facts: Facts) -> Iterator[Finding]:
     done: set[ir.Node] = set()
     early: list[ir.Node] = []
@@ -86,6 +116,12 @@ def _order(facts: Facts) -> Iterator[Finding]:
         yield Finding(Severity.WARNING, text, str(early[0].name), automatic=facts.float_model)
 
 
+@rule(
+    "Q09",
+    "bias scale",
+    "The accumulator's step is input scale x weight scale; another bias scale shifts the result.",
+    "Write the bias at that scale; roundel derives it.",
+)
 def _bias_scales(facts: Facts) -> Iterator[Finding]:
     if facts.stored is None:
         return
@@ -109,6 +145,12 @@ def _bias_scales(facts: Facts) -> Iterator[Finding]:
             yield Finding(Severity.ERROR, text, bias.name)
 
 
+@rule(
+    "Q10",
+    "not Q/DQ",
+    "The compilers read constant Q/DQ pairs only; other quantized operators stay on the CPU.",
+    "Quantize the float model in Q/DQ form, statically.",
+)
 def _other_forms(facts: Facts) -> Iterator[Finding]:
     if facts.stored is None:
         return
@@ -117,6 +159,12 @@ def _other_forms(facts: Facts) -> Iterator[Finding]:
             yield Finding(Severity.ERROR, f"{op_key(node)} node", str(node.name))
 
 
+@rule(
+    "Q06",
+    "uneven scales",
+    "Concat, pools, Pad and Slice copy codes: inputs and output must share one scale.",
+    "Align them (placement.align_concat, align_pool, align_pad, align_slice); preset xint8 does.",
+)
 def _alignment(facts: Facts) -> Iterator[Finding]:
     if facts.stored is None or facts.format is not Format.XINT8:
         return
@@ -136,6 +184,12 @@ def _position(name: str | None, stored: Mapping[str, StoredTensor]) -> int | Non
     return None if name is None else stored[name].position
 
 
+@rule(
+    "Q11",
+    "another format",
+    "The rules of the format asked for were applied.",
+    AGAIN,
+)
 def _other_format(facts: Facts) -> Iterator[Finding]:
     known = facts.recognised
     if known is not None and facts.asked and known.format is not facts.format:
@@ -143,71 +197,16 @@ def _other_format(facts: Facts) -> Iterator[Finding]:
         yield Finding(Severity.WARNING, text)
 
 
-FINISHED_RULES = (
-    Rule(
-        "Q02",
-        "per-channel scales",
-        "XINT8 has one scale per tensor; for the other formats AMD documents none per channel.",
-        "Quantize per tensor (weights.per_channel=false).",
-        _per_channel,
-    ),
-    Rule(
-        "Q03",
-        "zero points",
-        "XINT8 and the first NPU are symmetric; uint8 around 127 gives silently wrong numbers.",
-        "Symmetric activations: int8 with zero point 0 or uint8 with 128. X2 takes others since 1.6.",
-        _zero_points,
-    ),
-    Rule(
-        "Q04",
-        "bias type",
-        "XINT8 wants int8 biases with a power-of-two scale, A8W8 and A16W8 int32 ones.",
-        "Quantize again with a preset for this format; roundel writes the biases that it wants.",
-        _bias_types,
-    ),
-    Rule(
-        "Q05",
-        "no Q/DQ",
-        "An operator that reads or makes float runs on the CPU.",
-        "Quantize it, too (selection.extra_op_types), or cut it off the model if it comes last.",
-        _gaps,
-    ),
-    Rule(
-        "Q06",
-        "uneven scales",
-        "Concat, pools, Pad and Slice copy codes: inputs and output must share one scale.",
-        "Align them (placement.align_concat, align_pool, align_pad, align_slice); preset xint8 does.",
-        _alignment,
-    ),
-    Rule(
-        "Q08",
-        "node order",
-        "ONNX wants each node behind those that it reads; the ONNX checker refuses other files.",
-        "Sort the graph; every model that roundel writes is sorted.",
-        _order,
-    ),
-    Rule(
-        "Q09",
-        "bias scale",
-        "The accumulator's step is input scale x weight scale; another bias scale shifts the result.",
-        "Write the bias at that scale; roundel derives it.",
-        _bias_scales,
-    ),
-    Rule(
-        "Q10",
-        "not Q/DQ",
-        "The compilers read constant Q/DQ pairs only; other quantized operators stay on the CPU.",
-        "Quantize the float model in Q/DQ form, statically.",
-        _other_forms,
-    ),
-    Rule("Q11", "another format", "The rules of the format asked for were applied.", AGAIN, _other_format),
-)
-
-
 _INT32 = np.iinfo(np.int32)
 _USUAL_RANGE = 0.01  # activations with a smaller peak are rare
 
 
+@rule(
+    "P20",
+    "bias overflow",
+    "A bias is stored as b / (input scale x weight scale) in 32 bits; what does not fit is cut off.",
+    "Clamp tiny weight scales, keep the layer in float (--exclude NAME), or -s bias.type=float.",
+)
 def _overflow(facts: Facts) -> Iterator[Finding]:
     if facts.stored is not None:
         yield from _saturated(facts)
@@ -252,17 +251,12 @@ def _potential(facts: Facts, node: ir.Node) -> Iterator[Finding]:
         yield Finding(Severity.WARNING, text, str(node.name))
 
 
-BIAS_RULES = (
-    Rule(
-        "P20",
-        "bias overflow",
-        "A bias is stored as b / (input scale x weight scale) in 32 bits; what does not fit is cut off.",
-        "Clamp tiny weight scales, keep the layer in float (--exclude NAME), or -s bias.type=float.",
-        _overflow,
-    ),
+@rule(
+    "P18",
+    "16-bit Q/DQ domain",
+    "Standard 16-bit Q/DQ exist from opset 21; which domain the compiler takes is undocumented.",
+    "If it does not compile, try native nodes: -s output.opset=21 -s placement.domain=ai.onnx.",
 )
-
-
 def _sixteen_bit_domain(facts: Facts) -> Iterator[Finding]:
     if facts.format is not Format.A16W8:
         return
@@ -278,26 +272,14 @@ def _sixteen_bit_domain(facts: Facts) -> Iterator[Finding]:
         yield Finding(Severity.NOTE, f"opset {opset}: 16-bit Q/DQ are written in the domain com.microsoft")
 
 
+@rule(
+    "P19",
+    "format on device",
+    "The device's compilers do not take this format; the model would run on the CPU.",
+    "Choose --preset xint8 for this device, or another device.",
+)
 def _available(facts: Facts) -> Iterator[Finding]:
     if facts.format not in facts.device.formats:
         takes = ", ".join(sorted(kind.value for kind in facts.device.formats))
         text = f"{facts.format.value} on {facts.device.name} ({facts.device.processors}), which takes {takes}"
         yield Finding(Severity.ERROR, text)
-
-
-TARGET_RULES = (
-    Rule(
-        "P18",
-        "16-bit Q/DQ domain",
-        "Standard 16-bit Q/DQ exist from opset 21; which domain the compiler takes is undocumented.",
-        "If it does not compile, try native nodes: -s output.opset=21 -s placement.domain=ai.onnx.",
-        _sixteen_bit_domain,
-    ),
-    Rule(
-        "P19",
-        "format on device",
-        "The device's compilers do not take this format; the model would run on the CPU.",
-        "Choose --preset xint8 for this device, or another device.",
-        _available,
-    ),
-)

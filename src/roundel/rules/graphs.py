@@ -19,13 +19,19 @@ from roundel.model.graph import (
     weight_bytes,
 )
 from roundel.rules.facts import Facts
-from roundel.rules.types import Finding, Rule, Severity
+from roundel.rules.types import Finding, Severity, rule
 from roundel.targets.npu import MINIMUM_CONVS, MINIMUM_OPSET, PROTOBUF_BYTES, RECOMMENDED_OPSET
 from roundel.targets.operators import LAYERS
 
 _IMAGE_RANK = 4
 
 
+@rule(
+    "P02",
+    "open shapes",
+    "The compilers build code for fixed sizes; only the batch axis may stay open.",
+    "Fix the sizes of the inputs: -s prepare.fixed_shapes={NAME: [1, …]}.",
+)
 def _open_shapes(facts: Facts) -> Iterator[Finding]:
     opened = False
     for value in _fed(facts):
@@ -83,6 +89,12 @@ def _fed(facts: Facts) -> list[ir.Value]:
     return [v for v in facts.given.graph.inputs if v.name not in facts.given.graph.initializers]
 
 
+@rule(
+    "P03",
+    "fixed batch",
+    "The compilers take batch 1 or an open batch axis; a larger fixed one is refused.",
+    "Export with batch 1, or with an open batch axis.",
+)
 def _batch(facts: Facts) -> Iterator[Finding]:
     for value in _fed(facts):
         dims = list(value.shape or ())
@@ -91,12 +103,24 @@ def _batch(facts: Facts) -> Iterator[Finding]:
             yield Finding(severity, f"input '{value.name}' has a fixed batch of {dims[0]}", value.name)
 
 
+@rule(
+    "P04",
+    "too few Conv",
+    "The integer compiler offloads only graphs with two or more Conv; this one stays on the CPU.",
+    "Use --preset bf16 (on stx or krk), whose compiler has no such limit.",
+)
 def _few_convs(facts: Facts) -> Iterator[Finding]:
     convs = sum(1 for node in facts.prepared.graph if op_key(node) == "Conv")
     if facts.format.integer and convs < MINIMUM_CONVS:
         yield Finding(Severity.ERROR, f"{convs} Conv in the graph, at least {MINIMUM_CONVS} are needed")
 
 
+@rule(
+    "P05",
+    "control flow",
+    "The NPU runs straight-line graphs: Loop, If and Scan and all inside them stay on the CPU.",
+    "Export with the loop unrolled, or cut the model there and loop on the host.",
+)
 def _control_flow(facts: Facts) -> Iterator[Finding]:
     for node in facts.given.graph:
         if has_subgraph(node):
@@ -105,6 +129,12 @@ def _control_flow(facts: Facts) -> Iterator[Finding]:
             yield Finding(Severity.ERROR, f"{node.op_type} with {inside} nodes in its bodies", str(node.name))
 
 
+@rule(
+    "P21",
+    "broken weights",
+    "NaN or infinite values have no scale, so the node stays in float; zero channels waste time.",
+    "Repair the checkpoint, or prune the channels and export again.",
+)
 def _weights(facts: Facts) -> Iterator[Finding]:
     seen: set[ir.Value] = set()
     for node in facts.given.graph:
@@ -143,45 +173,12 @@ def _output_axis(node: ir.Node, ndim: int) -> int:
     return {"Conv": 0, "ConvTranspose": 1}.get(op, ndim - 1)
 
 
-GRAPH_RULES = (
-    Rule(
-        "P02",
-        "open shapes",
-        "The compilers build code for fixed sizes; only the batch axis may stay open.",
-        "Fix the sizes of the inputs: -s prepare.fixed_shapes={NAME: [1, …]}.",
-        _open_shapes,
-    ),
-    Rule(
-        "P03",
-        "fixed batch",
-        "The compilers take batch 1 or an open batch axis; a larger fixed one is refused.",
-        "Export with batch 1, or with an open batch axis.",
-        _batch,
-    ),
-    Rule(
-        "P04",
-        "too few Conv",
-        "The integer compiler offloads only graphs with two or more Conv; this one stays on the CPU.",
-        "Use --preset bf16 (on stx or krk), whose compiler has no such limit.",
-        _few_convs,
-    ),
-    Rule(
-        "P05",
-        "control flow",
-        "The NPU runs straight-line graphs: Loop, If and Scan and all inside them stay on the CPU.",
-        "Export with the loop unrolled, or cut the model there and loop on the host.",
-        _control_flow,
-    ),
-    Rule(
-        "P21",
-        "broken weights",
-        "NaN or infinite values have no scale, so the node stays in float; zero channels waste time.",
-        "Repair the checkpoint, or prune the channels and export again.",
-        _weights,
-    ),
+@rule(
+    "P01",
+    "opset",
+    "The compilers are built for opset 17; below 11 Resize does not compile at all.",
+    "Export the model at opset 17.",
 )
-
-
 def _opset(facts: Facts) -> Iterator[Finding]:
     found = facts.loaded.source_opset
     automatic = facts.float_model and found < RECOMMENDED_OPSET
@@ -195,6 +192,12 @@ def _opset(facts: Facts) -> Iterator[Finding]:
         )
 
 
+@rule(
+    "P14",
+    "half precision",
+    "The compilers take float32 or Q/DQ models; float16 tensors are refused.",
+    "Export in float32; quantize widens float16 models by itself.",
+)
 def _half(facts: Facts) -> Iterator[Finding]:
     half = [value for value in iter_values(facts.raw.graph) if value.dtype is ir.DataType.FLOAT16]
     if half:
@@ -204,6 +207,12 @@ def _half(facts: Facts) -> Iterator[Finding]:
         )
 
 
+@rule(
+    "P15",
+    "more than 2 GB",
+    "A protobuf file ends at 2 GB; the model cannot be written as one file.",
+    "Write weights beside the model: -s output.external_data=true.",
+)
 def _size(facts: Facts) -> Iterator[Finding]:
     count = weight_bytes(facts.raw)
     if count > PROTOBUF_BYTES:
@@ -213,6 +222,12 @@ def _size(facts: Facts) -> Iterator[Finding]:
         )
 
 
+@rule(
+    "P16",
+    "weights as inputs",
+    "A weight that a caller may replace cannot be folded or quantized as a constant.",
+    "Remove initializers from the graph inputs; quantize does so by itself.",
+)
 def _weights_as_inputs(facts: Facts) -> Iterator[Finding]:
     graph = facts.raw.graph
     both = [str(value.name) for value in graph.inputs if value.name in graph.initializers]
@@ -225,6 +240,12 @@ def _weights_as_inputs(facts: Facts) -> Iterator[Finding]:
         )
 
 
+@rule(
+    "P22",
+    "unnamed nodes",
+    "Nodes without names cannot be excluded, and reports cannot point at them.",
+    "Export with node names; quantize numbers the nameless ones by operator.",
+)
 def _names(facts: Facts) -> Iterator[Finding]:
     unnamed = [node for node in facts.raw.graph if not node.name]
     if unnamed:
@@ -235,42 +256,3 @@ def _names(facts: Facts) -> Iterator[Finding]:
             made,
             automatic=facts.float_model,
         )
-
-
-FILE_RULES = (
-    Rule(
-        "P01",
-        "opset",
-        "The compilers are built for opset 17; below 11 Resize does not compile at all.",
-        "Export the model at opset 17.",
-        _opset,
-    ),
-    Rule(
-        "P14",
-        "half precision",
-        "The compilers take float32 or Q/DQ models; float16 tensors are refused.",
-        "Export in float32; quantize widens float16 models by itself.",
-        _half,
-    ),
-    Rule(
-        "P15",
-        "more than 2 GB",
-        "A protobuf file ends at 2 GB; the model cannot be written as one file.",
-        "Write weights beside the model: -s output.external_data=true.",
-        _size,
-    ),
-    Rule(
-        "P16",
-        "weights as inputs",
-        "A weight that a caller may replace cannot be folded or quantized as a constant.",
-        "Remove initializers from the graph inputs; quantize does so by itself.",
-        _weights_as_inputs,
-    ),
-    Rule(
-        "P22",
-        "unnamed nodes",
-        "Nodes without names cannot be excluded, and reports cannot point at them.",
-        "Export with node names; quantize numbers the nameless ones by operator.",
-        _names,
-    ),
-)

@@ -19,7 +19,7 @@ from roundel.model.graph import (
 from roundel.plan.float_parts import MOVERS, find_detection_head, joins_scores
 from roundel.rules.facts import Facts
 from roundel.rules.patterns import channel_shuffle, conv_before, is_depthwise, maker_of, norm_after_concat
-from roundel.rules.types import Finding, NodePlace, Rule, Severity
+from roundel.rules.types import Finding, NodePlace, Severity, rule
 from roundel.targets.npu import Compiler, Format
 from roundel.targets.operators import GATES, LAYERS, Trait, ops_with
 
@@ -28,6 +28,12 @@ _CONVS = ops_with(Trait.CONV)
 _POOLS = ops_with(Trait.POOL)  # those without a window have no ceil_mode and no pads
 
 
+@rule(
+    "P06",
+    "implicit attributes",
+    "A Conv that relies on ONNX defaults has aborted a session [one report].",
+    "Write the attributes out; quantize does so (prepare.explicit_conv_attributes).",
+)
 def _implicit_attributes(facts: Facts) -> Iterator[Finding]:
     automatic = facts.float_model and facts.recipe.prepare.explicit_conv_attributes
     for node in facts.given.graph:
@@ -39,6 +45,12 @@ def _implicit_attributes(facts: Facts) -> Iterator[Finding]:
             yield Finding(Severity.WARNING, text, str(node.name), automatic=automatic)
 
 
+@rule(
+    "P07",
+    "pool rounding",
+    "The compiler computes pool sizes in floor mode with equal pads; another size breaks it.",
+    "Pad explicitly before the pool and set ceil_mode to 0, then export again.",
+)
 def _pools(facts: Facts) -> Iterator[Finding]:
     for node in facts.given.graph:
         if op_key(node) not in _POOLS:
@@ -85,6 +97,12 @@ def _by(shape: Sequence[int]) -> str:
     return "x".join(str(size) for size in shape)
 
 
+@rule(
+    "P12",
+    "not in AMD's table",
+    "Operators outside the table for this format usually run on the CPU and cut the graph.",
+    "Another format may list it (docs/check.md); or replace the operator. The table is advice.",
+)
 def _outside_table(facts: Facts) -> Iterator[Finding]:
     kinds: dict[str, list[NodePlace]] = {}
     for place in facts.before.nodes:
@@ -98,6 +116,12 @@ def _outside_table(facts: Facts) -> Iterator[Finding]:
         yield Finding(Severity.NOTE, text, places[0].name)
 
 
+@rule(
+    "P17",
+    "BF16 doubts",
+    "Wrong values without a message have been reported for these in BF16.",
+    "Verify every output on the NPU against the CPU before shipping.",
+)
 def _bf16_doubts(facts: Facts) -> Iterator[Finding]:
     if facts.format is not Format.BF16:
         return
@@ -110,42 +134,16 @@ def _bf16_doubts(facts: Facts) -> Iterator[Finding]:
             yield Finding(Severity.WARNING, f"PRelu with slopes {list(shape or ())} in BF16", str(node.name))
 
 
-OPERATOR_RULES = (
-    Rule(
-        "P06",
-        "implicit attributes",
-        "A Conv that relies on ONNX defaults has aborted a session [one report].",
-        "Write the attributes out; quantize does so (prepare.explicit_conv_attributes).",
-        _implicit_attributes,
-    ),
-    Rule(
-        "P07",
-        "pool rounding",
-        "The compiler computes pool sizes in floor mode with equal pads; another size breaks it.",
-        "Pad explicitly before the pool and set ceil_mode to 0, then export again.",
-        _pools,
-    ),
-    Rule(
-        "P12",
-        "not in AMD's table",
-        "Operators outside the table for this format usually run on the CPU and cut the graph.",
-        "Another format may list it (docs/check.md); or replace the operator. The table is advice.",
-        _outside_table,
-    ),
-    Rule(
-        "P17",
-        "BF16 doubts",
-        "Wrong values without a message have been reported for these in BF16.",
-        "Verify every output on the NPU against the CPU before shipping.",
-        _bf16_doubts,
-    ),
-)
-
-
 _OTHER_FORMAT = "Use --preset a8w8 or a16w8, where AMD's logs have this pair on the NPU."
 _DEPTHWISE = "In XINT8 these pairs explain 3 islands of mobilenet_v3_small and all 62 cuts of densenet121."
 
 
+@rule(
+    "P08",
+    "Conv + activation",
+    "The X2 compiler left 18 Conv + ReLU6 pairs of mobilenet_v2 on the CPU, one island each.",
+    "Let the quantizer saturate instead of the Clip: roundel quantize --device stx.",
+)
 def _conv_and_activation(facts: Facts) -> Iterator[Finding]:
     placed = {place.name: place for place in facts.before.nodes if place.rule == "P08"}
     for node in facts.prepared.graph:
@@ -165,6 +163,12 @@ def _conv_and_activation(facts: Facts) -> Iterator[Finding]:
             yield Finding(Severity.WARNING, text, str(conv.name), automatic=automatic)
 
 
+@rule(
+    "P09",
+    "sigmoid in XINT8",
+    "The X2 compiler leaves (Hard)Sigmoid in XINT8 on the CPU: 66 islands in efficientnet_b0.",
+    "Use --preset a8w8 or a16w8, where that model ran wholly on the NPU; measure the accuracy.",
+)
 def _gates(facts: Facts) -> Iterator[Finding]:
     if facts.format is not Format.XINT8 or facts.device.compiler is not Compiler.X2:
         return
@@ -173,6 +177,12 @@ def _gates(facts: Facts) -> Iterator[Finding]:
         yield Finding(Severity.WARNING, f"{node.op_type} in XINT8, one of {len(gates)}", str(node.name))
 
 
+@rule(
+    "P10",
+    "channel shuffle",
+    "A 5-D channel shuffle runs on the CPU: 17 islands in shufflenet_v2.",
+    "Export the shuffle as a 1x1 Conv with a permutation as weights, or as Slice and Concat.",
+)
 def _shuffles(facts: Facts) -> Iterator[Finding]:
     for node in facts.prepared.graph:
         found = channel_shuffle(node) if facts.format.integer else None
@@ -182,6 +192,12 @@ def _shuffles(facts: Facts) -> Iterator[Finding]:
             yield Finding(Severity.WARNING, text, str(node.name))
 
 
+@rule(
+    "P11",
+    "norm behind Concat",
+    "It cannot be folded into a Conv and cuts the graph: 63 islands in densenet121 in XINT8.",
+    "Use --preset a8w8 or a16w8: quantize turns it into a depthwise Conv there.",
+)
 def _norms(facts: Facts) -> Iterator[Finding]:
     converted = facts.float_model and facts.recipe.prepare.batch_norm_to_conv
     # In XINT8 the depthwise Conv that takes its place falls to the CPU with the Relu behind it.
@@ -193,44 +209,18 @@ def _norms(facts: Facts) -> Iterator[Finding]:
             yield Finding(Severity.WARNING, text, str(node.name), automatic=automatic)
 
 
-ACTIVATION_RULES = (
-    Rule(
-        "P08",
-        "Conv + activation",
-        "The X2 compiler left 18 Conv + ReLU6 pairs of mobilenet_v2 on the CPU, one island each.",
-        "Let the quantizer saturate instead of the Clip: roundel quantize --device stx.",
-        _conv_and_activation,
-    ),
-    Rule(
-        "P09",
-        "sigmoid in XINT8",
-        "The X2 compiler leaves (Hard)Sigmoid in XINT8 on the CPU: 66 islands in efficientnet_b0.",
-        "Use --preset a8w8 or a16w8, where that model ran wholly on the NPU; measure the accuracy.",
-        _gates,
-    ),
-    Rule(
-        "P10",
-        "channel shuffle",
-        "A 5-D channel shuffle runs on the CPU: 17 islands in shufflenet_v2.",
-        "Export the shuffle as a 1x1 Conv with a permutation as weights, or as Slice and Concat.",
-        _shuffles,
-    ),
-    Rule(
-        "P11",
-        "norm behind Concat",
-        "It cannot be folded into a Conv and cuts the graph: 63 islands in densenet121 in XINT8.",
-        "Use --preset a8w8 or a16w8: quantize turns it into a depthwise Conv there.",
-        _norms,
-    ),
-)
-
-
 _PROBABILITIES = {"Sigmoid": "probabilities (Sigmoid)", "Softmax": "probabilities (Softmax)"}
 _ARITHMETIC = ops_with(Trait.ARITHMETIC)
 _MOST_NAMES = 6
 _BY_ITSELF = "Effort fast and high do so behind the last layers."
 
 
+@rule(
+    "P13",
+    "detection head",
+    "Concat gives one scale to boxes (hundreds) and scores (0 to 1): the scores become zero.",
+    "Keep the head in float with --exclude-subgraph, or use --preset a16w8.",
+)
 def _heads(facts: Facts) -> Iterator[Finding]:
     if not facts.format.integer:
         return
@@ -306,14 +296,3 @@ def _layer_outputs(concat: ir.Node) -> list[str]:
 def _reached_outputs(graph: ir.Graph, start: ir.Node) -> list[str]:
     reached = downstream(graph, [start])
     return [str(value.name) for value in graph.outputs if value.producer() in reached]
-
-
-HEAD_RULES = (
-    Rule(
-        "P13",
-        "detection head",
-        "Concat gives one scale to boxes (hundreds) and scores (0 to 1): the scores become zero.",
-        "Keep the head in float with --exclude-subgraph, or use --preset a16w8.",
-        _heads,
-    ),
-)

@@ -6,25 +6,10 @@ from roundel.model.load import ModelSource
 from roundel.recipe.load import RecipeSource
 from roundel.rules import finished, graphs, operators, written
 from roundel.rules.facts import Facts, gather_facts
-from roundel.rules.types import CheckReport, Rule, Severity
+from roundel.rules.types import CheckReport, Severity, rules_of
 from roundel.targets.npu import device_named
 
-RULES: tuple[Rule[Facts], ...] = tuple(
-    sorted(
-        (
-            *graphs.FILE_RULES,
-            *graphs.GRAPH_RULES,
-            *operators.OPERATOR_RULES,
-            *operators.ACTIVATION_RULES,
-            *operators.HEAD_RULES,
-            *finished.TARGET_RULES,
-            *finished.BIAS_RULES,
-            *finished.FINISHED_RULES,
-            *written.WRITTEN_RULES,
-        ),
-        key=lambda rule: rule.id,
-    )
-)
+RULES = rules_of(finished, graphs, operators, written)
 _ORDER = {severity: index for index, severity in enumerate(Severity)}
 
 

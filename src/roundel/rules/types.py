@@ -5,6 +5,7 @@ from __future__ import annotations
 import enum
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
+from types import ModuleType
 from typing import Any, Generic, TypeVar
 
 
@@ -79,6 +80,19 @@ class Rule(Generic[Judged]):
         for found in self.find(judged):
             fix, why = found.fix or self.fix, found.why or self.why
             yield replace(found, rule=self.id, title=self.title, fix=fix, why=why)
+
+
+def rule(
+    number: str, title: str, why: str, fix: str
+) -> Callable[[Callable[[Judged], Iterator[Finding]]], Rule[Judged]]:
+    """Makes a rule of the function that finds it; `rules_of` its module then has it."""
+    return lambda find: Rule(number, title, why, fix, find)
+
+
+def rules_of(*modules: ModuleType) -> tuple[Rule[Any], ...]:
+    """The rules that these modules define, by number."""
+    found = [value for module in modules for value in vars(module).values() if isinstance(value, Rule)]
+    return tuple(sorted(found, key=lambda rule: rule.id))
 
 
 @dataclass(frozen=True, slots=True)

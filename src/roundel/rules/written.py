@@ -6,6 +6,7 @@ defect of Roundel, not of the user's model.
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Collection, Iterable, Iterator, Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -23,10 +24,11 @@ from roundel.model.session import open_session
 from roundel.qdq.read import PAIRS, StoredTensor, StoredTensors, strip_pairs
 from roundel.recipe.settings import Recipe
 from roundel.rules.patterns import is_gain, maker_of
-from roundel.rules.types import Finding, Rule, Severity
+from roundel.rules.types import Finding, Severity, rule, rules_of
 from roundel.targets.operators import AVERAGE_POOLS, FUSING_CONSUMERS
 from roundel.targets.shifts import XINT8_LIMITS
 
+AGAIN = "Quantize the float model again: roundel quantize MODEL --preset xint8."
 _UNCHECKED = "roundel.unchecked"
 _HINT = "This is a defect of Roundel, not of your model: please report it with the model's structure."
 _TINY = float(np.finfo(np.float32).tiny)
@@ -84,8 +86,8 @@ def errors_of(model: ir.Model, recipe: Recipe, quantized: Collection[str]) -> It
     powers = kinds == {"power_of_two"} and recipe.bias.type == "int8"
     nodes = tuple(node for node in copy.graph if node.name in quantized)
     written = Written(copy.graph, stored, powers, asked_for(recipe.npu), nodes)
-    for rule in WRITTEN_RULES:
-        yield from (found for found in rule.findings(written) if found.severity is Severity.ERROR)
+    for each in rules_of(sys.modules[__name__]):
+        yield from (found for found in each.findings(written) if found.severity is Severity.ERROR)
 
 
 def check_written(model: ir.Model, recipe: Recipe, quantized: Collection[str]) -> None:
@@ -150,6 +152,12 @@ def _tensors(judged: Finished) -> Iterable[StoredTensor]:
     return judged.stored.tensors.values() if judged.stored is not None else ()
 
 
+@rule(
+    "Q01",
+    "scales",
+    "XINT8 shifts instead of multiplying: every scale is 2**-n.",
+    AGAIN,
+)
 def _powers(judged: Finished) -> Iterator[Finding]:
     for tensor in _tensors(judged) if judged.powers else ():
         if not tensor.power_of_two:
@@ -157,6 +165,12 @@ def _powers(judged: Finished) -> Iterator[Finding]:
             yield Finding(Severity.ERROR, text, tensor.name)
 
 
+@rule(
+    "Q13",
+    "illegal scale",
+    "A scale is a constant, positive and finite, and no smaller than the smallest normal float32.",
+    "Quantize the float model again, statically.",
+)
 def _illegal_scales(judged: Finished) -> Iterator[Finding]:
     for tensor in _tensors(judged):
         broken = ~(np.isfinite(tensor.scale) & (tensor.scale > 0))
@@ -172,6 +186,12 @@ def _illegal_scales(judged: Finished) -> Iterator[Finding]:
         yield Finding(Severity.ERROR, f"{len(names)} Q/DQ nodes compute their scale at run time", names[0])
 
 
+@rule(
+    "Q14",
+    "illegal shape",
+    "A tensor has one scale and one zero point, or one of each for every entry of its axis.",
+    "Quantize the float model again.",
+)
 def _illegal_shapes(judged: Finished) -> Iterator[Finding]:
     for tensor in _tensors(judged):
         if tensor.zero_point.size != tensor.scale.size:
@@ -188,11 +208,23 @@ def _illegal_shapes(judged: Finished) -> Iterator[Finding]:
                 yield Finding(Severity.ERROR, text, tensor.name)
 
 
+@rule(
+    "Q12",
+    "uneven pairs",
+    "A pair whose halves differ rescales the tensor; compilers assume that they are equal.",
+    "Give Q and DQ the same constants.",
+)
 def _disagreeing(judged: Finished) -> Iterator[Finding]:
     for name in judged.stored.mismatched if judged.stored is not None else ():
         yield Finding(Severity.ERROR, "Q and DQ of one pair have different scales or zero points", name)
 
 
+@rule(
+    "Q07",
+    "shift limits",
+    "The NPU's shifters reach only so far; beyond them the compiler refuses or the result is wrong.",
+    "Move the scales within reach (recipe section npu); preset xint8 does.",
+)
 def _shifts(judged: Finished) -> Iterator[Finding]:
     if judged.stored is None or not judged.limits:
         return
@@ -237,38 +269,3 @@ def tensor_behind(node: ir.Node, stored: Mapping[str, StoredTensor]) -> str | No
             return None
         value = reader.outputs[0]
     return None
-
-
-AGAIN = "Quantize the float model again: roundel quantize MODEL --preset xint8."
-
-WRITTEN_RULES: tuple[Rule[Finished], ...] = (
-    Rule("Q01", "scales", "XINT8 shifts instead of multiplying: every scale is 2**-n.", AGAIN, _powers),
-    Rule(
-        "Q07",
-        "shift limits",
-        "The NPU's shifters reach only so far; beyond them the compiler refuses or the result is wrong.",
-        "Move the scales within reach (recipe section npu); preset xint8 does.",
-        _shifts,
-    ),
-    Rule(
-        "Q12",
-        "uneven pairs",
-        "A pair whose halves differ rescales the tensor; compilers assume that they are equal.",
-        "Give Q and DQ the same constants.",
-        _disagreeing,
-    ),
-    Rule(
-        "Q13",
-        "illegal scale",
-        "A scale is a constant, positive and finite, and no smaller than the smallest normal float32.",
-        "Quantize the float model again, statically.",
-        _illegal_scales,
-    ),
-    Rule(
-        "Q14",
-        "illegal shape",
-        "A tensor has one scale and one zero point, or one of each for every entry of its axis.",
-        "Quantize the float model again.",
-        _illegal_shapes,
-    ),
-)
