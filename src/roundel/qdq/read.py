@@ -199,10 +199,11 @@ class _Stripper:
         if maker is not None and op_key(maker) in QUANTIZE and maker.inputs[0] is not None:
             tensor = maker.inputs[0]
             found = _read(node, str(tensor.name), None)
-            known = self.tensors.get(str(tensor.name))
-            if found is None or known is None:
+            # Of this pair: another one may stand before it on the same tensor, in another type.
+            written = _read(maker, str(tensor.name), None)
+            if found is None or written is None:
                 self._keep(node, found)
-            elif not _agree(known, found):
+            elif not _agree(written, found):
                 self.mismatched.append(str(tensor.name))
             self._bypass(node.outputs[0], tensor)
             return

@@ -125,3 +125,19 @@ def test_judging_changes_nothing(clean: Any) -> None:
     before = ir.to_proto(result.ir).SerializeToString()
     list(errors_of(result.ir, load_recipe("xint8"), _quantized(result)))
     assert ir.to_proto(result.ir).SerializeToString() == before
+
+
+@pytest.mark.parametrize("option", ["softmax", "instance_norm"])
+def test_two_pairs_on_one_tensor_are_not_one_uneven_pair(make: Any, option: str) -> None:
+    net = make()
+    net.conv()
+    if option == "softmax":
+        net.add("Softmax", axis=1)
+    else:
+        net.add("InstanceNormalization", net.x, net.weight(8), net.weight(8))
+    net.conv()
+    data = roundel.RandomData()
+    result = roundel.quantize(
+        net.proto(), recipe="xint8", data=data, samples=2, changes={f"npu.{option}": True}
+    )
+    assert "Q12" not in {found.rule for found in check_model(result.model, preset="xint8").findings}
