@@ -1,4 +1,4 @@
-"""What `roundel quantize --device` does by itself to keep nodes on the NPU."""
+"""What the rules ask about: one model under one format on one device, and what `quantize --device` mends."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Models that are quantized already, by any tool (Q01 to Q05, Q08 to Q12)."""
+"""Models that are quantized already, by any tool (Q02 to Q06, Q08 to Q11), the target and int32 biases."""
 
 from __future__ import annotations
 
