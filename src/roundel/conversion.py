@@ -12,7 +12,7 @@ import onnx_ir as ir
 
 from roundel.calibrate.resolve import resolve
 from roundel.errors import ModelError, OutputError, RecipeError, did_you_mean
-from roundel.gate import OutputReport, check_file, compare_outputs
+from roundel.gate import OutputReport, compare_outputs
 from roundel.model import LoadedModel, load_model
 from roundel.model.files import check_writable, same_file, staged_or_temporary
 from roundel.model.graph import is_constant, op_key
@@ -26,6 +26,7 @@ from roundel.qdq.floats import Form, ShortTensor, lift, put
 from roundel.qdq.names import QUARK
 from roundel.recipe.load import load_recipe
 from roundel.recipe.settings import Data
+from roundel.rules.written import check_file
 from roundel.stages import open_data
 from roundel.stages import prepare as load_prepared
 from roundel.types import FloatType, Sample

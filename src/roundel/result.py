@@ -14,10 +14,7 @@ import onnx_ir as ir
 from roundel.gate import (
     OutputReport,
     advice,
-    check_file,
-    check_limits,
     check_prepared,
-    check_scales,
     compare_outputs,
 )
 from roundel.measure.lint import quantize_findings
@@ -37,6 +34,7 @@ from roundel.qdq import strip
 from roundel.report.record import Record, plan_counts, recipe_dict
 from roundel.request import record_path
 from roundel.rules.fitting import remaining
+from roundel.rules.written import check_file, check_written
 from roundel.state import State
 from roundel.torch import Exported, require_torch
 
@@ -99,8 +97,7 @@ def gate(state: State, request: Request, cleanup: ExitStack) -> QuantizeResult:
     result = state.written
     assert result is not None
     if recipe.mode == "static" and state.plan.tensors:
-        check_scales(result)
-        check_limits(state.model, state, recipe.npu)
+        check_written(result, recipe, {n.name for n in state.plan.nodes.values() if n.quantized})
     shown = strip(result) if recipe.output.strip_functions else result
     external = recipe.output.external_data
     file = cleanup.enter_context(

@@ -83,7 +83,7 @@ def test_an_operator_that_only_onnx_runtime_knows() -> None:
 
 def test_the_checker_still_judges_the_rest_of_such_a_model(tmp_path: Path) -> None:
     from roundel.errors import VerifyError
-    from roundel.gate import check_file
+    from roundel.rules.written import check_file
 
     model = build([node("Relu", ["x"], ["y"], name="relu")], {"x": [2]}, ["y"])
     model.graph.node.append(node("SimplifiedLayerNormalization", ["x", "x"], ["z"], name="norm"))

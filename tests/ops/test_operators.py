@@ -8,7 +8,7 @@ import pytest
 from helpers import activations, assert_sound, build, node, ops, quantize, sqnr, weights
 from ops.operator_cases import CASES, Case
 from roundel.recipe.load import load_recipe
-from roundel.targets.operators import EXTENDED, STANDARD
+from roundel.targets.operators import operator_set
 
 PRESETS = ("a8w8", "a16w8", "u8s8_aaws", "s8s8_aaws")
 
@@ -63,7 +63,7 @@ by_case = pytest.mark.parametrize("case", CASES, ids=lambda case: case.name)
 
 
 def test_every_operator_has_a_case_and_a_tolerance() -> None:
-    assert {case.op for case in CASES} == EXTENDED.keys() | STANDARD.keys() == TOLERANCE.keys()
+    assert {case.op for case in CASES} == operator_set("extended").keys() == TOLERANCE.keys()
 
 
 @by_preset
@@ -73,7 +73,7 @@ def test_operator(case: Case, preset: str) -> None:
     recipe = load_recipe(preset)
     result = quantize(model, preset, data, prepare={"split_to_slice": False})
     assert_sound(model, result.model)
-    if recipe.placement.operators == "standard" and case.op not in STANDARD:
+    if recipe.placement.operators == "standard" and case.op not in operator_set("standard"):
         assert activations(result.model).keys() <= {"x"} if case.follows else not result.record.quantized
         assert "not in the operator table" in result.record.float_nodes[case.op]
         return

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, replace
 
 import numpy as np
@@ -10,31 +10,20 @@ import onnx_ir as ir
 
 from roundel.calibrate.statistics import QuantState
 from roundel.errors import RecipeError, VerifyError
-from roundel.model.graph import only_reader
+from roundel.model.graph import only_reader, op_key
 from roundel.numerics.affine import bias_params
 from roundel.numerics.scales import largest_exponent
 from roundel.plan.adjust import becomes_hard_sigmoid, stored_input, stored_output
 from roundel.plan.types import Derived, QuantPlan
 from roundel.recipe.settings import Npu
-from roundel.targets.shifts import XINT8_LIMITS, ShiftLimits
-from roundel.types import QParams, QType
+from roundel.targets.operators import BIASED_LAYERS
+from roundel.targets.shifts import FAMILIES, XINT8_LIMITS, Breach, Limit, ShiftLimits, Site, family
+from roundel.types import QType
 
 _MOST_ROUNDS = 500
 _HIGHEST = 126  # position of the smallest normal float32 scale
 _LOWEST = -largest_exponent(QType.INT8)
 _YIELD = 4  # bits that a layer's output gives up before its weights saturate
-_ANY = 1 << 10
-
-
-@dataclass(frozen=True, slots=True)
-class Breach:
-    """A limit that does not hold: the quantity, its allowed range, and where."""
-
-    rule: str
-    node: str
-    value: int
-    low: int
-    high: int
 
 
 def position(scale: float) -> int:
@@ -72,20 +61,14 @@ def breaches(graph: ir.Graph, state: QuantState, npu: Npu) -> tuple[Breach, ...]
     return tuple(_Solver(graph, state, npu, XINT8_LIMITS).violations())
 
 
-@dataclass(frozen=True, slots=True)
-class _Limit:
-    """low <= sum of sign x position <= high; the terms stand in the order in which they give way."""
-
-    rule: str
-    terms: tuple[tuple[str, int], ...]
-    low: int
-    high: int
-    room: int = _HIGHEST - _LOWEST  # how far a term may fall below its first position
+def asked_for(npu: Npu) -> frozenset[str]:
+    """The families of limits that the recipe asks for."""
+    return frozenset(name for name in FAMILIES if getattr(npu, f"adjust_{name}"))
 
 
 class _Solver:
     def __init__(self, graph: ir.Graph, state: QuantState, npu: Npu, limits: ShiftLimits) -> None:
-        self.npu, self.limits, self.plan = npu, limits, state.plan
+        self.asked, self.limits, self.plan = asked_for(npu), limits, state.plan
         self.positions: dict[str, int] = {}
         for name, params in state.params.items():
             if params.scale.ndim:
@@ -98,7 +81,7 @@ class _Solver:
             self.positions[self.key(name)] = position(float(params.scale))
         self.before = dict(self.positions)
         self.floors: dict[str, int] = {}
-        self.sites = tuple(_sites(graph, state.plan, npu))
+        self.sites = tuple(planned_sites(graph, state.plan, npu))
 
     def key(self, name: str) -> str:
         """Tensors that share a scale share a variable."""
@@ -127,34 +110,37 @@ class _Solver:
     def violations(self) -> Iterator[Breach]:
         """Limits that do not hold at the current positions."""
         for site in self.sites:
-            for limit in self._limits(site):
-                value = self._value(limit)
-                if not limit.low <= value <= limit.high:
-                    yield Breach(limit.rule, site.node, value, limit.low, limit.high)
+            yield from self.limits.breaches(site, self._p, self.asked)
 
-    def _fix(self, site: _Site) -> bool:
+    def _limits(self, site: Site) -> list[Limit]:
+        return [limit for limit in self.limits.at(site, self._p) if family(limit) in self.asked]
+
+    def _fix(self, site: Site) -> bool:
         """Repair each broken limit of a node in turn."""
         changed = False
         for index in range(len(self._limits(site))):
             # Read afresh: an earlier repair may have moved what this limit depends on.
             limit = self._limits(site)[index]
-            value = self._value(limit)
+            value = limit.value(self._p)
             if not limit.low <= value <= limit.high:
                 changed |= self._repair(limit, value)
         return changed
 
-    def _repair(self, limit: _Limit, value: int) -> bool:
+    def _repair(self, limit: Limit, value: int) -> bool:
         need = value - limit.high if value > limit.high else limit.low - value
         factors: dict[str, int] = {}
         for name, sign in limit.terms:
             factors[self.key(name)] = factors.get(self.key(name), 0) + sign
         if value < limit.low:
             factors = {key: -factor for key, factor in factors.items()}
+        # Below a cut's range the accumulator's steps are coarser than the output's, whose finer bits would
+        # stay empty.
+        room = _YIELD if limit.rule == "shift_cut" and value < limit.low else _HIGHEST - _LOWEST
         # The sum is to fall: terms that count positively are lowered, then the others raised.
         asked = need
         for key, factor in factors.items():
             if factor > 0 and need > 0:
-                floor = max(self.floors.get(key, self.before[key] - limit.room), _LOWEST)
+                floor = max(self.floors.get(key, self.before[key] - room), _LOWEST)
                 steps = min(-(-need // factor), max(self.positions[key] - floor, 0))
                 self.positions[key] -= steps
                 need -= steps * factor
@@ -166,174 +152,100 @@ class _Solver:
                 need += steps * factor
         return need != asked
 
-    def _value(self, limit: _Limit) -> int:
-        return sum(sign * self._p(name) for name, sign in limit.terms)
-
     def _p(self, name: str) -> int:
         return self.positions[self.key(name)]
 
-    def _limits(self, site: _Site) -> list[_Limit]:
-        """What must hold at a node, in the order of repair."""
-        if site.output is None:
-            return []
-        match site.kind:
-            case "add":
-                return self._add(site, site.output)
-            case "mul":
-                return self._mul(site, site.output)
-            case "hard_sigmoid":
-                return self._hard_sigmoid(site.inputs[0], site.output)
-            case _:
-                return self._layer(site, site.output)
 
-    def _add(self, site: _Site, output: str) -> list[_Limit]:
-        ranked = sorted(site.inputs, key=self._p)
-        lowest, highest = ranked[0], ranked[-1]
-        found = []
-        if self.npu.adjust_shift_read:
-            found.append(_Limit("shift_read", ((highest, 1), (lowest, -1)), 0, self.limits.read))
-        if self.npu.adjust_shift_write:
-            found.append(_Limit("shift_write", ((lowest, 1), (output, -1)), *self.limits.add_write))
-        return found
-
-    def _mul(self, site: _Site, output: str) -> list[_Limit]:
-        finest_first = sorted(site.inputs, key=self._p, reverse=True)
-        terms = (*((name, 1) for name in finest_first), (output, -1))
-        found = []
-        if self.npu.adjust_shift_write:
-            found.append(_Limit("shift_write", terms, *self.limits.mul_write))
-        if self.npu.adjust_shift_swish and site.swish:
-            found.append(_Limit("shift_swish", terms, *self.limits.swish))
-        return found
-
-    def _hard_sigmoid(self, given: str, made: str) -> list[_Limit]:
-        if not self.npu.adjust_hard_sigmoid:
-            return []
-        limits = self.limits
-        return [
-            _Limit("hard_sigmoid input", ((given, 1),), *limits.hard_sigmoid_input),
-            _Limit("hard_sigmoid output", ((made, 1),), limits.hard_sigmoid_output, _ANY),
-            _Limit("hard_sigmoid reach", ((made, 1), (given, -1)), -_ANY, limits.hard_sigmoid_reach),
-        ]
-
-    def _layer(self, site: _Site, output: str) -> list[_Limit]:
-        assert site.weight is not None
-        accumulator = ((site.weight, 1), (site.inputs[0], 1))
-        cut = _Limit("shift_cut", (*accumulator, (output, -1)), *self.limits.cut)
-        found = []
-        if self.npu.adjust_shift_cut:
-            if self._value(cut) < cut.low:
-                # The accumulator's steps are coarser than the output's, whose finer bits would stay empty.
-                cut = replace(cut, room=_YIELD)
-            found.append(cut)
-        if self.npu.adjust_shift_bias and site.bias is not None:
-            allowed = self.limits.bias(self._value(cut), leaky=site.leaky)
-            found.append(_Limit("shift_bias", (*accumulator, (site.bias, -1)), *allowed))
-        return found
+Before = Callable[[ir.Value | None], str | None]
+Behind = Callable[[ir.Node], str | None]
 
 
-@dataclass(frozen=True, slots=True)
-class _Site:
-    """A node with the stored tensors around it."""
+def find_sites(
+    nodes: Iterable[ir.Node], before: Before, behind: Behind, gate: Callable[[ir.Node], bool]
+) -> Iterator[Site]:
+    """The nodes that shift.
 
-    kind: str
-    node: str
-    inputs: tuple[str, ...]
-    output: str | None
-    weight: str | None = None
-    bias: str | None = None
-    leaky: bool = False
-    swish: bool = False
-
-
-def _sites(graph: ir.Graph, plan: QuantPlan, npu: Npu) -> Iterator[_Site]:
-    for node in graph:
-        verdict = plan.nodes.get(str(node.name))
-        if verdict is None or not verdict.quantized or node.domain not in ("", "ai.onnx"):
-            continue
-        out = stored_output(node, plan.tensors)
+    Args:
+        nodes: those that the NPU computes.
+        before: the stored tensor that a node reads by way of a value, or None.
+        behind: the stored tensor that holds a node's result, or None.
+        gate: whether a node is the NPU's HardSigmoid.
+    """
+    for node in nodes:
+        op, out = op_key(node), behind(node)
+        given = [before(value) for value in node.inputs]
         name = str(node.name)
-        if node.op_type in ("Conv", "ConvTranspose", "Gemm"):
-            site = _layer_site(node, plan, out)
-            if site is not None:
-                yield site
-        elif node.op_type in ("Add", "Sub", "Mul"):
-            given = tuple(filter(None, (stored_input(v, plan.tensors) for v in node.inputs)))
-            if len(given) == 2:
-                swish = node.op_type == "Mul" and _is_swish(node)
-                yield _Site("mul" if node.op_type == "Mul" else "add", name, given, out, swish=swish)
-        elif node.op_type == "HardSigmoid" or becomes_hard_sigmoid(node, plan, npu):
-            source = stored_input(node.inputs[0], plan.tensors)
-            if source is not None:
-                yield _Site("hard_sigmoid", name, (source,), out)
+        if out is None or not given or given[0] is None:
+            continue
+        if op in BIASED_LAYERS and given[1] is not None:
+            bias = given[2] if len(given) > 2 else None
+            reader = only_reader(node.outputs[0])
+            leaky = reader is not None and op_key(reader) == "LeakyRelu"
+            yield Site("layer", name, (given[0],), out, given[1], bias, leaky=leaky)
+        elif op in ("Add", "Sub") and given[1] is not None:
+            yield Site("add", name, (given[0], given[1]), out)
+        elif op == "Mul" and given[1] is not None:
+            yield Site("mul", name, (given[0], given[1]), out, swish=_is_swish(node))
+        elif gate(node):
+            yield Site("hard_sigmoid", name, (given[0],), out)
 
 
-def _layer_site(node: ir.Node, plan: QuantPlan, out: str | None) -> _Site | None:
-    names = [str(v.name) if v is not None and v.name in plan.tensors else None for v in node.inputs]
-    if names[0] is None or names[1] is None:
-        return None
-    reader = only_reader(node.outputs[0])
-    leaky = reader is not None and reader.op_type == "LeakyRelu"
-    bias = names[2] if len(names) > 2 else None
-    if bias is not None and isinstance(plan.tensors[bias].source, Derived):
-        bias = None  # its scale is the accumulator's own
-    return _Site("layer", str(node.name), (names[0],), out, names[1], bias, leaky=leaky)
+def planned_sites(graph: ir.Graph, plan: QuantPlan, npu: Npu) -> Iterator[Site]:
+    """Those of a float graph that is to be quantized."""
+    # A derived bias has the accumulator's own scale.
+    own = {name for name, tensor in plan.tensors.items() if not isinstance(tensor.source, Derived)}
+    nodes = [node for node in graph if (v := plan.nodes.get(str(node.name))) and v.quantized]
+    return find_sites(
+        nodes,
+        lambda value: stored_input(value, own),
+        lambda node: stored_output(node, plan.tensors),
+        lambda node: op_key(node) == "HardSigmoid" or becomes_hard_sigmoid(node, plan, npu),
+    )
 
 
-def _is_swish(node: ir.Node) -> bool:
-    """x * gate(x): one input also feeds the HardSigmoid that makes the other."""
-    for gate, source in ((0, 1), (1, 0)):
-        value, other = node.inputs[gate], node.inputs[source]
-        maker = value.producer() if value is not None else None
-        if maker is not None and maker.op_type in ("HardSigmoid", "Sigmoid") and maker.inputs[0] is other:
-            return True
-    return False
+def _is_swish(product: ir.Node) -> bool:
+    """Whether one of its inputs also feeds a sigmoid: x * gate(x)."""
+    others = (node for value in product.inputs if value is not None for node in value.consumers())
+    return any(op_key(node) in ("HardSigmoid", "Sigmoid") for node in others if node is not product)
 
 
 @dataclass(frozen=True, slots=True)
-class Reach:
-    """A layer's fixed positions.
+class LayerLimits:
+    """What the scales of a layer's constants may be while those of its input and output stay.
 
     Attributes:
+        site: the layer.
         input: position of its input.
-        output: position of the tensor that holds its result.
-        leaky: whether a LeakyRelu follows.
+        output: position of what holds its result.
+        asked: the families of limits that the recipe asks for.
     """
 
+    site: Site
     input: int
     output: int
-    leaky: bool
-
-    def cut(self, weight_scale: float) -> int:
-        """Bits dropped from the accumulator."""
-        return self.input + position(weight_scale) - self.output
+    asked: frozenset[str]
 
     def allows_weight(self, scale: float) -> bool:
         """Whether the weight may have this scale."""
-        low, high = XINT8_LIMITS.cut
-        return low <= self.cut(scale) <= high
+        return self._hold({"shift_cut"}, position(scale), 0)
 
     def allows_bias(self, scale: float, weight_scale: float) -> bool:
         """Whether the bias may have this scale, given the weight's."""
-        low, high = XINT8_LIMITS.bias(self.cut(weight_scale), leaky=self.leaky)
-        return low <= self.input + position(weight_scale) - position(scale) <= high
+        return self._hold({"shift_bias"}, position(weight_scale), position(scale))
+
+    def _hold(self, families: set[str], weight: int, bias: int) -> bool:
+        site = self.site
+        known = {site.inputs[0]: self.input, site.output: self.output, site.weight: weight, site.bias: bias}
+        return not any(XINT8_LIMITS.breaches(site, known.__getitem__, self.asked & families))
 
 
-def layer_reach(graph: ir.Graph, state: QuantState) -> dict[str, Reach]:
-    """The reach of every layer between two stored tensors with one scale each, by node name."""
-    found = {}
-    for node in graph:
-        if node.op_type not in ("Conv", "ConvTranspose", "Gemm") or node.inputs[0] is None:
+def layer_limits(graph: ir.Graph, state: QuantState, npu: Npu) -> dict[str, LayerLimits]:
+    """Those of every layer between two stored tensors with one scale each, by node name."""
+    found, asked = {}, asked_for(npu)
+    for site in planned_sites(graph, state.plan, npu):
+        given, made = state.params.get(site.inputs[0]), state.params.get(site.output)
+        if site.kind != "layer" or given is None or made is None or given.scale.ndim or made.scale.ndim:
             continue
-        out = stored_output(node, state.plan.tensors)
-        given, made = state.params.get(str(node.inputs[0].name)), state.params.get(out or "")
-        if given is None or made is None or _several(given, made):
-            continue
-        reader = only_reader(node.outputs[0])
-        leaky = reader is not None and reader.op_type == "LeakyRelu"
-        found[str(node.name)] = Reach(position(float(given.scale)), position(float(made.scale)), leaky)
+        sides = position(float(given.scale)), position(float(made.scale))
+        found[site.node] = LayerLimits(site, *sides, asked)
     return found
-
-
-def _several(*params: QParams) -> bool:
-    return any(p.scale.ndim for p in params)

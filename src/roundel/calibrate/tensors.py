@@ -8,7 +8,7 @@ the quantizer's saturation brings what is lower to its end.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass
 from functools import partial
 from typing import Any
@@ -19,6 +19,7 @@ from numpy.typing import NDArray
 
 from roundel.model.graph import DEFAULT_DOMAINS, attribute_float, attribute_int, constant_array, op_key
 from roundel.numerics.scales import Felt
+from roundel.targets.operators import OPERATORS, Trait, ops_with
 from roundel.types import Doubles
 
 FAR = -1e3
@@ -28,10 +29,8 @@ SCORE_GAP = 12.0
 MASK_GAP = 1024.0
 """Below zero, for the mask itself: more than scores differ by, and as its values are two it costs nothing."""
 
-_MOVING = frozenset(
-    {"Cast", "Dropout", "Expand", "Flatten", "Gather", "Identity", "Reshape", "Slice", "Squeeze", "Tile"}
-    | {"Transpose", "Unsqueeze"}
-)
+# Not Split: what is told of a node here is told of its first output.
+_MOVING = ops_with(Trait.SHAPES | Trait.SELECTS | Trait.REPEATS | Trait.CASTS) - {"Split"}
 
 
 @dataclass(frozen=True, slots=True)
@@ -133,16 +132,15 @@ def felt_functions(graph: ir.Graph) -> dict[str, Felt]:
     """For each tensor that only such a function reads, the function."""
     found = {}
     for node in graph:
-        function = _FUNCTIONS.get(op_key(node))
+        function = _function(node)
         value = node.inputs[0] if function is not None else None
         if function is None or value is None or value.is_graph_output():
             continue
         others = [use.node for use in value.uses() if use.node is not node]
-        applied = function(node)
         if not others:
-            found[str(value.name)] = applied
+            found[str(value.name)] = function
         elif len(others) == 1 and _gates(node, others[0], value):
-            found[str(value.name)] = partial(_gated, applied)
+            found[str(value.name)] = partial(_gated, function)
     return found
 
 
@@ -157,33 +155,9 @@ def _gated(gate: Felt, x: Doubles) -> Doubles:
     return x * gate(x)
 
 
-def _sigmoid(x: Doubles) -> Doubles:
-    return np.asarray(0.5 + 0.5 * np.tanh(0.5 * x))
-
-
-def _hard_sigmoid(x: Doubles, alpha: float, beta: float) -> Doubles:
-    return np.clip(alpha * x + beta, 0.0, 1.0)
-
-
-def _hard_swish(x: Doubles) -> Doubles:
-    return x * _hard_sigmoid(x, 1 / 6, 0.5)
-
-
-def _gelu(x: Doubles) -> Doubles:
-    return np.asarray(0.5 * x * (1 + np.tanh(0.7978845608 * (x + 0.044715 * x**3))))
-
-
-def _elu(x: Doubles, alpha: float) -> Doubles:
-    return np.where(x > 0, x, alpha * np.expm1(np.minimum(x, 0.0)))
-
-
-_FUNCTIONS: dict[str, Callable[[ir.Node], Felt]] = {
-    "Sigmoid": lambda node: _sigmoid,
-    "Tanh": lambda node: np.tanh,
-    "HardSwish": lambda node: _hard_swish,
-    "Gelu": lambda node: _gelu,
-    "HardSigmoid": lambda node: partial(
-        _hard_sigmoid, alpha=attribute_float(node, "alpha", 0.2), beta=attribute_float(node, "beta", 0.5)
-    ),
-    "Elu": lambda node: partial(_elu, alpha=attribute_float(node, "alpha", 1.0)),
-}
+def _function(node: ir.Node) -> Felt | None:
+    row = OPERATORS.get(op_key(node))
+    if row is None or row.function is None:
+        return None
+    given = {name: attribute_float(node, name, usual) for name, usual in row.attributes.items()}
+    return partial(row.function, **given)

@@ -25,10 +25,11 @@ from roundel.model.graph import attribute_float, constant_array, rank
 from roundel.numerics.metrics import layer_db
 from roundel.plan.types import QuantPlan
 from roundel.recipe.settings import Recipe
+from roundel.targets.operators import Trait, ops_with
 from roundel.types import Doubles, Listener, Sample
 
 _MOST_SAMPLES = 32  # a mean needs no more, and a layer's outputs stay in memory as real numbers
-_IMAGES = ("Conv", "ConvTranspose")
+_IMAGES = ops_with(Trait.CONV)
 
 
 @dataclass(frozen=True, slots=True)

@@ -32,6 +32,7 @@ from roundel.model.graph import (
     op_key,
     same_rank,
 )
+from roundel.targets.operators import OPERATORS, Trait, ops_with
 from roundel.types import Doubles
 
 
@@ -261,7 +262,7 @@ def _concat(walk: Walk, node: ir.Node) -> Flow | None:
 
 RULES: dict[str, Rule] = {
     **dict.fromkeys(("Identity", "Dropout"), _kept),
-    **dict.fromkeys(("MaxPool", "AveragePool", "GlobalAveragePool", "GlobalMaxPool"), _pooled),
+    **dict.fromkeys(ops_with(Trait.POOL), _pooled),
     **dict.fromkeys(("LeakyRelu", "PRelu"), _leaky),
     **dict.fromkeys(("Flatten", "Reshape"), _flattened),
     **dict.fromkeys(("ReduceMean", "Squeeze"), _reduced),
@@ -276,13 +277,7 @@ RULES: dict[str, Rule] = {
 }
 
 
-_RANGES = {
-    "Sigmoid": (0.0, 1.0),
-    "HardSigmoid": (0.0, 1.0),
-    "Softmax": (0.0, 1.0),
-    "Tanh": (-1.0, 1.0),
-    "Erf": (-1.0, 1.0),
-}
+_RANGES = {op: row.bounds for op, row in OPERATORS.items() if row.bounds is not None}
 
 
 # No model is fed more than this. Without a limit, the weights of 1e-20 that a folded batch norm leaves in

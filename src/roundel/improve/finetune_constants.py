@@ -11,7 +11,7 @@ import numpy as np
 import onnx_ir as ir
 from numpy.typing import NDArray
 
-from roundel.calibrate.positions import Reach, layer_reach
+from roundel.calibrate.positions import layer_limits
 from roundel.calibrate.statistics import QuantState
 from roundel.improve.finetune_units import Tunable, Unit
 from roundel.model.graph import constant_array
@@ -94,9 +94,9 @@ class Constants:
     """
 
     def __init__(self, graph: ir.Graph, state: QuantState, recipe: Recipe) -> None:
-        self.state, self._npu, self._blocks = state, recipe.npu, recipe.blocks
+        self.state, self._blocks = state, recipe.blocks
         self._initializers = graph.initializers
-        self._reach = layer_reach(graph, state)
+        self._limits = layer_limits(graph, state, recipe.npu)
 
     def codes(self, name: str) -> NDArray[Any]:
         """The integer content of a constant."""
@@ -231,12 +231,12 @@ class Constants:
     def _bias_scale(self, layer: Tunable, old: QParams, bias: Doubles) -> QParams:
         if old.qtype in (QType.INT32, QType.INT16) or old.scale.ndim or old.zero_point.any():
             return old  # tied to the input and the weight, whose scales stay
-        reach: Reach | None = self._reach.get(layer.name) if self._npu.adjust_shift_bias else None
+        limits = self._limits.get(layer.name)
         weight = float(self.state.params[layer.weight].scale.reshape(-1)[0])
         best, least = old, np.inf
         for power in _POWERS:
             scale = float(old.scale) * 2.0**power
-            if reach is not None and not reach.allows_bias(scale, weight):
+            if limits is not None and not limits.allows_bias(scale, weight):
                 continue
             codes = np.clip(np.rint(bias / scale), old.qtype.qmin + 1, old.qtype.qmax)
             error = float(((codes * scale - bias) ** 2).sum())

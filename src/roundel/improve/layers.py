@@ -23,8 +23,9 @@ from roundel.model.graph import (
     same_rank,
 )
 from roundel.plan.types import QuantPlan
+from roundel.targets.operators import Trait, ops_with
 
-_CONVS = ("Conv", "ConvTranspose")
+_CONVS = ops_with(Trait.CONV)
 
 
 @dataclass(frozen=True, slots=True)

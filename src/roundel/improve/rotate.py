@@ -28,13 +28,11 @@ from roundel.model.graph import (
 )
 from roundel.numerics.hadamard import rotation
 from roundel.recipe.settings import Rotate
+from roundel.targets.operators import Trait, ops_with
 from roundel.types import Doubles
 
 # Rows come out as they went in, so that a shift of all of them stays that shift.
-_MOVERS = (
-    *("Identity", "Dropout", "Reshape", "Flatten", "Squeeze", "Unsqueeze", "Expand"),
-    *("Transpose", "Slice", "Gather", "Split", "ReduceMean"),
-)
+_MOVERS = ops_with(Trait.SHAPES | Trait.SELECTS) | {"Expand", "ReduceMean"}
 _ALONG_AXIS = {"Gather": 0, "Split": 0, "Concat": 0}
 
 

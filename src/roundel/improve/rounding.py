@@ -11,7 +11,7 @@ import numpy as np
 import onnx_ir as ir
 from numpy.typing import NDArray
 
-from roundel.calibrate.positions import Reach, layer_reach
+from roundel.calibrate.positions import LayerLimits, layer_limits
 from roundel.calibrate.statistics import QuantState
 from roundel.improve.layers import Layer, quantized_layers
 from roundel.improve.memory import params_as_arrays, unpacked_params
@@ -232,7 +232,7 @@ class _Walker:
         simulate(self.quantized, state, recipe.npu)
         self.values = values_by_name(self.quantized.graph)
         self.frontier = Frontier(self.quantized, samples)
-        self.reach = layer_reach(model.graph, state)
+        self.limits = layer_limits(model.graph, state, recipe.npu)
         self.importance = importance(model.graph)
         self.visible = visible_ranges(model.graph)
         self.held_from = len(samples) - held_out_count(len(samples))
@@ -323,10 +323,10 @@ class _Walker:
             return (1.0,)
         if self.state.plan.tensors[layer.weight].integer.scale is not ScaleKind.POWER_OF_TWO:
             return _FLOAT_FACTORS
-        reach = self.reach.get(layer.name)
-        if reach is None or not self.recipe.npu.adjust_shift_cut:
+        limits = self.limits.get(layer.name)
+        if limits is None:
             return _POWER_FACTORS
-        return tuple(f for f in _POWER_FACTORS if reach.allows_weight(float(weight.scale) * f)) or (1.0,)
+        return tuple(f for f in _POWER_FACTORS if limits.allows_weight(float(weight.scale) * f)) or (1.0,)
 
     def _accept(self, layer: Layer, solution: Solution) -> None:
         params, codes = dict(self.state.params), dict(self.state.codes)
@@ -350,9 +350,9 @@ class _Walker:
             step = solution.scale.reshape(solution.scale.shape[:2]) * float(params[layer.data].scale)
             scale = step if old.scale.ndim else step.reshape(-1)[0]
             return replace(old, scale=np.asarray(scale, np.float32).reshape(old.scale.shape))
-        reach: Reach | None = self.reach.get(layer.name) if self.recipe.npu.adjust_shift_bias else None
+        limits = self.limits.get(layer.name)
         wscale = float(params[layer.weight].scale)
-        return _best_bias_scale(solution.bias, old, reach, wscale)
+        return _best_bias_scale(solution.bias, old, limits, wscale)
 
     def _replace(self, name: str, codes: NDArray[Any], params: QParams) -> None:
         """Let the model that the next layers are fed from have the new constants."""
@@ -394,12 +394,14 @@ def _weights(wanted: NDArray[Any], seen: tuple[float, float] | None) -> NDArray[
     return np.where(inside, np.float32(1), np.float32(_UNSEEN))
 
 
-def _best_bias_scale(bias: NDArray[Any], old: QParams, reach: Reach | None, weight_scale: float) -> QParams:
+def _best_bias_scale(
+    bias: NDArray[Any], old: QParams, limits: LayerLimits | None, weight_scale: float
+) -> QParams:
     """The power of two next to the old one with the least error, within the shifters' reach."""
     best: tuple[float, QParams] | None = None
     for power in range(-6, 7):
         scale = float(old.scale) * 2.0**power
-        if reach is not None and not reach.allows_bias(scale, weight_scale):
+        if limits is not None and not limits.allows_bias(scale, weight_scale):
             continue
         tried = replace(old, scale=np.asarray(scale, np.float32))
         codes = np.clip(np.rint(bias / scale), old.qtype.qmin + 1, old.qtype.qmax)

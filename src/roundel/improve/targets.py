@@ -23,6 +23,7 @@ from roundel.model.graph import (
     values_by_name,
 )
 from roundel.model.session import open_session
+from roundel.targets.operators import Trait, ops_with
 from roundel.types import Doubles, Sample
 
 _ROWS = 200  # places of each sample
@@ -116,16 +117,7 @@ def _glimpse(
     return Glimpse(places, spatial, spool.keep(layer.targets(output, places)))
 
 
-# Operators that leave channels where they are.
-_SAME = frozenset(
-    name
-    for line in (
-        "Relu Clip LeakyRelu PRelu HardSwish HardSigmoid Sigmoid Tanh Elu Selu Softplus Erf Gelu",
-        "Identity Dropout MaxPool AveragePool GlobalAveragePool GlobalMaxPool BatchNormalization",
-        "InstanceNormalization Pad Resize Add Sub Mul Div Max Min Sum ReduceMean Flatten Squeeze",
-    )
-    for name in line.split()
-)
+_SAME = ops_with(Trait.CHANNELWISE)
 
 
 def importance(graph: ir.Graph) -> dict[str, Doubles]:

@@ -23,6 +23,7 @@ from roundel.numerics.affine import fake_quantize
 from roundel.plan.float_parts import sums_distribution, tail_of
 from roundel.plan.types import QuantPlan
 from roundel.recipe.settings import Recipe
+from roundel.targets.operators import Trait, ops_with
 from roundel.types import PerChannel, PerTensor, Sample
 
 _WIDER = {"int8": "int16", "uint8": "uint16"}
@@ -121,7 +122,7 @@ def _power(error: NDArray[Any]) -> float:
     return float(flat @ flat)
 
 
-_ARITHMETIC = frozenset({"Add", "Sub", "Mul", "Div", "Exp", "Pow"})
+_ARITHMETIC = ops_with(Trait.ARITHMETIC)
 _SELECTION = frozenset({"NonMaxSuppression", "TopK"})
 _APART = 16.0  # times; what a quantizer of 8 bits leaves for the smaller tensor is then 4 bits
 _GRID = 16  # positions; fewer constants are no grid of anchors

@@ -13,7 +13,7 @@ import onnx_ir as ir
 from roundel.calibrate.statistics import QuantState
 from roundel.model.graph import is_constant, values_by_name
 from roundel.plan.types import Role
-from roundel.targets.operators import FUSING_CONSUMERS
+from roundel.targets.operators import FUSING_CONSUMERS, Trait, ops_with
 
 
 class LayerKind(enum.Enum):
@@ -146,23 +146,7 @@ def cost_db(power: float) -> float | None:
 
 
 # These give values that they were given: with one scale before and behind, nothing is rounded anew.
-_CARRIERS = frozenset(
-    {
-        "Concat",
-        "DepthToSpace",
-        "Flatten",
-        "Gather",
-        "Identity",
-        "MaxPool",
-        "Reshape",
-        "Slice",
-        "SpaceToDepth",
-        "Split",
-        "Squeeze",
-        "Transpose",
-        "Unsqueeze",
-    }
-)
+_CARRIERS = ops_with(Trait.SHAPES | Trait.REARRANGES | Trait.SELECTS | Trait.JOINS | Trait.MAXIMUM)
 
 
 @dataclass(frozen=True, slots=True)

@@ -12,8 +12,12 @@ from roundel.measure.types import Place
 from roundel.model.graph import has_subgraph, is_constant, op_key, values_by_name
 from roundel.model.session import open_session
 from roundel.qdq.names import QUARK
-from roundel.qdq.read import restored, source_of, stores
-from roundel.targets.operators import FUSING_CONSUMERS
+from roundel.qdq.read import (
+    restored,
+    source_of,
+    stores,
+)
+from roundel.targets.operators import FUSING_CONSUMERS, Trait, ops_with
 
 
 def with_plain_constants(model: ir.Model) -> ir.Model:
@@ -46,7 +50,7 @@ def with_plain_constants(model: ir.Model) -> ir.Model:
     return copy
 
 
-LAYER_OPS = frozenset({"Conv", "ConvTranspose", "Gemm", "MatMul", "LSTM", "GRU", "RNN"})
+LAYER_OPS = ops_with(Trait.LAYER | Trait.RECURRENT)
 _CHANNELS_SECOND = frozenset({"Conv", "ConvTranspose", "BatchNormalization", "InstanceNormalization"})
 
 

@@ -10,6 +10,7 @@ import numpy as np
 import onnx_ir as ir
 from numpy.typing import NDArray
 
+from roundel.targets.operators import Trait, ops_with
 from roundel.types import InputSpec
 
 FLOAT_TYPES = frozenset({ir.DataType.FLOAT, ir.DataType.FLOAT16, ir.DataType.BFLOAT16, ir.DataType.DOUBLE})
@@ -327,7 +328,7 @@ def _reached(
     return found
 
 
-_PASSING = frozenset({"Cast", "Flatten", "Identity", "Reshape", "Squeeze", "Transpose", "Unsqueeze"})
+_PASSING = ops_with(Trait.SHAPES | Trait.CASTS)
 
 
 def table_rows(graph: ir.Graph) -> dict[str, int]:

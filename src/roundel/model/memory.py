@@ -22,6 +22,7 @@ from google.protobuf.message import DecodeError  # type: ignore[import-untyped, 
 
 from roundel.errors import RecipeError
 from roundel.model.graph import attribute_int, is_constant, weight_bytes
+from roundel.targets.operators import LAYERS
 
 _UNITS = {"": 1, "k": 10**3, "m": 10**6, "g": 10**9, "t": 10**12}
 _BINARY = {"k": 2**10, "m": 2**20, "g": 2**30, "t": 2**40}
@@ -173,7 +174,7 @@ _ROWS = 1024  # that are summed up at once when a layer is solved
 def _work(node: ir.Node, made: Mapping[str, int]) -> tuple[int, int]:
     """Multiplications of a layer, and bytes of what its rounding is chosen from."""
     weight = node.inputs[1] if len(node.inputs) > 1 else None
-    if node.op_type not in ("Conv", "ConvTranspose", "Gemm", "MatMul") or weight is None:
+    if node.op_type not in LAYERS or weight is None:
         return 0, 0
     dims = [d for d in weight.shape or () if isinstance(d, int)]
     if len(dims) < 2:

@@ -21,6 +21,7 @@ from roundel.model.graph import (
     replaceable,
     with_number,
 )
+from roundel.targets.operators import BIASED_LAYERS, Trait, ops_with
 
 _SINCE = 20
 
@@ -109,17 +110,7 @@ def _decompose(editor: Editor, node: ir.Node) -> bool:
 
 
 _TOP = 127  # the largest code of a symmetric 8-bit type
-_LAYERS = ("Conv", "ConvTranspose", "Gemm")
-_CARRIERS = (
-    "Pad",
-    "MaxPool",
-    "AveragePool",
-    "GlobalAveragePool",
-    "Reshape",
-    "Flatten",
-    "Transpose",
-    "Squeeze",
-)
+_CARRIERS = ops_with(Trait.POOL | Trait.SHAPES) | {"Pad"}
 
 
 def scale_clip_bounds(model: ir.Model) -> int:
@@ -136,7 +127,7 @@ def scale_clip_bounds(model: ir.Model) -> int:
 def rescalable(node: ir.Node) -> list[ir.Node] | None:
     """The layers behind a Clip to [0, m] that can be rescaled together with the layer before it."""
     maker = node.inputs[0].producer() if node.inputs[0] is not None else None
-    if maker is None or not is_op(maker, *_LAYERS) or only_reader(maker.outputs[0]) is not node:
+    if maker is None or not is_op(maker, *BIASED_LAYERS) or only_reader(maker.outputs[0]) is not node:
         return None
     if constant_scalar(input_at(node, 1)) != 0 or not (constant_scalar(input_at(node, 2)) or 0) > 0:
         return None
@@ -196,7 +187,7 @@ def _layers_behind(value: ir.Value) -> list[ir.Node] | None:
             node = use.node
             if use.idx != 0 or node.graph is not value.graph:
                 return None
-            if is_op(node, *_LAYERS) and real_constant(input_at(node, 1)) is not None:
+            if is_op(node, *BIASED_LAYERS) and real_constant(input_at(node, 1)) is not None:
                 found.append(node)
             elif is_op(node, *_CARRIERS) and _zero_pad(node):
                 stack.extend(node.outputs)

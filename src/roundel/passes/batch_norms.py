@@ -25,6 +25,7 @@ from roundel.model.graph import (
     producer,
     real_constant,
 )
+from roundel.targets.operators import LAYERS
 
 _EPSILON = 1e-5  # the default of the ONNX operator
 
@@ -240,9 +241,6 @@ def _convert(editor: Editor, node: ir.Node) -> bool:
     return True
 
 
-_LAYERS = ("Conv", "ConvTranspose", "Gemm", "MatMul")
-
-
 def fold_batch_norm(model: ir.Model) -> int:
     """Folds BatchNormalization into Conv, ConvTranspose, Gemm or a flat MatMul, or into all of them
     before a Concat of channels.
@@ -263,13 +261,13 @@ def _fold_affine(editor: Editor, node: ir.Node) -> bool:
     affine = inference_affine(node, editor.opset)
     if affine is None:
         return False
-    layer = producer(node.inputs[0], *_LAYERS)
+    layer = producer(node.inputs[0], *LAYERS)
     return _fold_into_layer(editor, node, layer, affine) or _fold_into_branches(editor, node, affine)
 
 
 def _fold_constant(editor: Editor, node: ir.Node) -> bool:
     for value in node.inputs:
-        layer = producer(value, *_LAYERS)
+        layer = producer(value, *LAYERS)
         size = None if layer is None else channels(layer)
         if layer is not None and size is not None:
             return _fold_into_layer(editor, node, layer, constant_affine(node, layer, size))
@@ -289,7 +287,7 @@ def _fold_into_branches(editor: Editor, norm: ir.Node, affine: Affine) -> bool:
     concat = producer(norm.inputs[0], "Concat")
     if concat is None or only_reader(concat.outputs[0]) is not norm:
         return False
-    layers = [producer(value, *_LAYERS) for value in concat.inputs]
+    layers = [producer(value, *LAYERS) for value in concat.inputs]
     sizes = [None if layer is None else channels(layer) for layer in layers]
     if not _joins_channels(concat) or sum(size or 0 for size in sizes) != affine.scale.size:
         return False

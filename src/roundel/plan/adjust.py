@@ -16,10 +16,10 @@ from roundel.plan.select import matching_nodes, matching_tensors
 from roundel.plan.types import Derived, Fixed, NodePlan, Observed, QuantPlan, Role
 from roundel.recipe.settings import Npu, Override, Placement, Recipe, storage_of
 from roundel.targets.operators import (
+    AVERAGE_POOLS,
     FUSING_CLIP_BOUNDS,
     FUSING_CONSUMERS,
     FUSING_PRODUCERS,
-    POOLS,
     OpRule,
 )
 from roundel.types import PerChannel, PerTensor, QParams, ScaleKind, Scheme, Storage, needs_range
@@ -83,9 +83,9 @@ def stored_output(node: ir.Node, stored: Container[str]) -> str | None:
     if value.name in stored:
         return str(value.name)
     reader = only_reader(value)
-    if reader is None or not (reader.op_type in FUSING_CONSUMERS or reader.op_type in POOLS):
+    if reader is None or not (reader.op_type in FUSING_CONSUMERS or reader.op_type in AVERAGE_POOLS):
         return None
-    if reader.op_type in POOLS and node.op_type != "Pad":
+    if reader.op_type in AVERAGE_POOLS and node.op_type != "Pad":
         return None
     after = reader.outputs[0].name
     return str(after) if after in stored else None
@@ -139,7 +139,7 @@ def _fuses(node: ir.Node, reader: ir.Node, recipe: Recipe) -> bool:
     if reader.inputs[0] is not node.outputs[0]:
         return False
     if node.op_type == "Pad":
-        return reader.op_type in POOLS
+        return reader.op_type in AVERAGE_POOLS
     if node.op_type not in FUSING_PRODUCERS or reader.op_type not in FUSING_CONSUMERS:
         return False
     if reader.op_type != "Clip" or clip_bounds(reader) in FUSING_CLIP_BOUNDS:

@@ -26,11 +26,12 @@ from roundel.model.graph import (
 )
 from roundel.plan.types import NodePlan
 from roundel.recipe.settings import Recipe
+from roundel.targets.operators import OPERATORS, Trait, ops_with
 
-_HEAVY = frozenset({"Conv", "ConvTranspose", "Gemm", "MatMul", "LSTM", "GRU"})
-_SHAPERS = frozenset({"Transpose", "Reshape", "Squeeze", "Unsqueeze", "Flatten", "Identity"})
-MOVERS = _SHAPERS | {"Slice", "Split", "Gather", "Cast"}  # operators that change no value
-_PROBABILITIES = frozenset({"Sigmoid", "HardSigmoid", "Softmax"})
+_HEAVY = ops_with(Trait.LAYER | Trait.RECURRENT)
+_SHAPERS = ops_with(Trait.SHAPES)
+MOVERS = ops_with(Trait.SHAPES | Trait.SELECTS | Trait.CASTS)  # operators that change no value
+_PROBABILITIES = frozenset(op for op, row in OPERATORS.items() if row.bounds == (0, 1))
 _FEWEST_BINS, _MOST_BINS = 4, 128
 
 
@@ -153,25 +154,15 @@ def _behind_softmax(value: ir.Value) -> bool:
 
 
 _TRANSFORMS = frozenset({"Conv", "MatMul", "Gemm", "STFT", "DFT"})
-_LAYERS = frozenset({"Conv", "ConvTranspose", "MatMul", "Gemm", "LSTM", "GRU", "RNN"})
 # A network has begun where one of these is.
-_LEARNED = frozenset(
-    name
-    for line in (
-        "Relu LeakyRelu PRelu ThresholdedRelu Elu Celu Selu Gelu Erf Sigmoid HardSigmoid HardSwish Mish",
-        "Tanh Softplus Softsign Softmax LogSoftmax BatchNormalization InstanceNormalization",
-        "LayerNormalization SimplifiedLayerNormalization GroupNormalization RMSNormalization",
-        "LSTM GRU RNN Attention MultiHeadAttention MaxPool",
-    )
-    for name in line.split()
-)
+_LEARNED = ops_with(Trait.NONLINEAR | Trait.NORM | Trait.RECURRENT | Trait.ATTENTION | Trait.MAXIMUM)
 
 
 def find_front_end(graph: ir.Graph) -> set[ir.Node]:
     """The nodes up to each Log that only a fixed transform leads to and a network follows."""
     learned = downstream(graph, (node for node in graph if node.op_type in _LEARNED))
     behind = downstream(graph, (node for node in graph if node.op_type == "Log"))
-    followed = upstream(graph, (node for node in behind if node.op_type in _LAYERS))
+    followed = upstream(graph, (node for node in behind if node.op_type in _HEAVY))
     inside = upstream(graph, (n for n in followed - learned if n.op_type == "Log"))
     return inside if any(node.op_type in _TRANSFORMS for node in inside) else set()
 

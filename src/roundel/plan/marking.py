@@ -18,10 +18,12 @@ from roundel.model.graph import (
 )
 from roundel.plan.types import Derived, Fixed, Observed, Role, Shared, Source, TensorPlan, Unscaled
 from roundel.recipe.settings import Recipe
-from roundel.targets.operators import ELEMENTWISE, EVERY_INPUT, OpRule, Style
+from roundel.targets.operators import EVERY_INPUT, OpRule, Style, Trait, ops_with
 from roundel.types import PerChannel, QType, Range, Scheme, Storage, needs_range
 
 OBSERVED = Observed()
+
+_ELEMENTWISE = ops_with(Trait.ELEMENTWISE)
 
 
 @dataclass(frozen=True, slots=True)
@@ -179,7 +181,7 @@ class Marker:
         value = _input(node, index)
         if not is_constant(value):
             self._activation(node, value, f"input {index} of {node.op_type} '{node.name}'")
-        elif rule.op in ELEMENTWISE and self.recipe.placement.constants_as_activations:
+        elif rule.op in _ELEMENTWISE and self.recipe.placement.constants_as_activations:
             why = f"constant operand of {node.op_type}: takes the activation type"
             scheme = self.recipe.activations.scheme
             if isinstance(scheme, Scheme):

@@ -23,7 +23,7 @@ from roundel.model.graph import (
 from roundel.plan.float_parts import spared_nodes
 from roundel.plan.types import NodePlan
 from roundel.recipe.settings import Recipe, Subgraph
-from roundel.targets.operators import OPERATOR_SETS, OpRule
+from roundel.targets.operators import OpRule, operator_set
 from roundel.types import Scheme
 
 
@@ -127,8 +127,8 @@ _HARD_SIGMOID_ALPHA = 1 / 6
 
 def operator_rules(graph: ir.Graph, recipe: Recipe) -> dict[str, OpRule]:
     """The rules in force: the preset's table, narrowed or widened by the selection."""
-    table = OPERATOR_SETS[recipe.placement.operators]
-    everything = {**OPERATOR_SETS["standard"], **OPERATOR_SETS["extended"], **table}
+    table = operator_set(recipe.placement.operators)
+    everything = {**operator_set("extended"), **table}
     present = {op_key(node) for node in graph} | {node.op_type for node in graph}
     chosen = recipe.selection
     for word in (*(chosen.op_types or ()), *chosen.extra_op_types):

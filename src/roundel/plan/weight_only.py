@@ -21,7 +21,7 @@ from roundel.model.graph import (
 from roundel.plan.select import choose_nodes, operator_rules
 from roundel.plan.types import NodePlan, Observed, QuantPlan, Role, TensorPlan
 from roundel.recipe.settings import Recipe
-from roundel.targets.operators import MATMUL
+from roundel.targets.operators import operator_set
 
 
 @dataclass(frozen=True, slots=True)
@@ -59,7 +59,8 @@ class WeightLayer:
 def plan_weights(model: ir.Model, recipe: Recipe) -> QuantPlan:
     """Decide for every matrix whether it is stored in few bits, and why. Reads the model only."""
     graph = model.graph
-    rules = {op: rule for op, rule in operator_rules(graph, recipe).items() if op in MATMUL}
+    matrices = operator_set("matmul")
+    rules = {op: rule for op, rule in operator_rules(graph, recipe).items() if op in matrices}
     nodes = choose_nodes(model, recipe, rules)
     for node in graph:
         verdict = nodes[str(node.name)]

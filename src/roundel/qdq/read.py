@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
-from functools import cached_property
+from functools import cached_property, partial
 from typing import Any, TypeGuard
 
 import numpy as np
@@ -274,12 +274,23 @@ class _Stripper:
             return
         source = restored(node)
         if is_quantize(node):
-            self._keep(node, str(value.name))
+            self._keep(node, self._name_for(node, value))
         elif source is not None:
             self._keep(node, str(source.name))
             self._bypass(node.outputs[0], source)
         elif is_dequantize(node) or value.dtype is ir.DataType.BFLOAT16:
             self._constant(node, value)
+
+    def _name_for(self, node: ir.Node, value: ir.Value) -> str:
+        """Of the tensor; with a second pair, in another scale, it becomes a value of its own behind an Identity."""
+        known, said = self.tensors.get(str(value.name)), read_quantizer(node)
+        if known is None or said is None or _agree(known, said):
+            return str(value.name)
+        name = self._free(f"{value.name}_again")
+        again = ir.Value(name=name, shape=value.shape, type=value.type)
+        self.graph.insert_before(node, ir.Node("", "Identity", [value], outputs=[again], name=name))
+        node.replace_input_with(0, again)
+        return name
 
     def _constant(self, node: ir.Node, value: ir.Value) -> None:
         codes = constant_array(value)
@@ -290,7 +301,9 @@ class _Stripper:
         found = self._keep(node, self._free(str(value.name).removesuffix(CODES)), codes)
         if found is None:
             return
-        content = ir.tensor(found.real(codes), name=found.name)
+        # Few of those who read the graph read its weights.
+        real = partial(_real_tensor, found, codes)
+        content = ir.LazyTensor(real, ir.DataType.FLOAT, ir.Shape(codes.shape), cache=True, name=found.name)
         kind = ir.TensorType(ir.DataType.FLOAT)
         whole = ir.Value(name=found.name, shape=ir.Shape(codes.shape), type=kind, const_value=content)
         self.graph.register_initializer(whole)
@@ -326,6 +339,10 @@ class _Stripper:
                 self.graph.outputs[index] = new
 
 
-def _agree(left: StoredTensor, right: StoredTensor) -> bool:
+def _real_tensor(found: StoredTensor, codes: NDArray[Any]) -> ir.TensorProtocol:
+    return ir.Tensor(found.real(codes), name=found.name)
+
+
+def _agree(left: Quantizer, right: Quantizer) -> bool:
     same_scale = np.array_equal(left.scale, right.scale)
     return same_scale and np.array_equal(left.zero_point, right.zero_point)

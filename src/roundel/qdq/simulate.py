@@ -14,6 +14,7 @@ from roundel.plan.adjust import becomes_hard_sigmoid, saturates, upper_bound
 from roundel.qdq.names import BEFORE, Names
 from roundel.qdq.nodes import add_constant, forget
 from roundel.recipe.settings import Npu
+from roundel.targets.operators import AVERAGE_POOLS
 
 
 def simulate(model: ir.Model, state: QuantState, npu: Npu) -> dict[str, int]:
@@ -42,7 +43,7 @@ class _Simulation:
             self._to_hard_sigmoid(node)
         elif op == "HardSigmoid" and npu.hard_sigmoid:
             self._gain(node, HARD_SIGMOID_GAIN)
-        elif op in ("AveragePool", "GlobalAveragePool") and npu.average_pool:
+        elif op in AVERAGE_POOLS and npu.average_pool:
             kernel = _kernel(node)
             if kernel is not None:
                 self._gain(node, pool_gain(*kernel))

@@ -22,7 +22,7 @@ from roundel.quark.qconfig import QConfig, split_excluded
 from roundel.quark.request import Request, block_type
 from roundel.quark.specs import Int32, QLayerConfig, QTensorConfig
 from roundel.recipe.settings import Recipe
-from roundel.targets.operators import OPERATOR_SETS
+from roundel.targets.operators import operator_set
 from roundel.types import QType
 
 _WORDS = (
@@ -237,7 +237,7 @@ class Nodes:
 
     def types(self, words: Iterable[str]) -> list[str]:
         """Operator types; those that ONNX has and the prepared model has not are left out."""
-        known = {*OPERATOR_SETS["extended"], *OPERATOR_SETS["standard"]}
+        known = operator_set("extended").keys()
         present = {node.op_type for node in self.model.graph}
         kept = []
         for word in words:

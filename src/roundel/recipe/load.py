@@ -38,12 +38,14 @@ def load_recipe(source: RecipeSource, changes: Mapping[str, Any] | None = None) 
     """
     told = unfolded(changes or {})
     if isinstance(source, Recipe):
-        return validate(merge(source.model_dump(), told), "the changes") if told else source
+        own = merge(source.own, told)
+        return _composed(source.model_dump(), own, "the changes") if told else source
     if isinstance(source, Mapping):
         tree, where = dict(source), "the recipe mapping"
     else:
         tree, where = _read_named(source)
-    return validate(merge(_extended(tree, where), told), where)
+    base, own = _extended(tree, where)
+    return _composed(base, merge(own, told), where)
 
 
 def unfolded(changes: Mapping[str, Any]) -> dict[str, Any]:
@@ -67,13 +69,17 @@ def preset_names() -> tuple[str, ...]:
 @cache
 def load_preset(name: str) -> Recipe:
     """One of the presets that ship."""
-    return validate(_extended(_preset_tree(name), f"preset {name}"), f"preset {name}")
+    return load_recipe(name)
 
 
 def validate(tree: Mapping[str, Any], where: str) -> Recipe:
     """Check a nested mapping against the recipe's fields."""
+    return _composed({}, tree, where)
+
+
+def _composed(base: Mapping[str, Any], own: Mapping[str, Any], where: str) -> Recipe:
     try:
-        return Recipe.model_validate(tree)
+        return Recipe.composed(base, own)
     except ValidationError as error:
         raise _explain(error, where) from error
 
@@ -89,7 +95,7 @@ def _read_named(source: str | Path) -> tuple[dict[str, Any], str]:
     text = str(source)
     key = text.casefold().replace("-", "_")
     if isinstance(source, str) and key in preset_names():
-        return _preset_tree(key), f"preset {key}"
+        return {"extends": key}, f"preset {key}"
     path = Path(text)
     if _exists(path) and path.is_file():
         return {"name": path.stem, **_parse(_content(path), path)}, str(path)
@@ -159,10 +165,10 @@ def _parse(data: bytes, where: object) -> dict[str, Any]:
     return tree
 
 
-def _extended(tree: dict[str, Any], where: str) -> dict[str, Any]:
-    """Resolve `extends: PRESET`."""
+def _extended(tree: dict[str, Any], where: str) -> tuple[dict[str, Any], dict[str, Any]]:
+    """The values of the preset that `extends: PRESET` names, and the tree's own."""
     if "extends" not in tree:
-        return tree
+        return {}, tree
     base = str(tree["extends"]).casefold().replace("-", "_")
     if base not in preset_names():
         raise RecipeError(
@@ -172,7 +178,7 @@ def _extended(tree: dict[str, Any], where: str) -> dict[str, Any]:
             hint=did_you_mean(base, preset_names()),
         )
     rest = {key: value for key, value in tree.items() if key != "extends"}
-    return merge(_extended(_preset_tree(base), where), rest)
+    return merge(*_extended(_preset_tree(base), where)), rest
 
 
 def _explain(error: ValidationError, where: str) -> RecipeError:

@@ -6,6 +6,7 @@ frozen sections below are plain values; no room ever sees an options dictionary.
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import replace
 from typing import Annotated, Any, Literal
 
@@ -659,12 +660,33 @@ class Recipe(Section):
         blocked = self.mode == "weight_only" and self.weight_only.format == "qdq"
         return 21 if blocked else self.output.opset
 
+    @property
+    def own(self) -> dict[str, Any]:
+        """What was set on top of a preset, by section: a device or an effort changes none of it."""
+        return self.model_dump(exclude_unset=True)
+
     def merged(self, changes: dict[str, Any]) -> Recipe:
         """A copy with nested changes applied and validated."""
-        return Recipe.model_validate(merge(self.model_dump(), changes))
+        return Recipe.composed(self.model_dump(), merge(self.own, changes))
+
+    @staticmethod
+    def composed(base: Mapping[str, Any], own: Mapping[str, Any]) -> Recipe:
+        """A validated recipe from a preset's values and those set on top of them."""
+        recipe = Recipe.model_validate(merge(base, own))
+        _keep_set(recipe, own)
+        return recipe
 
 
-def merge(base: dict[str, Any], changes: dict[str, Any]) -> dict[str, Any]:
+def _keep_set(section: Section, own: Mapping[str, Any]) -> None:
+    """Of the fields that validation found set, leave those that are not a preset's."""
+    for name in section.model_fields_set:
+        part, given = getattr(section, name), own.get(name, {})
+        if isinstance(part, Section) and isinstance(given, Mapping):
+            _keep_set(part, given)
+    section.model_fields_set.intersection_update(own)
+
+
+def merge(base: Mapping[str, Any], changes: Mapping[str, Any]) -> dict[str, Any]:
     """Deep merge of mappings; everything else is replaced."""
     result = dict(base)
     for key, value in changes.items():

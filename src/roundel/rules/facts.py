@@ -1,4 +1,4 @@
-"""What `roundel quantize --device` does by itself to keep nodes on the NPU."""
+"""What the rules ask about: one model under one format on one device, and what `quantize --device` mends."""
 
 from __future__ import annotations
 
@@ -26,23 +26,12 @@ from roundel.rules.placement import Situation, predict
 from roundel.rules.types import Prediction
 from roundel.stages import prepare as load_prepared
 from roundel.targets.npu import Compiler, Device, Format
+from roundel.targets.operators import Trait, ops_with
+from roundel.targets.shifts import FAMILIES
 from roundel.types import ScaleKind, Scheme
 
 _TOUCHED = frozenset({Format.XINT8, Format.A8W8})
-_NEVER_LARGER = frozenset(
-    {
-        "MaxPool",
-        "AveragePool",
-        "GlobalAveragePool",
-        "Reshape",
-        "Flatten",
-        "Transpose",
-        "Squeeze",
-        "Unsqueeze",
-        "Slice",
-        "Split",
-    }
-)
+_NEVER_LARGER = ops_with(Trait.SHAPES | Trait.REARRANGES | Trait.SELECTS | Trait.POOL)
 
 
 @dataclass(frozen=True, slots=True)
@@ -54,10 +43,12 @@ class Legaliser:
         device: the device.
         plan: of a float model, None for a finished one.
         stored: of a finished model, None for a float one.
+        recipe: what the user switched off stays off.
     """
 
     format: Format
     device: Device
+    recipe: Recipe
     plan: QuantPlan | None
     stored: StoredTensors | None
 
@@ -69,6 +60,8 @@ class Legaliser:
         """
         bound = upper_bound(node)
         if bound is None or self.format not in _TOUCHED or self.device.compiler is not Compiler.X2:
+            return False
+        if not self._allowed("npu", "clip_to_relu"):
             return False
         conv = conv_before(node)
         if conv is not None and is_depthwise(conv) and self.format is Format.XINT8:
@@ -87,7 +80,11 @@ class Legaliser:
             return False
         if isinstance(tensor.scheme, Scheme) and tensor.scheme.scale is ScaleKind.FLOAT:
             return True
-        return on_grid(bound, tensor.scheme) or bool(rescalable(node))
+        scaled = self._allowed("prepare", "scale_clip_bounds") and bool(rescalable(node))
+        return scaled or on_grid(bound, tensor.scheme)
+
+    def _allowed(self, section: str, name: str) -> bool:
+        return bool(self.recipe.own.get(section, {}).get(name, True))
 
     def _does(self, node: ir.Node, bound: float) -> bool:
         tensors = self.stored.tensors if self.stored is not None else {}
@@ -149,6 +146,26 @@ class Facts:
     after: Prediction
 
     @property
+    def graph(self) -> ir.Graph:
+        """The user's, in float."""
+        return self.given.graph
+
+    @property
+    def powers(self) -> bool:
+        """Whether every scale must be a power of two."""
+        return self.format is Format.XINT8
+
+    @property
+    def limits(self) -> frozenset[str]:
+        """The families of shift limits that must hold."""
+        return FAMILIES if self.powers else frozenset()
+
+    @property
+    def computed(self) -> list[ir.Node]:
+        """The nodes whose shift limits must hold."""
+        return list(self.graph)
+
+    @property
     def float_model(self) -> bool:
         """Whether the model is still to be quantized, so that `quantize` can mend it."""
         return self.stored is None
@@ -167,7 +184,7 @@ def gather_facts(source: ModelSource, preset: RecipeSource | None, device: Devic
     kind = format_of(recipe)
     prepared, plan = _prepare(source, given, recipe, kind, finished=stored is not None)
     close_batch(prepared)
-    legaliser = Legaliser(kind, device, plan, stored)
+    legaliser = Legaliser(kind, device, recipe, plan, stored)
     situation = Situation(kind, device, _held(kind, plan, stored))
     before = predict(prepared.graph, situation)
     relus = frozenset(str(n.name) for n in prepared.graph if legaliser.becomes_relu(n))

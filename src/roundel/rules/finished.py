@@ -1,9 +1,9 @@
-"""Models that are quantized already, by any tool (Q01 to Q05, Q08 to Q12)."""
+"""Models that are quantized already, by any tool (Q02 to Q06, Q08 to Q11), the target and int32 biases."""
 
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 
 import numpy as np
 import onnx_ir as ir
@@ -12,11 +12,13 @@ from roundel.model.graph import attribute_float, constant_array, is_constant, op
 from roundel.plan.types import Role
 from roundel.qdq.read import CENTRES, OTHER_FORMS, StoredTensor
 from roundel.rules.facts import Facts
-from roundel.rules.types import Hit, Rule, Severity
+from roundel.rules.types import Finding, Severity, rule
+from roundel.rules.written import AGAIN, tensor_before, tensor_behind
 from roundel.targets.npu import NATIVE_16_BIT_OPSET, RECOMMENDED_OPSET, Compiler, Format
+from roundel.targets.operators import BIASED_LAYERS, Trait, ops_with
 from roundel.types import QType
 
-_LAYERS = ("Conv", "ConvTranspose", "Gemm")
+_KEEPING = ops_with(Trait.ONE_SCALE)
 _NEAR_CENTRE = 127  # what a tool writes that halves 255 and rounds down
 _BIAS_TOLERANCE = 1e-3
 
@@ -25,23 +27,26 @@ def _tensors(facts: Facts) -> list[StoredTensor]:
     return list(facts.stored.tensors.values()) if facts.stored is not None else []
 
 
-def _scales(facts: Facts) -> Iterator[Hit]:
-    if facts.format is not Format.XINT8:
-        return
-    for tensor in _tensors(facts):
-        if not tensor.power_of_two:
-            text = f"scale {tensor.scale.reshape(-1)[0]:.6g} is no power of two"
-            yield Hit(Severity.ERROR, text, tensor.name)
-
-
-def _per_channel(facts: Facts) -> Iterator[Hit]:
+@rule(
+    "Q02",
+    "per-channel scales",
+    "XINT8 has one scale per tensor; for the other formats AMD documents none per channel.",
+    "Quantize per tensor (weights.per_channel=false).",
+)
+def _per_channel(facts: Facts) -> Iterator[Finding]:
     severity = Severity.ERROR if facts.format is Format.XINT8 else Severity.NOTE
     for tensor in _tensors(facts):
         if tensor.scale.size > 1 and tensor.dtype != "int32":
-            yield Hit(severity, f"{tensor.scale.size} scales along axis {tensor.axis}", tensor.name)
+            yield Finding(severity, f"{tensor.scale.size} scales along axis {tensor.axis}", tensor.name)
 
 
-def _zero_points(facts: Facts) -> Iterator[Hit]:
+@rule(
+    "Q03",
+    "zero points",
+    "XINT8 and the first NPU are symmetric; uint8 around 127 gives silently wrong numbers.",
+    "Symmetric activations: int8 with zero point 0 or uint8 with 128. X2 takes others since 1.6.",
+)
+def _zero_points(facts: Facts) -> Iterator[Finding]:
     tensors = _tensors(facts)
     bytes_ = [t for t in tensors if t.dtype == "uint8" and not t.constant]
     shifted = [t for t in bytes_ if (t.zero_point == _NEAR_CENTRE).all()]
@@ -53,35 +58,53 @@ def _zero_points(facts: Facts) -> Iterator[Hit]:
             continue
         zero = int(tensor.zero_point.reshape(-1)[0])
         if slipped and zero == _NEAR_CENTRE and tensor.dtype == "uint8":
-            yield Hit(Severity.ERROR, "zero point 127 where a symmetric uint8 has 128", tensor.name)
+            yield Finding(Severity.ERROR, "zero point 127 where a symmetric uint8 has 128", tensor.name)
         else:
             severity = Severity.ERROR if older else Severity.NOTE
-            yield Hit(severity, f"zero point {zero} of {tensor.dtype}, centre is {centre}", tensor.name)
+            yield Finding(severity, f"zero point {zero} of {tensor.dtype}, centre is {centre}", tensor.name)
 
 
-def _bias_types(facts: Facts) -> Iterator[Hit]:
+@rule(
+    "Q04",
+    "bias type",
+    "XINT8 wants int8 biases with a power-of-two scale, A8W8 and A16W8 int32 ones.",
+    "Quantize again with a preset for this format; roundel writes the biases that it wants.",
+)
+def _bias_types(facts: Facts) -> Iterator[Finding]:
     if facts.stored is None or not facts.format.integer:
         return
     for node in facts.given.graph:
-        value = node.inputs[2] if op_key(node) in _LAYERS and len(node.inputs) > 2 else None
+        value = node.inputs[2] if op_key(node) in BIASED_LAYERS and len(node.inputs) > 2 else None
         if value is None or not is_constant(value):
             continue
         tensor = facts.stored.tensors.get(str(value.name))
         if tensor is None:
             if str(node.inputs[1].name if node.inputs[1] else "") in facts.stored.tensors:
-                yield Hit(Severity.WARNING, f"float bias of {node.op_type} '{node.name}'", value.name)
+                yield Finding(Severity.WARNING, f"float bias of {node.op_type} '{node.name}'", value.name)
         elif facts.format is Format.XINT8 and tensor.dtype != "int8":
-            yield Hit(Severity.ERROR, f"{tensor.dtype} bias of {node.op_type} '{node.name}'", value.name)
+            yield Finding(Severity.ERROR, f"{tensor.dtype} bias of {node.op_type} '{node.name}'", value.name)
 
 
-def _gaps(facts: Facts) -> Iterator[Hit]:
+@rule(
+    "Q05",
+    "no Q/DQ",
+    "An operator that reads or makes float runs on the CPU.",
+    "Quantize it, too (selection.extra_op_types), or cut it off the model if it comes last.",
+)
+def _gaps(facts: Facts) -> Iterator[Finding]:
     severity = Severity.NOTE if facts.float_model else Severity.WARNING
     for place in facts.before.nodes:
         if place.rule == "Q05":
-            yield Hit(severity, f"{place.op}: {place.reason}", place.name)
+            yield Finding(severity, f"{place.op}: {place.reason}", place.name)
 
 
-def _order(facts: Facts) -> Iterator[Hit]:
+@rule(
+    "Q08",
+    "node order",
+    "ONNX wants each node behind those that it reads; the ONNX checker refuses other files.",
+    "Sort the graph; every model that roundel writes is sorted.",
+)
+def _order(facts: Facts) -> Iterator[Finding]:
     done: set[ir.Node] = set()
     early: list[ir.Node] = []
     for node in facts.raw.graph:
@@ -90,15 +113,21 @@ def _order(facts: Facts) -> Iterator[Hit]:
         done.add(node)
     if early:
         text = f"{len(early)} nodes stand before a node that they read"
-        yield Hit(Severity.WARNING, text, str(early[0].name), automatic=facts.float_model)
+        yield Finding(Severity.WARNING, text, str(early[0].name), automatic=facts.float_model)
 
 
-def _bias_scales(facts: Facts) -> Iterator[Hit]:
+@rule(
+    "Q09",
+    "bias scale",
+    "The accumulator's step is input scale x weight scale; another bias scale shifts the result.",
+    "Write the bias at that scale; roundel derives it.",
+)
+def _bias_scales(facts: Facts) -> Iterator[Finding]:
     if facts.stored is None:
         return
     known = facts.stored.tensors
     for node in facts.given.graph:
-        if op_key(node) not in _LAYERS or len(node.inputs) < 3:
+        if op_key(node) not in BIASED_LAYERS or len(node.inputs) < 3:
             continue
         data, weight, bias = (known.get(str(v.name)) if v is not None else None for v in node.inputs[:3])
         if data is None or weight is None or bias is None or bias.dtype != "int32":
@@ -113,101 +142,72 @@ def _bias_scales(facts: Facts) -> Iterator[Hit]:
         worst = float(ratio[np.abs(ratio - 1).argmax()])
         if not abs(worst - 1) <= _BIAS_TOLERANCE:
             text = f"bias scale is {worst:.4g} times input scale x weight scale"
-            yield Hit(Severity.ERROR, text, bias.name)
+            yield Finding(Severity.ERROR, text, bias.name)
 
 
-def _other_forms(facts: Facts) -> Iterator[Hit]:
+@rule(
+    "Q10",
+    "not Q/DQ",
+    "The compilers read constant Q/DQ pairs only; other quantized operators stay on the CPU.",
+    "Quantize the float model in Q/DQ form, statically.",
+)
+def _other_forms(facts: Facts) -> Iterator[Finding]:
     if facts.stored is None:
         return
     for node in facts.given.graph:
         if op_key(node) in OTHER_FORMS:
-            yield Hit(Severity.ERROR, f"{op_key(node)} node", str(node.name))
-    if facts.stored.unreadable:
-        names = facts.stored.unreadable
-        yield Hit(Severity.ERROR, f"{len(names)} Q/DQ nodes compute their scale at run time", names[0])
+            yield Finding(Severity.ERROR, f"{op_key(node)} node", str(node.name))
 
 
-def _other_format(facts: Facts) -> Iterator[Hit]:
+@rule(
+    "Q06",
+    "uneven scales",
+    "Concat, pools, Pad and Slice copy codes: inputs and output must share one scale.",
+    "Align them (placement.align_concat, align_pool, align_pad, align_slice); preset xint8 does.",
+)
+def _alignment(facts: Facts) -> Iterator[Finding]:
+    if facts.stored is None or facts.format is not Format.XINT8:
+        return
+    stored = facts.stored.tensors
+    for node in facts.graph:
+        if op_key(node) not in _KEEPING:
+            continue
+        sources = node.inputs if op_key(node) == "Concat" else node.inputs[:1]
+        before = [_position(tensor_before(value, stored), stored) for value in sources]
+        after = _position(tensor_behind(node, stored), stored)
+        if len({*before, after} - {None}) > 1:
+            words = ", ".join("?" if position is None else str(position) for position in before)
+            yield Finding(Severity.ERROR, f"{op_key(node)} from positions {words} to {after}", str(node.name))
+
+
+def _position(name: str | None, stored: Mapping[str, StoredTensor]) -> int | None:
+    return None if name is None else stored[name].position
+
+
+@rule(
+    "Q11",
+    "another format",
+    "The rules of the format asked for were applied.",
+    AGAIN,
+)
+def _other_format(facts: Facts) -> Iterator[Finding]:
     known = facts.recognised
     if known is not None and facts.asked and known.format is not facts.format:
         text = f"judged as {facts.format.value}, the model shows {known.format.value}: {known.reason}"
-        yield Hit(Severity.WARNING, text)
-
-
-def _disagreeing(facts: Facts) -> Iterator[Hit]:
-    for name in facts.stored.mismatched if facts.stored is not None else ():
-        yield Hit(Severity.ERROR, "Q and DQ of one pair have different scales or zero points", name)
-
-
-_AGAIN = "Quantize the float model again: roundel quantize MODEL --preset xint8."
-
-FINISHED_RULES = (
-    Rule("Q01", "scales", "XINT8 shifts instead of multiplying: every scale is 2**-n.", _AGAIN, _scales),
-    Rule(
-        "Q02",
-        "per-channel scales",
-        "XINT8 has one scale per tensor; for the other formats AMD documents none per channel.",
-        "Quantize per tensor (weights.per_channel=false).",
-        _per_channel,
-    ),
-    Rule(
-        "Q03",
-        "zero points",
-        "XINT8 and the first NPU are symmetric; uint8 around 127 gives silently wrong numbers.",
-        "Symmetric activations: int8 with zero point 0 or uint8 with 128. X2 takes others since 1.6.",
-        _zero_points,
-    ),
-    Rule(
-        "Q04",
-        "bias type",
-        "XINT8 wants int8 biases with a power-of-two scale, A8W8 and A16W8 int32 ones.",
-        "Quantize again with a preset for this format; roundel writes the biases that it wants.",
-        _bias_types,
-    ),
-    Rule(
-        "Q05",
-        "no Q/DQ",
-        "An operator that reads or makes float runs on the CPU.",
-        "Quantize it, too (selection.extra_op_types), or cut it off the model if it comes last.",
-        _gaps,
-    ),
-    Rule(
-        "Q08",
-        "node order",
-        "ONNX wants each node behind those that it reads; the ONNX checker refuses other files.",
-        "Sort the graph; every model that roundel writes is sorted.",
-        _order,
-    ),
-    Rule(
-        "Q09",
-        "bias scale",
-        "The accumulator's step is input scale x weight scale; another bias scale shifts the result.",
-        "Write the bias at that scale; roundel derives it.",
-        _bias_scales,
-    ),
-    Rule(
-        "Q10",
-        "not Q/DQ",
-        "The compilers read constant Q/DQ pairs only; other quantized operators stay on the CPU.",
-        "Quantize the float model in Q/DQ form, statically.",
-        _other_forms,
-    ),
-    Rule("Q11", "another format", "The rules of the format asked for were applied.", _AGAIN, _other_format),
-    Rule(
-        "Q12",
-        "uneven pairs",
-        "A pair whose halves differ rescales the tensor; compilers assume that they are equal.",
-        "Give Q and DQ the same constants.",
-        _disagreeing,
-    ),
-)
+        yield Finding(Severity.WARNING, text)
 
 
 _INT32 = np.iinfo(np.int32)
 _USUAL_RANGE = 0.01  # activations with a smaller peak are rare
 
 
-def _overflow(facts: Facts) -> Iterator[Hit]:
+@rule(
+    "P20",
+    "bias overflow",
+    "A bias is stored as b / (input scale x weight scale) in 32 bits; what does not fit is cut off.",
+    "Clamp tiny weight scales, keep the layer in float (--exclude NAME), or -s bias.type=float.",
+)
+def _overflow(facts: Facts) -> Iterator[Finding]:
     if facts.stored is not None:
         yield from _saturated(facts)
     elif facts.plan is not None and facts.recipe.bias.type == "int32":
@@ -215,7 +215,7 @@ def _overflow(facts: Facts) -> Iterator[Hit]:
             yield from _potential(facts, node)
 
 
-def _saturated(facts: Facts) -> Iterator[Hit]:
+def _saturated(facts: Facts) -> Iterator[Finding]:
     """Codes at the ends of int32 are biases that were cut off."""
     assert facts.stored is not None
     for tensor in facts.stored.tensors.values():
@@ -224,13 +224,13 @@ def _saturated(facts: Facts) -> Iterator[Hit]:
         cut = int(np.count_nonzero((tensor.codes >= _INT32.max) | (tensor.codes <= _INT32.min + 1)))
         if cut:
             text = f"{cut} of {tensor.codes.size} stored biases are cut off at the end of int32"
-            yield Hit(Severity.ERROR, text, tensor.name)
+            yield Finding(Severity.ERROR, text, tensor.name)
 
 
-def _potential(facts: Facts, node: ir.Node) -> Iterator[Hit]:
+def _potential(facts: Facts, node: ir.Node) -> Iterator[Finding]:
     """The peak of the input below which b / (s_x * s_w) leaves int32."""
     plan = facts.plan
-    bias = node.inputs[2] if len(node.inputs) > 2 and op_key(node) in _LAYERS else None
+    bias = node.inputs[2] if len(node.inputs) > 2 and op_key(node) in BIASED_LAYERS else None
     values, weight = constant_array(bias), constant_array(node.inputs[1] if bias is not None else None)
     if plan is None or bias is None or values is None or weight is None or not values.size:
         return
@@ -248,21 +248,16 @@ def _potential(facts: Facts, node: ir.Node) -> Iterator[Hit]:
             f"largest bias {peak_bias:.3g} against largest weight {peak_weight:.3g}: "
             f"overflows when the input's peak stays below {least:.3g}"
         )
-        yield Hit(Severity.WARNING, text, str(node.name))
+        yield Finding(Severity.WARNING, text, str(node.name))
 
 
-BIAS_RULES = (
-    Rule(
-        "P20",
-        "bias overflow",
-        "A bias is stored as b / (input scale x weight scale) in 32 bits; what does not fit is cut off.",
-        "Clamp tiny weight scales, keep the layer in float (--exclude NAME), or -s bias.type=float.",
-        _overflow,
-    ),
+@rule(
+    "P18",
+    "16-bit Q/DQ domain",
+    "Standard 16-bit Q/DQ exist from opset 21; which domain the compiler takes is undocumented.",
+    "If it does not compile, try native nodes: -s output.opset=21 -s placement.domain=ai.onnx.",
 )
-
-
-def _sixteen_bit_domain(facts: Facts) -> Iterator[Hit]:
+def _sixteen_bit_domain(facts: Facts) -> Iterator[Finding]:
     if facts.format is not Format.A16W8:
         return
     if facts.stored is not None:
@@ -270,33 +265,21 @@ def _sixteen_bit_domain(facts: Facts) -> Iterator[Hit]:
         opset = opset_version(facts.raw)
         if opset < NATIVE_16_BIT_OPSET:
             domains = ", ".join(f"{domain or 'ai.onnx'} {n}" for domain, n in Counter(wide).most_common())
-            yield Hit(Severity.NOTE, f"opset {opset}, 16-bit Q/DQ by domain: {domains or 'none'}")
+            yield Finding(Severity.NOTE, f"opset {opset}, 16-bit Q/DQ by domain: {domains or 'none'}")
         return
     opset = facts.recipe.output.opset or max(facts.loaded.source_opset, RECOMMENDED_OPSET)
     if opset < NATIVE_16_BIT_OPSET:
-        yield Hit(Severity.NOTE, f"opset {opset}: 16-bit Q/DQ are written in the domain com.microsoft")
+        yield Finding(Severity.NOTE, f"opset {opset}: 16-bit Q/DQ are written in the domain com.microsoft")
 
 
-def _available(facts: Facts) -> Iterator[Hit]:
+@rule(
+    "P19",
+    "format on device",
+    "The device's compilers do not take this format; the model would run on the CPU.",
+    "Choose --preset xint8 for this device, or another device.",
+)
+def _available(facts: Facts) -> Iterator[Finding]:
     if facts.format not in facts.device.formats:
         takes = ", ".join(sorted(kind.value for kind in facts.device.formats))
         text = f"{facts.format.value} on {facts.device.name} ({facts.device.processors}), which takes {takes}"
-        yield Hit(Severity.ERROR, text)
-
-
-TARGET_RULES = (
-    Rule(
-        "P18",
-        "16-bit Q/DQ domain",
-        "Standard 16-bit Q/DQ exist from opset 21; which domain the compiler takes is undocumented.",
-        "If it does not compile, try native nodes: -s output.opset=21 -s placement.domain=ai.onnx.",
-        _sixteen_bit_domain,
-    ),
-    Rule(
-        "P19",
-        "format on device",
-        "The device's compilers do not take this format; the model would run on the CPU.",
-        "Choose --preset xint8 for this device, or another device.",
-        _available,
-    ),
-)
+        yield Finding(Severity.ERROR, text)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
-from typing import Any
+from collections.abc import Mapping
 
 from roundel.errors import RecipeError
 from roundel.model.load import ModelSource
@@ -15,7 +15,7 @@ from roundel.targets.npu import Compiler, Device, Format, device_named
 
 
 def for_device(recipe: Recipe, device: str | None) -> Recipe:
-    """The recipe with the device's exact fixes; unchanged without a device.
+    """The recipe with the device's exact fixes, where the user has not decided; unchanged without a device.
 
     Raises:
         RecipeError: there is no such device, or it does not take the recipe's format.
@@ -30,14 +30,25 @@ def for_device(recipe: Recipe, device: str | None) -> Recipe:
             expected=", ".join(sorted(f.value for f in machine.formats)),
             hint="Choose one of these presets, or another device.",
         )
-    return recipe.merged(_changes(recipe, kind, machine))
+    return _where_open(recipe, _changes(kind, machine))
 
 
 def for_effort(recipe: Recipe) -> Recipe:
     """With some effort, 8-bit power-of-two formats also get the exact rescaling of ReLU6 bounds."""
     if recipe.effort == "none" or recipe.activations.scale != "power_of_two":
         return recipe
-    return recipe.merged({"prepare": {"scale_clip_bounds": True}, "npu": {"clip_to_relu": True}})
+    return _where_open(recipe, {"prepare": {"scale_clip_bounds": True}, "npu": {"clip_to_relu": True}})
+
+
+def _where_open(recipe: Recipe, changes: Mapping[str, Mapping[str, bool]]) -> Recipe:
+    """The changes to fields that only a preset has set: what a user sets stays."""
+    own = recipe.own
+    return recipe.merged(
+        {
+            section: {name: value for name, value in fields.items() if name not in own.get(section, {})}
+            for section, fields in changes.items()
+        }
+    )
 
 
 def remaining(model: ModelSource, recipe: Recipe, device: str | None) -> tuple[str, ...]:
@@ -56,10 +67,10 @@ def remaining(model: ModelSource, recipe: Recipe, device: str | None) -> tuple[s
     return tuple(lines)
 
 
-def _changes(recipe: Recipe, kind: Format, device: Device) -> dict[str, Any]:
+def _changes(kind: Format, device: Device) -> dict[str, dict[str, bool]]:
     if device.compiler is not Compiler.X2 or kind not in (Format.XINT8, Format.A8W8):
         return {}
-    changes: dict[str, Any] = {"npu": {"clip_to_relu": True}}
+    changes = {"npu": {"clip_to_relu": True}}
     if kind is Format.XINT8:
         # HardSigmoid leaves the NPU there; a bound on the grid lets saturation do the work of ReLU6.
         changes["npu"]["sigmoid_to_hard_sigmoid"] = False

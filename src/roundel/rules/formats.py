@@ -28,6 +28,7 @@ from roundel.qdq.read import (
 from roundel.recipe.load import RecipeSource, load_recipe, preset_names
 from roundel.recipe.settings import Recipe
 from roundel.targets.npu import Format
+from roundel.targets.operators import LAYERS
 from roundel.types import Scheme
 
 
@@ -67,7 +68,6 @@ def format_of(recipe: Recipe) -> Format:
     return Format.XINT8 if recipe.activations.scale == "power_of_two" else Format.A8W8
 
 
-_WEIGHT_READERS = frozenset({"Conv", "ConvTranspose", "Gemm", "MatMul"})
 _MOSTLY = 0.9  # share of power-of-two scales from which a file was meant as XINT8
 
 _Read = Sequence[tuple[ir.Node, Quantizer]]
@@ -250,7 +250,7 @@ def _asymmetry_note(found: _Read) -> tuple[str, ...]:
 
 def _is_weight(node: ir.Node) -> bool:
     return any(
-        reader.op_type in _WEIGHT_READERS and index == 1 and _from_constant(node)
+        reader.op_type in LAYERS and index == 1 and _from_constant(node)
         for reader, index in _final_readers(node)
     )
 

@@ -9,27 +9,42 @@ import numpy as np
 import onnx_ir as ir
 from numpy.typing import NDArray
 
-from roundel.model.graph import FLOAT_TYPES, attribute_int, constant_array, iter_values, op_key, weight_bytes
+from roundel.model.graph import (
+    FLOAT_TYPES,
+    attribute_int,
+    constant_array,
+    has_subgraph,
+    iter_values,
+    op_key,
+    weight_bytes,
+)
 from roundel.rules.facts import Facts
-from roundel.rules.patterns import LAYERS
-from roundel.rules.types import Hit, Rule, Severity
+from roundel.rules.types import Finding, Severity, rule
 from roundel.targets.npu import MINIMUM_CONVS, MINIMUM_OPSET, PROTOBUF_BYTES, RECOMMENDED_OPSET
+from roundel.targets.operators import LAYERS
 
-_LOOPS = ("If", "Loop", "Scan")
 _IMAGE_RANK = 4
 
 
-def _open_shapes(facts: Facts) -> Iterator[Hit]:
+@rule(
+    "P02",
+    "open shapes",
+    "The compilers build code for fixed sizes; only the batch axis may stay open.",
+    "Fix the sizes of the inputs: -s prepare.fixed_shapes={NAME: [1, …]}.",
+)
+def _open_shapes(facts: Facts) -> Iterator[Finding]:
     opened = False
     for value in _fed(facts):
         if value.shape is None:
             opened = True
-            yield Hit(Severity.ERROR, f"input '{value.name}' has no shape, not even 1 dimension", value.name)
+            yield Finding(
+                Severity.ERROR, f"input '{value.name}' has no shape, not even 1 dimension", value.name
+            )
         elif _open_dims(value):
             opened = True
             words = ", ".join(str(d) if isinstance(d, int) else str(d.value or "?") for d in value.shape)
             text = f"input '{value.name}' is [{words}], {_open_dims(value)} open beside the batch"
-            yield Hit(Severity.ERROR, text, value.name, _fixing(value))
+            yield Finding(Severity.ERROR, text, value.name, _fixing(value))
     if not opened:
         yield from _data_dependent(facts)
         yield from _computed_shapes(facts)
@@ -42,21 +57,21 @@ def _fixing(value: ir.Value) -> str:
     return text + (", with numbers for each ?." if "?" in sizes else ".")
 
 
-def _computed_shapes(facts: Facts) -> Iterator[Hit]:
+def _computed_shapes(facts: Facts) -> Iterator[Finding]:
     """Arithmetic on an open batch axis, which a fixed one would turn into constants."""
     open_inputs = [v for v in _fed(facts) if v.shape and not isinstance(v.shape[0], int)]
     nodes = [place for place in facts.before.nodes if place.rule == "P02"]
     if open_inputs and nodes:
         text = f"{len(nodes)} nodes compute shapes at run time from an open batch axis"
-        yield Hit(Severity.WARNING, text, nodes[0].name, _fixing(open_inputs[0]))
+        yield Finding(Severity.WARNING, text, nodes[0].name, _fixing(open_inputs[0]))
 
 
-def _data_dependent(facts: Facts) -> Iterator[Hit]:
+def _data_dependent(facts: Facts) -> Iterator[Finding]:
     """With fixed inputs, what is still open depends on the data."""
     values = [v for node in facts.prepared.graph for v in node.outputs if v.dtype in FLOAT_TYPES]
     loose = [v for v in values if v.shape is not None and not all(isinstance(d, int) for d in v.shape)]
     if loose:
-        yield Hit(
+        yield Finding(
             Severity.WARNING,
             f"{len(loose)} tensors inside the graph have sizes that depend on the data",
             str(loose[0].name),
@@ -74,29 +89,53 @@ def _fed(facts: Facts) -> list[ir.Value]:
     return [v for v in facts.given.graph.inputs if v.name not in facts.given.graph.initializers]
 
 
-def _batch(facts: Facts) -> Iterator[Hit]:
+@rule(
+    "P03",
+    "fixed batch",
+    "The compilers take batch 1 or an open batch axis; a larger fixed one is refused.",
+    "Export with batch 1, or with an open batch axis.",
+)
+def _batch(facts: Facts) -> Iterator[Finding]:
     for value in _fed(facts):
         dims = list(value.shape or ())
         if len(dims) > 1 and isinstance(dims[0], int) and dims[0] > 1:
             severity = Severity.ERROR if len(dims) == _IMAGE_RANK else Severity.WARNING
-            yield Hit(severity, f"input '{value.name}' has a fixed batch of {dims[0]}", value.name)
+            yield Finding(severity, f"input '{value.name}' has a fixed batch of {dims[0]}", value.name)
 
 
-def _few_convs(facts: Facts) -> Iterator[Hit]:
+@rule(
+    "P04",
+    "too few Conv",
+    "The integer compiler offloads only graphs with two or more Conv; this one stays on the CPU.",
+    "Use --preset bf16 (on stx or krk), whose compiler has no such limit.",
+)
+def _few_convs(facts: Facts) -> Iterator[Finding]:
     convs = sum(1 for node in facts.prepared.graph if op_key(node) == "Conv")
     if facts.format.integer and convs < MINIMUM_CONVS:
-        yield Hit(Severity.ERROR, f"{convs} Conv in the graph, at least {MINIMUM_CONVS} are needed")
+        yield Finding(Severity.ERROR, f"{convs} Conv in the graph, at least {MINIMUM_CONVS} are needed")
 
 
-def _control_flow(facts: Facts) -> Iterator[Hit]:
+@rule(
+    "P05",
+    "control flow",
+    "The NPU runs straight-line graphs: Loop, If and Scan and all inside them stay on the CPU.",
+    "Export with the loop unrolled, or cut the model there and loop on the host.",
+)
+def _control_flow(facts: Facts) -> Iterator[Finding]:
     for node in facts.given.graph:
-        if op_key(node) in _LOOPS:
+        if has_subgraph(node):
             bodies = [a.as_graph() for a in node.attributes.values() if a.type is ir.AttributeType.GRAPH]
             inside = sum(len(body) for body in bodies)
-            yield Hit(Severity.ERROR, f"{node.op_type} with {inside} nodes in its bodies", str(node.name))
+            yield Finding(Severity.ERROR, f"{node.op_type} with {inside} nodes in its bodies", str(node.name))
 
 
-def _weights(facts: Facts) -> Iterator[Hit]:
+@rule(
+    "P21",
+    "broken weights",
+    "NaN or infinite values have no scale, so the node stays in float; zero channels waste time.",
+    "Repair the checkpoint, or prune the channels and export again.",
+)
+def _weights(facts: Facts) -> Iterator[Finding]:
     seen: set[ir.Value] = set()
     for node in facts.given.graph:
         for index, value in enumerate(node.inputs):
@@ -109,22 +148,22 @@ def _weights(facts: Facts) -> Iterator[Hit]:
             if broken:
                 severity = Severity.ERROR if weight else Severity.WARNING
                 where = f"of {node.op_type} '{node.name}'"
-                yield Hit(
+                yield Finding(
                     severity, f"{broken} of {array.size} values {where} are NaN or infinite", value.name
                 )
             elif weight and array.size:
                 yield from _zeros(node, value, array)
 
 
-def _zeros(node: ir.Node, value: ir.Value, array: NDArray[Any]) -> Iterator[Hit]:
+def _zeros(node: ir.Node, value: ir.Value, array: NDArray[Any]) -> Iterator[Finding]:
     axis = _output_axis(node, array.ndim)
     live = (array != 0).any(axis=tuple(a for a in range(array.ndim) if a != axis))
     dead = int(live.size - np.count_nonzero(live))
     where = f"{node.op_type} '{node.name}'"
     if dead == live.size:
-        yield Hit(Severity.WARNING, f"all {array.size} weights of {where} are zero", value.name)
+        yield Finding(Severity.WARNING, f"all {array.size} weights of {where} are zero", value.name)
     elif dead:
-        yield Hit(Severity.NOTE, f"{dead} of {live.size} output channels of {where} are zero", value.name)
+        yield Finding(Severity.NOTE, f"{dead} of {live.size} output channels of {where} are zero", value.name)
 
 
 def _output_axis(node: ir.Node, ndim: int) -> int:
@@ -134,77 +173,66 @@ def _output_axis(node: ir.Node, ndim: int) -> int:
     return {"Conv": 0, "ConvTranspose": 1}.get(op, ndim - 1)
 
 
-GRAPH_RULES = (
-    Rule(
-        "P02",
-        "open shapes",
-        "The compilers build code for fixed sizes; only the batch axis may stay open.",
-        "Fix the sizes of the inputs: -s prepare.fixed_shapes={NAME: [1, …]}.",
-        _open_shapes,
-    ),
-    Rule(
-        "P03",
-        "fixed batch",
-        "The compilers take batch 1 or an open batch axis; a larger fixed one is refused.",
-        "Export with batch 1, or with an open batch axis.",
-        _batch,
-    ),
-    Rule(
-        "P04",
-        "too few Conv",
-        "The integer compiler offloads only graphs with two or more Conv; this one stays on the CPU.",
-        "Use --preset bf16 (on stx or krk), whose compiler has no such limit.",
-        _few_convs,
-    ),
-    Rule(
-        "P05",
-        "control flow",
-        "The NPU runs straight-line graphs: Loop, If and Scan and all inside them stay on the CPU.",
-        "Export with the loop unrolled, or cut the model there and loop on the host.",
-        _control_flow,
-    ),
-    Rule(
-        "P21",
-        "broken weights",
-        "NaN or infinite values have no scale, so the node stays in float; zero channels waste time.",
-        "Repair the checkpoint, or prune the channels and export again.",
-        _weights,
-    ),
+@rule(
+    "P01",
+    "opset",
+    "The compilers are built for opset 17; below 11 Resize does not compile at all.",
+    "Export the model at opset 17.",
 )
-
-
-def _opset(facts: Facts) -> Iterator[Hit]:
+def _opset(facts: Facts) -> Iterator[Finding]:
     found = facts.loaded.source_opset
     automatic = facts.float_model and found < RECOMMENDED_OPSET
     if found < MINIMUM_OPSET:
-        yield Hit(
+        yield Finding(
             Severity.ERROR, f"opset {found}, the compilers need {MINIMUM_OPSET} or newer", automatic=automatic
         )
     elif found != RECOMMENDED_OPSET:
-        yield Hit(Severity.NOTE, f"opset {found}, recommended is {RECOMMENDED_OPSET}", automatic=automatic)
+        yield Finding(
+            Severity.NOTE, f"opset {found}, recommended is {RECOMMENDED_OPSET}", automatic=automatic
+        )
 
 
-def _half(facts: Facts) -> Iterator[Hit]:
+@rule(
+    "P14",
+    "half precision",
+    "The compilers take float32 or Q/DQ models; float16 tensors are refused.",
+    "Export in float32; quantize widens float16 models by itself.",
+)
+def _half(facts: Facts) -> Iterator[Finding]:
     half = [value for value in iter_values(facts.raw.graph) if value.dtype is ir.DataType.FLOAT16]
     if half:
         first = next((str(value.name) for value in half if value.name), None)
-        yield Hit(Severity.WARNING, f"{len(half)} tensors are float16", first, automatic=facts.float_model)
+        yield Finding(
+            Severity.WARNING, f"{len(half)} tensors are float16", first, automatic=facts.float_model
+        )
 
 
-def _size(facts: Facts) -> Iterator[Hit]:
+@rule(
+    "P15",
+    "more than 2 GB",
+    "A protobuf file ends at 2 GB; the model cannot be written as one file.",
+    "Write weights beside the model: -s output.external_data=true.",
+)
+def _size(facts: Facts) -> Iterator[Finding]:
     count = weight_bytes(facts.raw)
     if count > PROTOBUF_BYTES:
-        yield Hit(
+        yield Finding(
             Severity.WARNING,
             f"{count / 2**30:.1f} GiB of weights, a protobuf file holds {PROTOBUF_BYTES} bytes",
         )
 
 
-def _weights_as_inputs(facts: Facts) -> Iterator[Hit]:
+@rule(
+    "P16",
+    "weights as inputs",
+    "A weight that a caller may replace cannot be folded or quantized as a constant.",
+    "Remove initializers from the graph inputs; quantize does so by itself.",
+)
+def _weights_as_inputs(facts: Facts) -> Iterator[Finding]:
     graph = facts.raw.graph
     both = [str(value.name) for value in graph.inputs if value.name in graph.initializers]
     if both:
-        yield Hit(
+        yield Finding(
             Severity.NOTE,
             f"{len(both)} initializers are graph inputs as well",
             both[0],
@@ -212,52 +240,19 @@ def _weights_as_inputs(facts: Facts) -> Iterator[Hit]:
         )
 
 
-def _names(facts: Facts) -> Iterator[Hit]:
+@rule(
+    "P22",
+    "unnamed nodes",
+    "Nodes without names cannot be excluded, and reports cannot point at them.",
+    "Export with node names; quantize numbers the nameless ones by operator.",
+)
+def _names(facts: Facts) -> Iterator[Finding]:
     unnamed = [node for node in facts.raw.graph if not node.name]
     if unnamed:
         made = next((str(v.name) for node in unnamed for v in node.outputs if v.name), None)
-        yield Hit(
+        yield Finding(
             Severity.NOTE,
             f"{len(unnamed)} of {len(facts.raw.graph)} nodes have no name",
             made,
             automatic=facts.float_model,
         )
-
-
-FILE_RULES = (
-    Rule(
-        "P01",
-        "opset",
-        "The compilers are built for opset 17; below 11 Resize does not compile at all.",
-        "Export the model at opset 17.",
-        _opset,
-    ),
-    Rule(
-        "P14",
-        "half precision",
-        "The compilers take float32 or Q/DQ models; float16 tensors are refused.",
-        "Export in float32; quantize widens float16 models by itself.",
-        _half,
-    ),
-    Rule(
-        "P15",
-        "more than 2 GB",
-        "A protobuf file ends at 2 GB; the model cannot be written as one file.",
-        "Write weights beside the model: -s output.external_data=true.",
-        _size,
-    ),
-    Rule(
-        "P16",
-        "weights as inputs",
-        "A weight that a caller may replace cannot be folded or quantized as a constant.",
-        "Remove initializers from the graph inputs; quantize does so by itself.",
-        _weights_as_inputs,
-    ),
-    Rule(
-        "P22",
-        "unnamed nodes",
-        "Nodes without names cannot be excluded, and reports cannot point at them.",
-        "Export with node names; quantize numbers the nameless ones by operator.",
-        _names,
-    ),
-)

@@ -19,25 +19,39 @@ from roundel.model.graph import (
 from roundel.plan.float_parts import MOVERS, find_detection_head, joins_scores
 from roundel.rules.facts import Facts
 from roundel.rules.patterns import channel_shuffle, conv_before, is_depthwise, maker_of, norm_after_concat
-from roundel.rules.types import Hit, NodePlace, Rule, Severity
+from roundel.rules.types import Finding, NodePlace, Severity, rule
 from roundel.targets.npu import Compiler, Format
+from roundel.targets.operators import GATES, LAYERS, Trait, ops_with
 
 _CONV_ATTRIBUTES = ("kernel_shape", "strides", "pads", "dilations", "group")
-_POOLS = ("MaxPool", "AveragePool")
+_CONVS = ops_with(Trait.CONV)
+_POOLS = ops_with(Trait.POOL)  # those without a window have no ceil_mode and no pads
 
 
-def _implicit_attributes(facts: Facts) -> Iterator[Hit]:
+@rule(
+    "P06",
+    "implicit attributes",
+    "A Conv that relies on ONNX defaults has aborted a session [one report].",
+    "Write the attributes out; quantize does so (prepare.explicit_conv_attributes).",
+)
+def _implicit_attributes(facts: Facts) -> Iterator[Finding]:
     automatic = facts.float_model and facts.recipe.prepare.explicit_conv_attributes
     for node in facts.given.graph:
-        if op_key(node) not in ("Conv", "ConvTranspose"):
+        if op_key(node) not in _CONVS:
             continue
         missing = [name for name in _CONV_ATTRIBUTES if name not in node.attributes]
         if missing:
             text = f"{len(missing)} attributes left to defaults: {', '.join(missing)}"
-            yield Hit(Severity.WARNING, text, str(node.name), automatic=automatic)
+            yield Finding(Severity.WARNING, text, str(node.name), automatic=automatic)
 
 
-def _pools(facts: Facts) -> Iterator[Hit]:
+@rule(
+    "P07",
+    "pool rounding",
+    "The compiler computes pool sizes in floor mode with equal pads; another size breaks it.",
+    "Pad explicitly before the pool and set ceil_mode to 0, then export again.",
+)
+def _pools(facts: Facts) -> Iterator[Finding]:
     for node in facts.given.graph:
         if op_key(node) not in _POOLS:
             continue
@@ -51,7 +65,7 @@ def _pools(facts: Facts) -> Iterator[Hit]:
         words = f"ceil_mode {ceil}, pads {list(pads)}"
         if differs and actual is not None and floor is not None:
             words += f": makes {_by(actual)}, the compiler expects {_by(floor)}"
-        yield Hit(Severity.WARNING if differs else Severity.NOTE, words, str(node.name))
+        yield Finding(Severity.WARNING if differs else Severity.NOTE, words, str(node.name))
 
 
 def _same_padding(node: ir.Node) -> bool:
@@ -83,7 +97,13 @@ def _by(shape: Sequence[int]) -> str:
     return "x".join(str(size) for size in shape)
 
 
-def _outside_table(facts: Facts) -> Iterator[Hit]:
+@rule(
+    "P12",
+    "not in AMD's table",
+    "Operators outside the table for this format usually run on the CPU and cut the graph.",
+    "Another format may list it (docs/check.md); or replace the operator. The table is advice.",
+)
+def _outside_table(facts: Facts) -> Iterator[Finding]:
     kinds: dict[str, list[NodePlace]] = {}
     for place in facts.before.nodes:
         if place.rule == "P12":
@@ -93,59 +113,38 @@ def _outside_table(facts: Facts) -> Iterator[Hit]:
         macs = sum(place.macs or 0 for place in places)
         share = f", {macs / total:.1%} of MACs" if total else ""
         text = f"{len(places)} {op} ({places[0].reason}){share}"
-        yield Hit(Severity.NOTE, text, places[0].name)
+        yield Finding(Severity.NOTE, text, places[0].name)
 
 
-def _bf16_doubts(facts: Facts) -> Iterator[Hit]:
+@rule(
+    "P17",
+    "BF16 doubts",
+    "Wrong values without a message have been reported for these in BF16.",
+    "Verify every output on the NPU against the CPU before shipping.",
+)
+def _bf16_doubts(facts: Facts) -> Iterator[Finding]:
     if facts.format is not Format.BF16:
         return
     outputs = facts.given.graph.outputs
     if len(outputs) > 1:
-        yield Hit(Severity.WARNING, f"BF16 with {len(outputs)} outputs", str(outputs[0].name))
+        yield Finding(Severity.WARNING, f"BF16 with {len(outputs)} outputs", str(outputs[0].name))
     for node in facts.given.graph:
         if op_key(node) == "PRelu":
             shape = static_shape(node.inputs[1])
-            yield Hit(Severity.WARNING, f"PRelu with slopes {list(shape or ())} in BF16", str(node.name))
+            yield Finding(Severity.WARNING, f"PRelu with slopes {list(shape or ())} in BF16", str(node.name))
 
 
-OPERATOR_RULES = (
-    Rule(
-        "P06",
-        "implicit attributes",
-        "A Conv that relies on ONNX defaults has aborted a session [one report].",
-        "Write the attributes out; quantize does so (prepare.explicit_conv_attributes).",
-        _implicit_attributes,
-    ),
-    Rule(
-        "P07",
-        "pool rounding",
-        "The compiler computes pool sizes in floor mode with equal pads; another size breaks it.",
-        "Pad explicitly before the pool and set ceil_mode to 0, then export again.",
-        _pools,
-    ),
-    Rule(
-        "P12",
-        "not in AMD's table",
-        "Operators outside the table for this format usually run on the CPU and cut the graph.",
-        "Another format may list it (docs/check.md); or replace the operator. The table is advice.",
-        _outside_table,
-    ),
-    Rule(
-        "P17",
-        "BF16 doubts",
-        "Wrong values without a message have been reported for these in BF16.",
-        "Verify every output on the NPU against the CPU before shipping.",
-        _bf16_doubts,
-    ),
-)
-
-
-_GATES = ("Sigmoid", "HardSigmoid", "HardSwish")
 _OTHER_FORMAT = "Use --preset a8w8 or a16w8, where AMD's logs have this pair on the NPU."
 _DEPTHWISE = "In XINT8 these pairs explain 3 islands of mobilenet_v3_small and all 62 cuts of densenet121."
 
 
-def _conv_and_activation(facts: Facts) -> Iterator[Hit]:
+@rule(
+    "P08",
+    "Conv + activation",
+    "The X2 compiler left 18 Conv + ReLU6 pairs of mobilenet_v2 on the CPU, one island each.",
+    "Let the quantizer saturate instead of the Clip: roundel quantize --device stx.",
+)
+def _conv_and_activation(facts: Facts) -> Iterator[Finding]:
     placed = {place.name: place for place in facts.before.nodes if place.rule == "P08"}
     for node in facts.prepared.graph:
         conv = conv_before(node) if node.name in placed else None
@@ -155,33 +154,51 @@ def _conv_and_activation(facts: Facts) -> Iterator[Hit]:
         cost = "" if macs is None else f", {macs / 1e6:.2f} M MACs"
         if is_depthwise(conv):
             text = f"depthwise Conv + {node.op_type} '{node.name}'{cost}"
-            yield Hit(Severity.WARNING, text, str(conv.name), _OTHER_FORMAT, why=_DEPTHWISE)
+            yield Finding(Severity.WARNING, text, str(conv.name), _OTHER_FORMAT, why=_DEPTHWISE)
         else:
             low, high = clip_bounds(node) or (None, None)
             bounds = "computed" if high is None else f"{low or 0:g}, {high:g}"
             automatic = facts.float_model and facts.legaliser.becomes_relu(node)
             text = f"Conv + Clip({bounds}) '{node.name}'{cost}"
-            yield Hit(Severity.WARNING, text, str(conv.name), automatic=automatic)
+            yield Finding(Severity.WARNING, text, str(conv.name), automatic=automatic)
 
 
-def _gates(facts: Facts) -> Iterator[Hit]:
+@rule(
+    "P09",
+    "sigmoid in XINT8",
+    "The X2 compiler leaves (Hard)Sigmoid in XINT8 on the CPU: 66 islands in efficientnet_b0.",
+    "Use --preset a8w8 or a16w8, where that model ran wholly on the NPU; measure the accuracy.",
+)
+def _gates(facts: Facts) -> Iterator[Finding]:
     if facts.format is not Format.XINT8 or facts.device.compiler is not Compiler.X2:
         return
-    gates = [node for node in facts.prepared.graph if op_key(node) in _GATES]
+    gates = [node for node in facts.prepared.graph if op_key(node) in GATES]
     for node in gates:
-        yield Hit(Severity.WARNING, f"{node.op_type} in XINT8, one of {len(gates)}", str(node.name))
+        yield Finding(Severity.WARNING, f"{node.op_type} in XINT8, one of {len(gates)}", str(node.name))
 
 
-def _shuffles(facts: Facts) -> Iterator[Hit]:
+@rule(
+    "P10",
+    "channel shuffle",
+    "A 5-D channel shuffle runs on the CPU: 17 islands in shufflenet_v2.",
+    "Export the shuffle as a 1x1 Conv with a permutation as weights, or as Slice and Concat.",
+)
+def _shuffles(facts: Facts) -> Iterator[Finding]:
     for node in facts.prepared.graph:
         found = channel_shuffle(node) if facts.format.integer else None
         if found is not None:
             shape = node.outputs[0].shape
             text = f"Reshape, Transpose, Reshape through {rank(node.outputs[0])}-D {shape}"
-            yield Hit(Severity.WARNING, text, str(node.name))
+            yield Finding(Severity.WARNING, text, str(node.name))
 
 
-def _norms(facts: Facts) -> Iterator[Hit]:
+@rule(
+    "P11",
+    "norm behind Concat",
+    "It cannot be folded into a Conv and cuts the graph: 63 islands in densenet121 in XINT8.",
+    "Use --preset a8w8 or a16w8: quantize turns it into a depthwise Conv there.",
+)
+def _norms(facts: Facts) -> Iterator[Finding]:
     converted = facts.float_model and facts.recipe.prepare.batch_norm_to_conv
     # In XINT8 the depthwise Conv that takes its place falls to the CPU with the Relu behind it.
     automatic = converted and facts.format in (Format.A8W8, Format.A16W8)
@@ -189,49 +206,22 @@ def _norms(facts: Facts) -> Iterator[Hit]:
         concat = norm_after_concat(node) if facts.format.integer else None
         if concat is not None:
             text = f"BatchNormalization behind Concat '{concat.name}' of {len(concat.inputs)} tensors"
-            yield Hit(Severity.WARNING, text, str(node.name), automatic=automatic)
-
-
-ACTIVATION_RULES = (
-    Rule(
-        "P08",
-        "Conv + activation",
-        "The X2 compiler left 18 Conv + ReLU6 pairs of mobilenet_v2 on the CPU, one island each.",
-        "Let the quantizer saturate instead of the Clip: roundel quantize --device stx.",
-        _conv_and_activation,
-    ),
-    Rule(
-        "P09",
-        "sigmoid in XINT8",
-        "The X2 compiler leaves (Hard)Sigmoid in XINT8 on the CPU: 66 islands in efficientnet_b0.",
-        "Use --preset a8w8 or a16w8, where that model ran wholly on the NPU; measure the accuracy.",
-        _gates,
-    ),
-    Rule(
-        "P10",
-        "channel shuffle",
-        "A 5-D channel shuffle runs on the CPU: 17 islands in shufflenet_v2.",
-        "Export the shuffle as a 1x1 Conv with a permutation as weights, or as Slice and Concat.",
-        _shuffles,
-    ),
-    Rule(
-        "P11",
-        "norm behind Concat",
-        "It cannot be folded into a Conv and cuts the graph: 63 islands in densenet121 in XINT8.",
-        "Use --preset a8w8 or a16w8: quantize turns it into a depthwise Conv there.",
-        _norms,
-    ),
-)
+            yield Finding(Severity.WARNING, text, str(node.name), automatic=automatic)
 
 
 _PROBABILITIES = {"Sigmoid": "probabilities (Sigmoid)", "Softmax": "probabilities (Softmax)"}
-_LAYERS = frozenset({"Conv", "ConvTranspose", "Gemm", "MatMul"})
-_ARITHMETIC = frozenset({"Add", "Sub", "Mul", "Div", "Pow", "Exp"})
+_ARITHMETIC = ops_with(Trait.ARITHMETIC)
 _MOST_NAMES = 6
 _BY_ITSELF = "Effort fast and high do so behind the last layers."
 
 
-def _heads(facts: Facts) -> Iterator[Hit]:
+@rule(
+    "P13",
+    "detection head",
+    "Concat gives one scale to boxes (hundreds) and scores (0 to 1): the scores become zero.",
+    "Keep the head in float with --exclude-subgraph, or use --preset a16w8.",
+)
+def _heads(facts: Facts) -> Iterator[Finding]:
     if not facts.format.integer:
         return
     head = find_detection_head(facts.given.graph)
@@ -244,7 +234,7 @@ def _heads(facts: Facts) -> Iterator[Hit]:
             meanings.add("values of another kind")
         if certain and meanings - certain:
             text = f"Concat of {len(node.inputs)}: {' with '.join(sorted(meanings))}"
-            yield Hit(Severity.WARNING, text, str(node.name), _exclusion(facts.given.graph, node))
+            yield Finding(Severity.WARNING, text, str(node.name), _exclusion(facts.given.graph, node))
 
 
 def _meaning(value: ir.Value | None) -> str | None:
@@ -257,7 +247,7 @@ def _meaning(value: ir.Value | None) -> str | None:
     op = op_key(node)
     if op in _PROBABILITIES:
         return _PROBABILITIES[op]
-    if op in _LAYERS:
+    if op in LAYERS:
         return "box distribution (DFL)" if _after_softmax(node) else "raw values"
     if op in _ARITHMETIC and not _is_gate(node):
         return "box arithmetic"
@@ -296,7 +286,7 @@ def _layer_outputs(concat: ir.Node) -> list[str]:
         if node is None or node in seen:
             continue
         seen.add(node)
-        if op_key(node) in _LAYERS and not _after_softmax(node):
+        if op_key(node) in LAYERS and not _after_softmax(node):
             found[str(node.outputs[0].name)] = None
         else:
             stack.extend(node.predecessors())
@@ -306,14 +296,3 @@ def _layer_outputs(concat: ir.Node) -> list[str]:
 def _reached_outputs(graph: ir.Graph, start: ir.Node) -> list[str]:
     reached = downstream(graph, [start])
     return [str(value.name) for value in graph.outputs if value.producer() in reached]
-
-
-HEAD_RULES = (
-    Rule(
-        "P13",
-        "detection head",
-        "Concat gives one scale to boxes (hundreds) and scores (0 to 1): the scores become zero.",
-        "Keep the head in float with --exclude-subgraph, or use --preset a16w8.",
-        _heads,
-    ),
-)

@@ -18,9 +18,16 @@ from roundel.model.graph import (
     static_shape,
 )
 from roundel.passes import refresh_shapes
-from roundel.targets.operators import EVERY_INPUT, EXTENDED, FUSING_CONSUMERS, FUSING_PRODUCERS, POOLS
-
-LAYERS = frozenset({"Conv", "ConvTranspose", "Gemm", "MatMul"})
+from roundel.targets.operators import (
+    AVERAGE_POOLS,
+    EVERY_INPUT,
+    FUSING_CONSUMERS,
+    FUSING_PRODUCERS,
+    LAYERS,
+    OPERATORS,
+    Trait,
+    ops_with,
+)
 
 
 def close_batch(model: ir.Model) -> None:
@@ -100,7 +107,7 @@ def norm_after_concat(node: ir.Node) -> ir.Node | None:
 
 
 # Behind these, quantizers for the NPU put a Mul by nearly 1 that imitates the hardware's arithmetic.
-_GAINED = frozenset({"HardSigmoid", "AveragePool", "GlobalAveragePool", "ReduceMean"})
+_GAINED = ops_with(Trait.GAIN)
 _GAINS = (0.9, 1.1)
 
 
@@ -131,8 +138,8 @@ def fused_maker(node: ir.Node, stored: Container[str]) -> ir.Node | None:
 
 
 def _data_inputs(node: ir.Node) -> list[ir.Value]:
-    rule = EXTENDED.get(node.op_type)
-    if rule is None:
+    rule = OPERATORS.get(node.op_type)
+    if rule is None or not rule.sets:
         indices: tuple[int, ...] = (0,)
     elif rule.data == EVERY_INPUT:
         indices = tuple(range(len(node.inputs)))
@@ -157,7 +164,7 @@ def _fused_onward(value: ir.Value, maker: ir.Node) -> bool:
     if reader is None:
         return False
     if maker.op_type == "Pad":
-        return reader.op_type in POOLS
+        return reader.op_type in AVERAGE_POOLS
     if is_gain(reader):
         return True
     return maker.op_type in FUSING_PRODUCERS and reader.op_type in FUSING_CONSUMERS

@@ -21,7 +21,8 @@ from roundel.rules.patterns import (
     open_sides,
 )
 from roundel.rules.types import NodePlace, Place, Prediction
-from roundel.targets.npu import MINIMUM_CONVS, Compiler, Device, Format, exception_for, listed_formats
+from roundel.targets.npu import MINIMUM_CONVS, Compiler, Device, Format, refusal
+from roundel.targets.operators import GATES
 
 
 def number_islands(nodes: Sequence[ir.Node], on_npu: Collection[ir.Node]) -> dict[ir.Node, int]:
@@ -151,13 +152,8 @@ def _shape_arithmetic(node: ir.Node, _: Situation) -> Verdict | None:
 
 def _outside_table(node: ir.Node, situation: Situation) -> Verdict | None:
     op, kind = op_key(node), situation.format
-    known = exception_for(op, kind, situation.device.compiler)
-    if known is not None:
-        return None if known.runs else Verdict("P12", known.evidence)
-    if kind in listed_formats(op):
-        return None
-    rule = "P09" if op in ("Sigmoid", "HardSigmoid", "HardSwish") else "P12"
-    return Verdict(rule, f"AMD's table does not list {op} for {kind.value}")
+    reason = refusal(op, kind, situation.device.compiler)
+    return None if reason is None else Verdict("P09" if op in GATES else "P12", reason)
 
 
 def _open(node: ir.Node, situation: Situation) -> Verdict | None:

@@ -4,27 +4,12 @@ from __future__ import annotations
 
 from roundel.model.load import ModelSource
 from roundel.recipe.load import RecipeSource
-from roundel.rules import finished, graphs, operators, positions
+from roundel.rules import finished, graphs, operators, written
 from roundel.rules.facts import Facts, gather_facts
-from roundel.rules.types import CheckReport, Finding, Rule, Severity
+from roundel.rules.types import CheckReport, Severity, rules_of
 from roundel.targets.npu import device_named
 
-RULES: tuple[Rule, ...] = tuple(
-    sorted(
-        (
-            *graphs.FILE_RULES,
-            *graphs.GRAPH_RULES,
-            *operators.OPERATOR_RULES,
-            *operators.ACTIVATION_RULES,
-            *operators.HEAD_RULES,
-            *finished.TARGET_RULES,
-            *finished.BIAS_RULES,
-            *finished.FINISHED_RULES,
-            *positions.POSITION_RULES,
-        ),
-        key=lambda rule: rule.id,
-    )
-)
+RULES = rules_of(finished, graphs, operators, written)
 _ORDER = {severity: index for index, severity in enumerate(Severity)}
 
 
@@ -44,7 +29,7 @@ def check_model(
         RecipeError: there is no such preset or device.
     """
     facts = gather_facts(source, preset, device_named(device))
-    findings = [Finding.of(rule, hit) for rule in RULES for hit in rule.find(facts)]
+    findings = [found for rule in RULES for found in rule.findings(facts)]
     findings.sort(key=lambda finding: _ORDER[finding.severity])  # stable: by rule within a severity
     return CheckReport(
         model=facts.loaded.path.name if facts.loaded.path else "in memory",

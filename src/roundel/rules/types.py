@@ -4,11 +4,9 @@ from __future__ import annotations
 
 import enum
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
-
-if TYPE_CHECKING:
-    from roundel.rules.facts import Facts
+from dataclasses import dataclass, replace
+from types import ModuleType
+from typing import Any, Generic, TypeVar
 
 
 class Severity(enum.Enum):
@@ -27,28 +25,40 @@ class Place(enum.Enum):
 
 
 @dataclass(frozen=True, slots=True)
-class Hit:
+class Finding:
     """One place where a rule applies.
 
     Attributes:
         severity: how much it matters.
         message: what was observed, with the number.
         subject: the node or tensor concerned.
-        fix: a remedy of its own, where it differs from the rule's.
+        fix: the remedy; the rule's, where a finding has none of its own.
         automatic: whether `roundel quantize --device` does it by itself.
-        why: a reason of its own, where it differs from the rule's.
+        why: what happens on the NPU when nothing is done; the rule's, where it has none of its own.
+        rule: the rule's number.
+        title: the rule's, in two or three words.
     """
 
     severity: Severity
     message: str
     subject: str | None = None
-    fix: str | None = None
+    fix: str = ""
     automatic: bool = False
-    why: str | None = None
+    why: str = ""
+    rule: str = ""
+    title: str = ""
+
+    def to_dict(self) -> dict[str, Any]:
+        """Plain values for JSON."""
+        tree: dict[str, Any] = {name: getattr(self, name) for name in self.__dataclass_fields__}
+        return {**tree, "severity": self.severity.value}
+
+
+Judged = TypeVar("Judged", contravariant=True)
 
 
 @dataclass(frozen=True, slots=True)
-class Rule:
+class Rule(Generic[Judged]):
     """One rule: its number, why it exists, what helps, and the walk that finds it.
 
     Attributes:
@@ -63,40 +73,26 @@ class Rule:
     title: str
     why: str
     fix: str
-    find: Callable[[Facts], Iterator[Hit]]
+    find: Callable[[Judged], Iterator[Finding]]
+
+    def findings(self, judged: Judged) -> Iterator[Finding]:
+        """What it finds, in full."""
+        for found in self.find(judged):
+            fix, why = found.fix or self.fix, found.why or self.why
+            yield replace(found, rule=self.id, title=self.title, fix=fix, why=why)
 
 
-@dataclass(frozen=True, slots=True)
-class Finding:
-    """A hit together with its rule: all that a reader needs."""
+def rule(
+    number: str, title: str, why: str, fix: str
+) -> Callable[[Callable[[Judged], Iterator[Finding]]], Rule[Judged]]:
+    """Makes a rule of the function that finds it; `rules_of` its module then has it."""
+    return lambda find: Rule(number, title, why, fix, find)
 
-    rule: str
-    title: str
-    severity: Severity
-    subject: str | None
-    message: str
-    why: str
-    fix: str
-    automatic: bool
 
-    @staticmethod
-    def of(rule: Rule, hit: Hit) -> Finding:
-        """The hit in the words of its rule."""
-        return Finding(
-            rule=rule.id,
-            title=rule.title,
-            severity=hit.severity,
-            subject=hit.subject,
-            message=hit.message,
-            why=rule.why if hit.why is None else hit.why,
-            fix=rule.fix if hit.fix is None else hit.fix,
-            automatic=hit.automatic,
-        )
-
-    def to_dict(self) -> dict[str, Any]:
-        """Plain values for JSON."""
-        tree: dict[str, Any] = {name: getattr(self, name) for name in self.__dataclass_fields__}
-        return {**tree, "severity": self.severity.value}
+def rules_of(*modules: ModuleType) -> tuple[Rule[Any], ...]:
+    """The rules that these modules define, by number."""
+    found = [value for module in modules for value in vars(module).values() if isinstance(value, Rule)]
+    return tuple(sorted(found, key=lambda rule: rule.id))
 
 
 @dataclass(frozen=True, slots=True)

@@ -156,6 +156,14 @@ def operator_table() -> Mapping[str, frozenset[Format]]:
     return MappingProxyType({op: frozenset(Format(word) for word in row.split()) for op, row in rows.items()})
 
 
+def refusal(op: str, kind: Format, compiler: Compiler) -> str | None:
+    """Why the NPU does not take the operator in this format; None where it does."""
+    known = exception_for(op, kind, compiler)
+    if known is not None:
+        return None if known.runs else known.evidence
+    return None if kind in listed_formats(op) else f"AMD's table does not list {op} for {kind.value}"
+
+
 def exception_for(op: str, kind: Format, compiler: Compiler) -> TableException | None:
     """What is known beyond the table, or None."""
     for entry in EXCEPTIONS:
