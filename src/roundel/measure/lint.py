@@ -22,7 +22,7 @@ from roundel.data.lint_values import (
     scaling_findings,
 )
 from roundel.evidence import open_data
-from roundel.measure.looks import class_scores
+from roundel.measure.scores import class_scores
 from roundel.model.graph import input_specs, is_constant, is_float32, iter_values, values_by_name
 from roundel.model.load import ModelSource
 from roundel.model.session import open_session

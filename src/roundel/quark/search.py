@@ -18,7 +18,7 @@ from roundel.data.kept import repeatable
 from roundel.errors import did_you_mean
 from roundel.evidence import open_data
 from roundel.measure.folders import similarity
-from roundel.measure.infer import Predictor
+from roundel.measure.runner import Predictor
 from roundel.model.files import write_text
 from roundel.pipeline import quantize
 from roundel.quark import enums, specs

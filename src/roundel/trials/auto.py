@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from roundel.errors import OutputError, RecipeError, VerifyError
-from roundel.measure.evaluate import Metric
+from roundel.measure.scores import Metric
 from roundel.measure.yardstick import Judging, Question, prepare_judging
 from roundel.model.files import check_writable, same_file, write_text
 from roundel.model.load import ModelSource

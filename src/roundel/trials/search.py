@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any
 
 from roundel.errors import RecipeError, did_you_mean
-from roundel.measure.evaluate import Metric
+from roundel.measure.scores import Metric
 from roundel.measure.yardstick import Judging, Question, prepare_judging
 from roundel.model import load_model
 from roundel.model.graph import fingerprint
