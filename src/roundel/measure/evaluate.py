@@ -67,6 +67,13 @@ class ModelScore:
         """Plain values for JSON."""
         return dict(to_plain(self))
 
+    def __repr__(self) -> str:
+        figures = {"top1": self.top1, "top5": self.top5, "agreement": self.agreement}
+        words = [f"{self.rows} rows", *(f"{k} {v:.2%}" for k, v in figures.items() if v is not None)]
+        words += [] if self.sqnr_db is None else [f"{self.sqnr_db:.1f} dB"]
+        words += [f"{name} {value:.6g}" for name, value in self.metric.items()]
+        return f"ModelScore({self.model}: {', '.join(words)})"
+
 
 @dataclass(frozen=True, slots=True, eq=False)
 class EvaluationItem:

@@ -22,6 +22,7 @@ from roundel.data.arrayfiles import Header, load_npy
 from roundel.data.folders import files_below
 from roundel.errors import DataError
 from roundel.numerics.metrics import decibels
+from roundel.plain import to_plain
 from roundel.types import Listener, Silent
 
 _COLOURS = (1, 3, 4)
@@ -201,15 +202,13 @@ class FolderScores:
 
     def to_dict(self) -> dict[str, Any]:
         """Plain values; infinite numbers become strings, since JSON has none."""
-        return {
-            "baseline": self.baseline,
-            "quantized": self.quantized,
-            "metrics": {
-                name: {"mean": _plain(m.mean), "worst": _plain(m.worst), "worst_file": m.worst_file}
-                for name, m in self.metrics.items()
-            },
-            "files": [{"name": f.name, **_values(f.similarity)} for f in self.files],
-        }
+        files = [{"name": f.name, **to_plain(f.similarity)} for f in self.files]
+        return {**to_plain(self), "files": files}
+
+    def __repr__(self) -> str:
+        words = [f"{name} {m.mean:.6g} (worst {m.worst:.6g})" for name, m in self.metrics.items()]
+        title = f"FolderScores of {self.baseline} with {self.quantized}, {len(self.files)} files"
+        return "\n  ".join([title, *words])
 
     def to_csv(self) -> str:
         """One line for each file, after a heading."""
@@ -218,7 +217,7 @@ class FolderScores:
         names = [field.name for field in fields(Similarity)]
         writer.writerow(["file", *names])
         for file in self.files:
-            values = _values(file.similarity)
+            values = to_plain(file.similarity)
             writer.writerow([file.name, *("" if values[n] is None else values[n] for n in names)])
         return text.getvalue()
 
@@ -366,11 +365,3 @@ def _summaries(scores: Sequence[FileScore]) -> dict[str, Summary]:
             value, file = worst(values, key=lambda pair: pair[0])
             found[name] = Summary(math.fsum(v for v, _ in values) / len(values), value, file)
     return found
-
-
-def _values(score: Similarity) -> dict[str, Any]:
-    return {field.name: _plain(getattr(score, field.name)) for field in fields(Similarity)}
-
-
-def _plain(value: float | None) -> float | str | None:
-    return value if value is None or math.isfinite(value) else str(value)

@@ -40,6 +40,10 @@ class Inference:
     files: tuple[str, ...]
     seconds: float
 
+    def __repr__(self) -> str:
+        outputs = ", ".join(self.outputs[:3])
+        return f"Inference({self.model}: {len(self.files)} files of {outputs} in {self.folder})"
+
 
 def infer(
     model: ModelSource,

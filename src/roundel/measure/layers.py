@@ -5,18 +5,19 @@ from __future__ import annotations
 import enum
 import math
 from collections.abc import Mapping
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from typing import Any
 
 import onnx_ir as ir
 
 from roundel.calibrate.statistics import QuantState
 from roundel.model.graph import is_constant, values_by_name
+from roundel.plain import to_plain
 from roundel.plan.types import Role
 from roundel.targets.operators import FUSING_CONSUMERS
 
 
-class LayerKind(enum.Enum):
+class RemedyKind(enum.Enum):
     """Ways to make a layer cost less."""
 
     A16W8 = "A16W8"
@@ -36,14 +37,10 @@ class Remedy:
         override: the entry of the recipe's `overrides`, where it is one.
     """
 
-    kind: LayerKind
+    kind: RemedyKind
     option: str
     why: str
     override: Mapping[str, Any] | None = None
-
-    def to_dict(self) -> dict[str, Any]:
-        """Plain values."""
-        return {**asdict(self), "kind": self.kind.value}
 
 
 @dataclass(frozen=True, slots=True)
@@ -81,9 +78,7 @@ class LayerCost:
 
     def to_dict(self) -> dict[str, Any]:
         """Plain values."""
-        tree = asdict(self)
-        tree["remedies"] = [remedy.to_dict() for remedy in self.remedies]
-        return {**tree, "cost": self.cost, "sqnr_db": cost_db(self.cost)}
+        return dict(to_plain(self), cost=to_plain(self.cost), sqnr_db=to_plain(cost_db(self.cost)))
 
 
 @dataclass(frozen=True, slots=True)
@@ -136,8 +131,13 @@ class Sensitivity:
 
     def to_dict(self) -> dict[str, Any]:
         """Plain values for JSON."""
-        tree = asdict(self)
-        return {**tree, "layers": [layer.to_dict() for layer in self.layers]}
+        return {**to_plain(self), "layers": [layer.to_dict() for layer in self.layers]}
+
+    def __repr__(self) -> str:
+        whole = "exact" if self.sqnr_db is None else f"{self.sqnr_db:.1f} dB"
+        shown = [f"  {layer.left:.1%} {layer.name} ({layer.op})" for layer in self.layers[:3]]
+        title = f"Sensitivity of {self.model}, {self.recipe}, {self.samples} samples: {whole}"
+        return "\n".join([f"{title}, {len(self.layers)} layers", *shown])
 
 
 def cost_db(power: float) -> float | None:
@@ -166,7 +166,7 @@ _CARRIERS = frozenset(
 
 
 @dataclass(frozen=True, slots=True)
-class Layer:
+class StoredLayer:
     """A node, with those that compute as one with it or only carry its result on.
 
     Attributes:
@@ -194,7 +194,7 @@ class _Draft:
     weights: list[str]
 
 
-def layers_of(model: ir.Model, state: QuantState) -> tuple[Layer, ...]:
+def layers_of(model: ir.Model, state: QuantState) -> tuple[StoredLayer, ...]:
     """The quantized layers in graph order; each stored integer tensor is rounded in one of them at most."""
     drafts: dict[str, _Draft] = {}
     homes: dict[str, _Draft] = {}
@@ -254,9 +254,9 @@ def _share_out(model: ir.Model, state: QuantState, homes: dict[str, _Draft]) -> 
             (home.weights if is_constant(value) else home.activations).append(name)
 
 
-def _finished(draft: _Draft, stored: set[str]) -> Layer:
+def _finished(draft: _Draft, stored: set[str]) -> StoredLayer:
     around = [str(v.name) for node in draft.nodes for v in (*node.inputs, *node.outputs) if v is not None]
-    return Layer(
+    return StoredLayer(
         str(draft.first.name),
         draft.first.op_type,
         tuple(str(node.name) for node in draft.nodes),

@@ -26,6 +26,7 @@ from roundel.measure.scores import class_scores
 from roundel.model.graph import input_specs, is_constant, is_float32, iter_values, values_by_name
 from roundel.model.load import ModelSource
 from roundel.model.session import open_session
+from roundel.plain import to_plain
 from roundel.preparation import load_prepared
 from roundel.recipe.settings import Data, Recipe
 from roundel.types import Listener, Sample, Silent
@@ -59,10 +60,7 @@ class DataReport:
         """Plain values."""
         return {
             "samples": self.samples,
-            "findings": [
-                {"rule": f.rule, "level": f.level, "message": f.message, "hint": f.hint}
-                for f in self.findings
-            ],
+            "findings": to_plain(self.findings),
             "inputs": {name: profile.to_dict() for name, profile in self.profiles.items()},
             "data": dict(self.data),
         }

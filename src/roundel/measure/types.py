@@ -8,58 +8,16 @@ do not depend on how the data was cut into batches.
 from __future__ import annotations
 
 import csv
-import dataclasses
 import io
-import math
 import re
-import types
-import typing
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass, field
-from typing import Any, Literal, TypeVar
+from typing import Any, Literal
 
 import numpy as np
 
+from roundel.plain import from_plain, to_plain
 from roundel.qdq.read import StoredTensor
-
-T = TypeVar("T")
-
-
-def to_plain(value: object) -> object:
-    """Dictionaries, lists, numbers and text; a number that is not finite becomes text."""
-    if dataclasses.is_dataclass(value) and not isinstance(value, type):
-        return {f.name: to_plain(getattr(value, f.name)) for f in dataclasses.fields(value)}
-    if isinstance(value, Mapping):
-        return {str(key): to_plain(item) for key, item in value.items()}
-    if isinstance(value, Sequence) and not isinstance(value, str | bytes):
-        return [to_plain(item) for item in value]
-    if isinstance(value, float) and not math.isfinite(value):
-        return str(value)
-    return value
-
-
-def from_plain(kind: type[T], tree: Mapping[str, Any]) -> T:
-    """The dataclass that `to_plain` made the mapping from."""
-    built = _build(kind, tree)
-    assert isinstance(built, kind)
-    return built
-
-
-def _build(kind: Any, value: Any) -> Any:
-    if dataclasses.is_dataclass(kind) and isinstance(kind, type):
-        hints = typing.get_type_hints(kind)
-        return kind(**{f.name: _build(hints[f.name], value[f.name]) for f in dataclasses.fields(kind)})
-    origin, parts = typing.get_origin(kind), typing.get_args(kind)
-    if origin in (typing.Union, types.UnionType):
-        return None if value is None else _build(next(p for p in parts if p is not type(None)), value)
-    if origin is tuple:
-        if parts[-1] is Ellipsis:
-            return tuple(_build(parts[0], item) for item in value)
-        return tuple(_build(part, item) for part, item in zip(parts, value, strict=True))
-    if origin is not None and isinstance(value, Mapping):
-        return {key: _build(parts[1], item) for key, item in value.items()}
-    return float(value) if kind is float else value
-
 
 COMPARISON_VERSION = 1
 
@@ -297,14 +255,23 @@ class Comparison:
 
     def to_dict(self) -> dict[str, Any]:
         """Plain values; infinite numbers become strings, since JSON has none."""
-        tree = to_plain(self)
-        assert isinstance(tree, dict)
-        return tree
+        return dict(to_plain(self))
 
     @staticmethod
     def from_dict(tree: Mapping[str, Any]) -> Comparison:
         """The comparison that `to_dict` was called on."""
         return from_plain(Comparison, tree)
+
+    def __repr__(self) -> str:
+        lines = [f"Comparison of {self.float_model} with {self.quantized_model}, {self.samples} samples"]
+        lines += [f"  output {o.name}: {o.difference.sqnr_db:.1f} dB" for o in self.outputs[:2]]
+        lines.append(
+            f"  {len(self.outputs)} outputs, {len(self.tensors)} tensors, {len(self.weights)} weights"
+        )
+        worst = next(((t.name, t.introduced) for t in self.by_introduced()), None)
+        if worst is not None and worst[1] is not None:
+            lines.append(f"  worst layer makes {worst[0]}: {worst[1].sqnr_db:.1f} dB introduced")
+        return "\n".join(lines)
 
 
 def describe(stored: StoredTensor | None) -> TensorStorage | None:

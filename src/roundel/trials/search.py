@@ -18,6 +18,7 @@ from roundel.model import load_model
 from roundel.model.graph import fingerprint
 from roundel.model.load import ModelSource
 from roundel.pipeline import QuantizeResult, changed, quantize
+from roundel.plain import to_plain
 from roundel.recipe.load import RecipeSource, load_recipe, preset_names
 from roundel.recipe.settings import Recipe, merge
 from roundel.rules.report import check_model
@@ -68,7 +69,7 @@ class SearchResult:
         return {
             "objectives": list(self.objectives),
             "metric": self.objectives[0],
-            "float": str(self.reference) if self.reference == float("inf") else self.reference,
+            "float": to_plain(self.reference),
             "judged_on": self.judged_on,
             "study": self.study,
             "trials": self.wanted,
@@ -77,6 +78,14 @@ class SearchResult:
             "refused": [trial.to_dict() for trial in self.trials if trial.reason],
             "options": self.options,
         }
+
+    def __repr__(self) -> str:
+        title = f"SearchResult of {self.study}, {len(self.trials)} of {self.wanted} trials"
+        lines = [f"{title}; float {self.objectives[0]} {self.reference:.6g}, judged on {self.judged_on}"]
+        for trial in self.best[:3]:
+            values = ", ".join(f"{v:.6g}" for v in trial.values)
+            lines.append(f"  {values}: " + ", ".join(f"{k}={v}" for k, v in trial.parameters.items()))
+        return "\n".join(lines)
 
 
 def search(

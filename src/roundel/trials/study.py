@@ -11,6 +11,7 @@ from typing import Any, Literal
 
 from roundel.errors import DependencyError, OutputError, RecipeError
 from roundel.model.files import check_writable
+from roundel.plain import to_plain
 from roundel.trials.space import Choice, Space, combinations
 from roundel.types import Listener
 
@@ -39,12 +40,7 @@ class Trial:
 
     def to_dict(self) -> dict[str, Any]:
         """Plain values."""
-        return {
-            "number": self.number,
-            "parameters": dict(self.parameters),
-            "values": list(self.values),
-            "reason": self.reason,
-        }
+        return dict(to_plain(self))
 
 
 def require_optuna() -> Any:
