@@ -6,7 +6,7 @@ import json
 import shlex
 import time
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -151,21 +151,7 @@ def search(
         found.claim(file, _key(engine, base, directions))
         evaluate = _Evaluation(engine, base, tuple(also))
         found.run(trials, evaluate, told, on_trial or (lambda trial: None))
-    best = found.best
-    made = output is not None and bool(best)
-    measure = engine.judging.yardstick.measure
-    return SearchResult(
-        objectives=(measure.name, *also),
-        best=best,
-        trials=found.trials,
-        wanted=trials,
-        recipe=recipe_of(base, best[0].parameters) if best else None,
-        reference=engine.judging.yardstick.reference.value,
-        judged_on=engine.judging.words,
-        study=str(file) if file is not None else "in memory",
-        options=_options(best, recipe),
-        result=evaluate.make(best[0].parameters, Path(str(output)), Silent()) if made else None,
-    )
+    return replace(evaluate.result(found, file, output), wanted=trials, options=_options(found.best, recipe))
 
 
 def recipe_of(base: Recipe, parameters: Mapping[str, Any]) -> Recipe:
@@ -202,6 +188,23 @@ class _Evaluation:
     def make(self, parameters: Mapping[str, Any], path: Path, told: Listener) -> QuantizeResult:
         """The model of a trial."""
         return self.engine.make(path, recipe_of(self.base, parameters), told)
+
+    def result(self, study: Study, file: Path | None, output: str | Path | None) -> SearchResult:
+        """What the study holds; the best model is made again where an output is asked for."""
+        judging, best, made = self.engine.judging, study.best, None
+        if best and output is not None:
+            made = self.make(best[0].parameters, Path(output), Silent())
+        return SearchResult(
+            objectives=(judging.yardstick.measure.name, *self.also),
+            best=best,
+            trials=study.trials,
+            wanted=len(study.trials),
+            recipe=recipe_of(self.base, best[0].parameters) if best else None,
+            reference=judging.yardstick.reference.value,
+            judged_on=judging.words,
+            study=str(file) if file is not None else "in memory",
+            result=made,
+        )
 
 
 def _check_sampling(trials: int, sampler: str) -> None:

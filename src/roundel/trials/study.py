@@ -164,11 +164,8 @@ class Study:
         try:
             if before is not None and before.reason:
                 raise RecipeError(before.reason)
-            values = (
-                before.values
-                if before is not None
-                else evaluate(parameters, TitledListener(told, f"trial {trial.number}"))
-            )
+            titled = TitledListener(told, f"trial {trial.number}")
+            values = before.values if before is not None else evaluate(parameters, titled)
         except RecipeError as error:
             trial.set_user_attr(_WHY, error.what + (f" ({error.expected})" if error.expected else ""))
             self._study.tell(trial, state=states.PRUNED)
