@@ -13,6 +13,7 @@ from typing import Any
 
 from numpy.typing import NDArray
 
+from roundel.card import Card, counted, decibel
 from roundel.data import Samples
 from roundel.data.lint_difference import record_findings
 from roundel.data.shards import SIZE, SampleDigest
@@ -32,8 +33,8 @@ from roundel.work.work import Work
 Inputs = tuple[InputSpec, ...]
 
 
-@dataclass(frozen=True, slots=True)
-class ModelScore:
+@dataclass(frozen=True, slots=True, repr=False)
+class ModelScore(Card):
     """One model.
 
     Attributes:
@@ -67,12 +68,16 @@ class ModelScore:
         """Plain values for JSON."""
         return dict(to_plain(self))
 
-    def __repr__(self) -> str:
-        figures = {"top1": self.top1, "top5": self.top5, "agreement": self.agreement}
-        words = [f"{self.rows} rows", *(f"{k} {v:.2%}" for k, v in figures.items() if v is not None)]
-        words += [] if self.sqnr_db is None else [f"{self.sqnr_db:.1f} dB"]
-        words += [f"{name} {value:.6g}" for name, value in self.metric.items()]
-        return f"ModelScore({self.model}: {', '.join(words)})"
+    def card(self) -> Mapping[str, object]:
+        """The main figures."""
+        shares = {"top1": self.top1, "top5": self.top5, "agreement": self.agreement}
+        scores = [f"{name} {value:.2%}" for name, value in shares.items() if value is not None]
+        scores += [f"{name} {value:.6g}" for name, value in self.metric.items()]
+        return {
+            "model": f"{self.model}, {counted(self.rows, 'row')}",
+            "scores": ", ".join(scores) or "none",
+            "output": decibel(self.sqnr_db),
+        }
 
 
 @dataclass(frozen=True, slots=True, eq=False)

@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 from numpy.typing import NDArray
 
+from roundel.card import Card, counted
 from roundel.errors import OutputError
 
 if TYPE_CHECKING:
@@ -184,8 +185,8 @@ class Summary:
     worst_file: str
 
 
-@dataclass(frozen=True, slots=True)
-class FolderScores:
+@dataclass(frozen=True, slots=True, repr=False)
+class FolderScores(Card):
     """All pairs of two folders.
 
     Attributes:
@@ -205,10 +206,13 @@ class FolderScores:
         files = [{"name": f.name, **to_plain(f.similarity)} for f in self.files]
         return {**to_plain(self), "files": files}
 
-    def __repr__(self) -> str:
-        words = [f"{name} {m.mean:.6g} (worst {m.worst:.6g})" for name, m in self.metrics.items()]
-        title = f"FolderScores of {self.baseline} with {self.quantized}, {len(self.files)} files"
-        return "\n  ".join([title, *words])
+    def card(self) -> Mapping[str, object]:
+        """The main figures."""
+        title = {"folders": f"{counted(len(self.files), 'file')} of {self.baseline} and {self.quantized}"}
+        return title | {
+            ", ".join(self.metrics): ", ".join(f"{m.mean:.6g}" for m in self.metrics.values()),
+            "worst": ", ".join(f"{m.worst:.6g}" for m in self.metrics.values()),
+        }
 
     def to_csv(self) -> str:
         """One line for each file, after a heading."""

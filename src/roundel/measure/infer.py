@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path, PurePosixPath
 from typing import Any
@@ -11,6 +11,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from roundel.card import Card, counted
 from roundel.data.folders import ARRAY_SUFFIXES, IMAGE_SUFFIXES, folder_name
 from roundel.errors import OutputError, RecipeError, did_you_mean
 from roundel.evidence import open_data
@@ -22,8 +23,8 @@ from roundel.recipe.settings import Data
 from roundel.types import Listener, Silent
 
 
-@dataclass(frozen=True, slots=True)
-class Inference:
+@dataclass(frozen=True, slots=True, repr=False)
+class Inference(Card):
     """What was saved.
 
     Attributes:
@@ -40,9 +41,13 @@ class Inference:
     files: tuple[str, ...]
     seconds: float
 
-    def __repr__(self) -> str:
-        outputs = ", ".join(self.outputs[:3])
-        return f"Inference({self.model}: {len(self.files)} files of {outputs} in {self.folder})"
+    def card(self) -> Mapping[str, object]:
+        """The main figures."""
+        return {
+            "model": self.model,
+            "outputs": ", ".join(self.outputs),
+            "files": f"{counted(len(self.files), 'file')} in {self.folder}",
+        }
 
 
 def infer(

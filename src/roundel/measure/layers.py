@@ -11,6 +11,7 @@ from typing import Any
 import onnx_ir as ir
 
 from roundel.calibrate.statistics import QuantState
+from roundel.card import Card, counted, decibel
 from roundel.model.graph import is_constant, values_by_name
 from roundel.plain import to_plain
 from roundel.plan.types import Role
@@ -98,8 +99,8 @@ class Head:
     share: float = 0.0
 
 
-@dataclass(frozen=True, slots=True)
-class Sensitivity:
+@dataclass(frozen=True, slots=True, repr=False)
+class Sensitivity(Card):
     """The ranking.
 
     Attributes:
@@ -133,11 +134,14 @@ class Sensitivity:
         """Plain values for JSON."""
         return {**to_plain(self), "layers": [layer.to_dict() for layer in self.layers]}
 
-    def __repr__(self) -> str:
-        whole = "exact" if self.sqnr_db is None else f"{self.sqnr_db:.1f} dB"
-        shown = [f"  {layer.left:.1%} {layer.name} ({layer.op})" for layer in self.layers[:3]]
-        title = f"Sensitivity of {self.model}, {self.recipe}, {self.samples} samples: {whole}"
-        return "\n".join([f"{title}, {len(self.layers)} layers", *shown])
+    def card(self) -> Mapping[str, object]:
+        """The main figures."""
+        return {
+            "model": f"{self.model}, {self.recipe}, {counted(self.samples, 'sample')}",
+            "outputs": decibel(math.inf if self.sqnr_db is None else self.sqnr_db),
+            "layers": len(self.layers),
+            "worst": ", ".join(f"{layer.name} {layer.left:.1%}" for layer in self.layers[:3]),
+        }
 
 
 def cost_db(power: float) -> float | None:

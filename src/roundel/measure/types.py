@@ -16,6 +16,7 @@ from typing import Any, Literal
 
 import numpy as np
 
+from roundel.card import Card, counted, decibel
 from roundel.plain import from_plain, to_plain
 from roundel.qdq.read import StoredTensor
 
@@ -203,8 +204,8 @@ class OutputComparison:
     same_top: float | None
 
 
-@dataclass(frozen=True, slots=True)
-class Comparison:
+@dataclass(frozen=True, slots=True, repr=False)
+class Comparison(Card):
     """A float model and its quantized form, tensor by tensor.
 
     Attributes:
@@ -262,16 +263,15 @@ class Comparison:
         """The comparison that `to_dict` was called on."""
         return from_plain(Comparison, tree)
 
-    def __repr__(self) -> str:
-        lines = [f"Comparison of {self.float_model} with {self.quantized_model}, {self.samples} samples"]
-        lines += [f"  output {o.name}: {o.difference.sqnr_db:.1f} dB" for o in self.outputs[:2]]
-        lines.append(
-            f"  {len(self.outputs)} outputs, {len(self.tensors)} tensors, {len(self.weights)} weights"
-        )
-        worst = next(((t.name, t.introduced) for t in self.by_introduced()), None)
-        if worst is not None and worst[1] is not None:
-            lines.append(f"  worst layer makes {worst[0]}: {worst[1].sqnr_db:.1f} dB introduced")
-        return "\n".join(lines)
+    def card(self) -> Mapping[str, object]:
+        """The main figures."""
+        worst = self.by_introduced()[:1]
+        return {
+            "models": f"{self.float_model} and {self.quantized_model}, {counted(self.samples, 'sample')}",
+            "outputs": ", ".join(f"{o.name} {decibel(o.difference.sqnr_db)}" for o in self.outputs),
+            "compared": f"{counted(len(self.tensors), 'tensor')}, {counted(len(self.weights), 'weight')}",
+            "worst layer": ", ".join(f"{t.name} ({t.op})" for t in worst) or "none",
+        }
 
 
 def describe(stored: StoredTensor | None) -> TensorStorage | None:

@@ -11,6 +11,7 @@ from pathlib import Path
 from types import MappingProxyType
 from typing import TYPE_CHECKING, Any
 
+from roundel.card import Card, counted
 from roundel.errors import RecipeError, did_you_mean
 from roundel.measure.layers import LayerCost
 from roundel.measure.sensitivity import sensitivity
@@ -208,8 +209,8 @@ class RungStep:
         return dict(to_plain(self))
 
 
-@dataclass(frozen=True, slots=True, eq=False)
-class AutoResult:
+@dataclass(frozen=True, slots=True, eq=False, repr=False)
+class AutoResult(Card):
     """The ladder and what it led to.
 
     Attributes:
@@ -265,14 +266,12 @@ class AutoResult:
         """Indented JSON text."""
         return json.dumps(self.to_dict(), indent=1) + "\n"
 
-    def __repr__(self) -> str:
-        budget = "meets" if self.met else "misses"
-        step, tried = self.chosen, [s for s in self.steps if s.metric is not None]
-        return "\n".join(
-            [
-                f"AutoResult: {step.rung} {budget} the budget of {self.max_drop}",
-                f"  {self.metric} {step.metric:.6g}, float {self.reference:.6g}, on {self.judged_on}",
-                f"  {len(tried)} of {len(self.steps)} rungs tried in {self.seconds:.0f} s",
-                f"  written to {self.path}" if self.path else "  not written",
-            ]
-        )
+    def card(self) -> Mapping[str, object]:
+        """The main figures."""
+        tried = sum(step.metric is not None for step in self.steps)
+        return {
+            "chosen": f"{self.chosen.rung}, {'within' if self.met else 'beyond'} {self.max_drop}",
+            self.metric: f"{self.chosen.metric:.6g}, float {self.reference:.6g}, on {self.judged_on}",
+            "tried": f"{tried} of {counted(len(self.steps), 'rung')} in {self.seconds:.0f} s",
+            "file": self.path or "none",
+        }

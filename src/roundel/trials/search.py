@@ -10,6 +10,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
+from roundel.card import Card, counted
 from roundel.errors import RecipeError, did_you_mean
 from roundel.measure.scores import Metric
 from roundel.measure.yardstick import Question
@@ -34,8 +35,8 @@ MORE = {
 }
 
 
-@dataclass(frozen=True, slots=True, eq=False)
-class SearchResult:
+@dataclass(frozen=True, slots=True, eq=False, repr=False)
+class SearchResult(Card):
     """What a search has found so far.
 
     Attributes:
@@ -77,13 +78,16 @@ class SearchResult:
             "options": self.options,
         }
 
-    def __repr__(self) -> str:
-        title = f"SearchResult of {self.study}, {len(self.trials)} of {self.wanted} trials"
-        lines = [f"{title}; float {self.objectives[0]} {self.reference:.6g}, judged on {self.judged_on}"]
-        for trial in self.best[:3]:
-            values = ", ".join(f"{v:.6g}" for v in trial.values)
-            lines.append(f"  {values}: " + ", ".join(f"{k}={v}" for k, v in trial.parameters.items()))
-        return "\n".join(lines)
+    def card(self) -> Mapping[str, object]:
+        """The main figures."""
+        best = self.best[0] if self.best else None
+        values = zip(self.objectives, best.values if best else (), strict=False)
+        return {
+            "study": f"{self.study}, {len(self.trials)} of {counted(self.wanted, 'trial')}",
+            "best": ", ".join(f"{name} {value:.6g}" for name, value in values) or "none",
+            "with": ", ".join(f"{k}={v}" for k, v in best.parameters.items()) if best else "nothing",
+            "judged on": f"{self.judged_on}; float {self.objectives[0]} {self.reference:.6g}",
+        }
 
 
 def search(
