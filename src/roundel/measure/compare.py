@@ -14,9 +14,9 @@ from roundel.measure.match import Matches, match
 from roundel.measure.paired import PairTally, Subject, compare_samples
 from roundel.measure.points import (
     Point,
-    channel_axis,
     extend,
     find_points,
+    output_channel_axis,
     strip_stored,
     with_plain_constants,
 )
@@ -177,7 +177,7 @@ class _Pair:
             range_use=_range_use(sums, storage),
             float_low=sums.low,
             float_high=sums.high,
-            channel_axis=channel_axis(point.op, len(sums.shape)),
+            channel_axis=output_channel_axis(point.op, len(sums.shape)),
             worst_channels=channel_errors(main.noise, sums.signal),
             histogram=coarse_histogram(sums),
             rescaled=point.name in self.subject.factors or any(weight.rescaled for weight in weights),

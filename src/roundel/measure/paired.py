@@ -19,7 +19,7 @@ from roundel.data.feeding import Reading, feed_of
 from roundel.data.shards import SIZE, Shard
 from roundel.errors import DataError
 from roundel.measure.match import cut_to
-from roundel.measure.points import Fetch, Point, channel_axis
+from roundel.measure.points import Fetch, Point, output_channel_axis
 from roundel.measure.reference import Factors
 from roundel.measure.runner import Travelling, answers
 from roundel.measure.sums import PointArrays, TensorSums, measure
@@ -239,7 +239,7 @@ class _Opened:
             shadow=None if fetch.shadow is None else results[fetch.shadow],
             stored=None if fetch.stored is None else results[fetch.stored],
         )
-        axis, storage = channel_axis(point.op, floats.ndim), self._subject.storages.get(point.name)
+        axis, storage = output_channel_axis(point.op, floats.ndim), self._subject.storages.get(point.name)
         one.sums[point.name] = measure(arrays, axis, storage, classes=point.place == "output")
 
 

@@ -101,7 +101,7 @@ class Point:
     sources: tuple[str, ...] = ()
 
 
-def channel_axis(op: str, rank: int) -> int | None:
+def output_channel_axis(op: str, rank: int) -> int | None:
     """Where the channels of a layer's output are, by the habits of its operator and rank."""
     if rank < 2:
         return None

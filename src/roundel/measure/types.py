@@ -298,87 +298,49 @@ def code_range(dtype: str) -> tuple[int, int] | None:
     return (0, 2**bits - 1) if found[1] else (-(2 ** (bits - 1)), 2 ** (bits - 1) - 1)
 
 
-HEADINGS = (
-    "kind",
-    "name",
-    "node",
-    "op",
-    "stored_as",
-    "sqnr_db",
-    "cosine",
-    "mse",
-    "worst_error",
-    "introduced_sqnr_db",
-    "inherited_sqnr_db",
-    "rounding_sqnr_db",
-    "saturated",
-    "range_use",
-    "float_low",
-    "float_high",
-    "stored_low",
-    "stored_high",
-    "worst_channels",
-)
-
-
 def to_csv(comparison: Comparison) -> str:
     """One line for each tensor and weight, after a heading."""
+    rows = [*map(_tensor, comparison.tensors), *map(_weight, comparison.weights)]
     text = io.StringIO()
-    writer = csv.writer(text, lineterminator="\n")
-    writer.writerow(HEADINGS)
-    writer.writerows(_tensor(tensor) for tensor in comparison.tensors)
-    writer.writerows(_weight(weight) for weight in comparison.weights)
+    writer = csv.DictWriter(text, list(rows[0]) if rows else [], lineterminator="\n")
+    writer.writeheader()
+    writer.writerows(rows)
     return text.getvalue()
 
 
-def _tensor(t: TensorComparison) -> list[object]:
-    return [
-        t.place,
-        t.name,
-        t.node,
-        t.op,
-        *_total(t.storage, t.total),
-        *(_db(d) for d in (t.introduced, t.inherited, t.rounding)),
-        _or_empty(t.saturated),
-        _or_empty(t.range_use),
-        t.float_low,
-        t.float_high,
-        *_range(t.storage),
-        " ".join(str(c.channel) for c in t.worst_channels),
-    ]
+def _tensor(t: TensorComparison) -> dict[str, object]:
+    known = {"introduced": t.introduced, "inherited": t.inherited, "rounding": t.rounding}
+    more = {f"{name}_sqnr_db": d.sqnr_db for name, d in known.items() if d is not None}
+    return {**_row(t.place, t, t.total, (t.float_low, t.float_high)), **more, "range_use": t.range_use}
 
 
-def _weight(w: WeightComparison) -> list[object]:
+def _weight(w: WeightComparison) -> dict[str, object]:
     lows, highs = zip(*w.float_ranges, strict=True)
-    return [
-        w.role,
-        w.name,
-        w.node,
-        w.op,
-        *_total(w.storage, w.error),
-        "",
-        "",
-        "",
-        _or_empty(w.saturated),
-        "",
-        min(lows),
-        max(highs),
-        *_range(w.storage),
-        " ".join(str(c.channel) for c in w.worst_channels),
-    ]
+    return _row(w.role, w, w.error, (min(lows), max(highs)))
 
 
-def _total(storage: TensorStorage | None, d: Difference) -> list[object]:
-    return [storage.dtype if storage else "float", d.sqnr_db, d.cosine, d.mse, d.worst]
-
-
-def _db(difference: Difference | None) -> object:
-    return "" if difference is None else difference.sqnr_db
-
-
-def _or_empty(value: float | None) -> object:
-    return "" if value is None else value
-
-
-def _range(storage: TensorStorage | None) -> list[object]:
-    return ["", ""] if storage is None else [storage.low, storage.high]
+def _row(
+    kind: str, item: TensorComparison | WeightComparison, error: Difference, ends: tuple[float, float]
+) -> dict[str, object]:
+    storage = item.storage
+    return {
+        "kind": kind,
+        "name": item.name,
+        "node": item.node,
+        "op": item.op,
+        "stored_as": storage.dtype if storage else "float",
+        "sqnr_db": error.sqnr_db,
+        "cosine": error.cosine,
+        "mse": error.mse,
+        "worst_error": error.worst,
+        "introduced_sqnr_db": None,
+        "inherited_sqnr_db": None,
+        "rounding_sqnr_db": None,
+        "saturated": item.saturated,
+        "range_use": None,
+        "float_low": ends[0],
+        "float_high": ends[1],
+        "stored_low": storage.low if storage else None,
+        "stored_high": storage.high if storage else None,
+        "worst_channels": " ".join(str(c.channel) for c in item.worst_channels),
+    }
