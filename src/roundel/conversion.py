@@ -16,9 +16,9 @@ from roundel.gate import OutputReport, compare_outputs
 from roundel.model import LoadedModel, load_model
 from roundel.model.files import check_writable, same_file, staged_or_temporary
 from roundel.model.graph import is_constant, op_key
-from roundel.model.load import ModelSource
 from roundel.model.normalise import bfloat16_node, computes_in_bfloat16, widen_floats
 from roundel.model.session import open_session
+from roundel.model.structure import ModelSource
 from roundel.plan import build_plan
 from roundel.plan.types import Role
 from roundel.qdq import attach, strip, write_qdq

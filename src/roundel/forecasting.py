@@ -17,9 +17,9 @@ import onnx_ir as ir
 from roundel.calibrate.runner import run_session
 from roundel.data import Samples
 from roundel.errors import RecipeError
-from roundel.model.load import ModelSource
 from roundel.model.memory import Budget, Footprint, footprint, parse_size, show_size, within
 from roundel.model.session import give_memory_back, open_session, save_heap
+from roundel.model.structure import ModelSource
 from roundel.recipe.load import RecipeSource, load_recipe, unfolded
 from roundel.recipe.settings import Recipe, merge
 from roundel.stages import most_samples, open_data

@@ -14,8 +14,9 @@ from numpy.typing import NDArray
 
 from roundel.calibrate.runner import run_session
 from roundel.errors import DataError, ModelError, VerifyError
-from roundel.model.load import ModelSource, as_written
+from roundel.model.load import as_written
 from roundel.model.session import open_session
+from roundel.model.structure import ModelSource
 from roundel.numerics.metrics import Closeness, comparable
 from roundel.plan.float_parts import Joint, paired_parts
 from roundel.recipe.settings import Recipe

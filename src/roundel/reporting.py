@@ -17,7 +17,7 @@ from roundel.measure.compare import compare
 from roundel.measure.evaluate import ModelScore
 from roundel.measure.types import Comparison
 from roundel.model.files import check_writable, same_file, write_text
-from roundel.model.load import ModelSource
+from roundel.model.structure import ModelSource
 from roundel.recipe.settings import Data, Recipe
 from roundel.report.html import ReportContent, render
 from roundel.report.record import RECORD_VERSION

@@ -9,7 +9,7 @@ from typing import Any
 from roundel.errors import OutputError, RecipeError
 from roundel.model import LoadedModel
 from roundel.model.files import check_writable, same_file
-from roundel.model.load import ModelSource
+from roundel.model.structure import ModelSource
 from roundel.recipe.load import RecipeSource, unfolded
 from roundel.recipe.settings import merge
 from roundel.torch import Exported, is_torch_source, opened

@@ -27,7 +27,7 @@ from roundel.model.files import (
     write_text,
 )
 from roundel.model.graph import fingerprint
-from roundel.model.load import ModelSource
+from roundel.model.structure import ModelSource
 from roundel.plan import QuantPlan
 from roundel.plan.float_parts import joined_outputs
 from roundel.qdq import strip

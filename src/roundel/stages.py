@@ -41,9 +41,9 @@ from roundel.model.graph import (
     values_by_name,
     weight_bytes,
 )
-from roundel.model.load import ModelSource
 from roundel.model.normalise import raise_opset
 from roundel.model.session import give_memory_back, open_session
+from roundel.model.structure import ModelSource
 from roundel.numerics.packed import round_packed
 from roundel.passes import prepare as run_passes
 from roundel.plan import QuantPlan, build_plan

@@ -17,7 +17,7 @@ from roundel.calibrate.observers import Observer, StatKind
 from roundel.calibrate.ranges import choose_weight
 from roundel.calibrate.resolve import weight_method
 from roundel.calibrate.statistics import QuantState
-from roundel.measure.layers import Head, Layer, LayerCost, LayerKind, Remedy
+from roundel.measure.layers import Head, LayerCost, Remedy, RemedyKind, StoredLayer
 from roundel.model.graph import constant_array, is_constant, is_float32
 from roundel.numerics.affine import fake_quantize
 from roundel.plan.float_parts import sums_distribution, tail_of
@@ -32,7 +32,7 @@ _CHANNEL_AXES = {"Conv": 0, "ConvTranspose": 1}
 
 
 def remedies(
-    layer: Layer, cost: LayerCost, model: ir.Model, state: QuantState, recipe: Recipe
+    layer: StoredLayer, cost: LayerCost, model: ir.Model, state: QuantState, recipe: Recipe
 ) -> tuple[Remedy, ...]:
     """What would help, best first; leaving the layer in float always does."""
     found = []
@@ -40,34 +40,34 @@ def remedies(
     wide = widening(layer, cost, state, recipe)
     if wide is not None:
         why = f"{share:.0%} of its cost is its activations' rounding"
-        found.append(_overridden(LayerKind.A16W8, layer, {"type": wide}, why))
+        found.append(_overridden(RemedyKind.A16W8, layer, {"type": wide}, why))
     else:
         found += _for_weights(layer, share, model, state, recipe)
     words = " ".join(f"--exclude {shlex.quote(name)}" for name in layer.nodes)
-    found.append(Remedy(LayerKind.EXCLUDE, words, "in float it costs nothing, and leaves the NPU"))
+    found.append(Remedy(RemedyKind.EXCLUDE, words, "in float it costs nothing, and leaves the NPU"))
     return tuple(found)
 
 
-def widening(layer: Layer, cost: LayerCost, state: QuantState, recipe: Recipe) -> str | None:
+def widening(layer: StoredLayer, cost: LayerCost, state: QuantState, recipe: Recipe) -> str | None:
     """The 16-bit type for its activations, where that is what helps first."""
     return wider(state, layer.touched, recipe) if cost.activations >= _HALF * cost.cost else None
 
 
 def _for_weights(
-    layer: Layer, share: float, model: ir.Model, state: QuantState, recipe: Recipe
+    layer: StoredLayer, share: float, model: ir.Model, state: QuantState, recipe: Recipe
 ) -> Iterator[Remedy]:
     gain = _channel_gain(layer, model, state, recipe) if share < _HALF else None
     if gain is not None:
         why = f"its weights' own error falls by {gain:.0%} with a scale for each channel"
-        yield _overridden(LayerKind.PER_CHANNEL, layer, {"per_channel": True}, why)
+        yield _overridden(RemedyKind.PER_CHANNEL, layer, {"per_channel": True}, why)
     if not layer.weights:
         return
     if recipe.effort == "none":
         why = "rounding chosen by what the layers give makes up for a part of the error"
-        yield Remedy(LayerKind.FINETUNE, "--effort fast", why)
+        yield Remedy(RemedyKind.FINETUNE, "--effort fast", why)
     elif recipe.finetuning == "none":
         yield Remedy(
-            LayerKind.FINETUNE, "--effort high", "gradients choose its weights' rounding (needs torch)"
+            RemedyKind.FINETUNE, "--effort high", "gradients choose its weights' rounding (needs torch)"
         )
 
 
@@ -82,7 +82,7 @@ def combined(worst: Sequence[LayerCost], recipe: Recipe) -> str | None:
     return " ".join(dict.fromkeys(words)) or None
 
 
-def _overridden(kind: LayerKind, layer: Layer, what: Mapping[str, Any], why: str) -> Remedy:
+def _overridden(kind: RemedyKind, layer: StoredLayer, what: Mapping[str, Any], why: str) -> Remedy:
     override = {"nodes": list(layer.nodes), **what}
     return Remedy(kind, _setting([override]), why, override)
 
@@ -99,7 +99,7 @@ def wider(state: QuantState, names: Sequence[str], recipe: Recipe) -> str | None
     return found.pop() if len(found) == 1 and not recipe.npu.limits else None
 
 
-def _channel_gain(layer: Layer, model: ir.Model, state: QuantState, recipe: Recipe) -> float | None:
+def _channel_gain(layer: StoredLayer, model: ir.Model, state: QuantState, recipe: Recipe) -> float | None:
     """Share of the weights' own error that scales for each channel take away; None below a half."""
     axis = _CHANNEL_AXES.get(layer.op)
     if axis is None or recipe.npu.limits:

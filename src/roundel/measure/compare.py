@@ -10,10 +10,10 @@ from typing import Any
 from roundel.data.lint import record_findings
 from roundel.errors import ModelError
 from roundel.measure.match import Matches, match
-from roundel.measure.points import Point, find_points, with_plain_constants
+from roundel.measure.paired import PairTally, Subject, compare_samples
+from roundel.measure.points import Point, extend, find_points, output_channel_axis, with_plain_constants
 from roundel.measure.reference import Reference, find_factors, find_reference
-from roundel.measure.runner import Outcome, RunMark, Subject, compare_shards, run_both
-from roundel.measure.shadow import extend
+from roundel.measure.runner import Travelling
 from roundel.measure.sums import TensorSums, channel_errors, coarse_histogram
 from roundel.measure.types import (
     Comparison,
@@ -25,8 +25,8 @@ from roundel.measure.types import (
 )
 from roundel.measure.weights import compare_weights
 from roundel.model import load_model
-from roundel.model.load import ModelSource
 from roundel.model.memory import collector_paused
+from roundel.model.structure import ModelSource
 from roundel.passes import refresh_shapes
 from roundel.passes.cleanup import lift_constants
 from roundel.qdq.names import QUARK
@@ -35,7 +35,7 @@ from roundel.recipe.settings import Data
 from roundel.stages import open_data
 from roundel.types import Listener, Silent
 from roundel.work.checkpoints import open_store
-from roundel.work.executors import Executor, Work, usable_cores
+from roundel.work.executors import Executor, Work
 
 _STRANGE_DB = 3.0  # the coarsest formats stay above; a weight below is another weight
 
@@ -75,16 +75,13 @@ def compare(
         samples = open_data(pair.reference.model, options or Data(), data)
         loaded = time.perf_counter()
         told.step("compare", samples.count)
-        if work.alone:
-            outcome = run_both(pair.subject, samples, told.advance, work.threads or usable_cores())
-        else:
-            outcome = compare_shards(pair.subject, samples, told.advance, work)
+        tally = compare_samples(pair.subject, samples, told.advance, work)
         finished = time.perf_counter()
     finally:
         told.close()
-    seconds = {"load": loaded - started, **outcome.seconds, "total": finished - started}
+    seconds = {"load": loaded - started, **tally.seconds, "total": finished - started}
     notes = [str(finding) for finding in record_findings(pair.file, samples)]
-    return pair.comparison(outcome, samples.description, seconds, notes)
+    return pair.comparison(tally, samples.description, seconds, notes)
 
 
 class _Pair:
@@ -112,41 +109,35 @@ class _Pair:
         self.weights = compare_weights(
             loaded.model, stripped, stored, self.matches, rescaled, self.reference.plain
         )
-        self.points = points
-        marks = tuple(map(RunMark.of, points))
-        self.subject = Subject(
-            self.reference.model, extend(plain, points), marks, _storages(points, stored), factors
-        )
+        extended, fetches = extend(plain, points)
+        models = Travelling(self.reference.model), Travelling(extended)
+        self.subject = Subject(*models, fetches, points, _storages(points, stored), factors)
 
     def comparison(
-        self, outcome: Outcome, data: Mapping[str, Any], seconds: Mapping[str, float], notes: list[str]
+        self, tally: PairTally, data: Mapping[str, Any], seconds: Mapping[str, float], notes: list[str]
     ) -> Comparison:
         """Everything put together."""
-        tensors = [
-            self._tensor(point, outcome.sums[point.name])
-            for point in self.points
-            if outcome.sums[point.name].total.sums.count
-        ]
+        seen = [(point, tally.sums[point.name]) for point in self.subject.points if point.name in tally.sums]
+        tensors = [self._tensor(point, sums) for point, sums in seen if sums.total.sums.count]
         unmatched = dict.fromkeys(self.matches.unmatched, "no tensor of the float model corresponds to it")
-        unmatched |= outcome.mismatched
         strange = [
             w.node for w in self._all_weights() if w.role == "weight" and w.error.sqnr_db < _STRANGE_DB
         ]
         if strange:
             notes = [*notes, _unlike(strange)]
-        broken = [name for name, sums in outcome.sums.items() if sums.broken]
+        broken = [point.name for point, sums in seen if sums.broken]
         notes = [*notes, *(f"{name} holds NaN or infinity in the quantized model" for name in broken)]
         return Comparison(
             float_model=self.names[0],
             quantized_model=self.names[1],
             float_bytes=self.reference.file_bytes,
             quantized_bytes=self.quantized_bytes,
-            samples=outcome.samples,
+            samples=tally.samples,
             data=data,
-            outputs=tuple(_outputs(tensors, outcome.sums)),
+            outputs=tuple(_outputs(tensors, tally.sums)),
             tensors=tuple(tensors),
             weights=tuple(self._all_weights()),
-            unmatched=unmatched,
+            unmatched=unmatched | tally.mismatched,
             seconds=seconds,
             notes=tuple(notes),
         )
@@ -162,7 +153,7 @@ class _Pair:
         assert total is not None
         return TensorComparison(
             name=point.name,
-            quantized_name=str(point.raw.name),
+            quantized_name=point.raw,
             place=point.place,
             node=point.node,
             op=point.op,
@@ -179,7 +170,7 @@ class _Pair:
             range_use=_range_use(sums, storage),
             float_low=sums.low,
             float_high=sums.high,
-            channel_axis=point.channel_axis(len(sums.shape)),
+            channel_axis=output_channel_axis(point.op, len(sums.shape)),
             worst_channels=channel_errors(main.noise, sums.signal),
             histogram=coarse_histogram(sums),
             rescaled=point.name in self.subject.factors or any(weight.rescaled for weight in weights),
@@ -198,7 +189,7 @@ def _name(source: ModelSource) -> str:
 
 
 def _storages(points: Iterable[Point], stored: StoredTensors) -> dict[str, TensorStorage]:
-    found = {point.name: describe(stored.tensors.get(str(point.raw.name))) for point in points}
+    found = {point.name: describe(stored.tensors.get(point.raw)) for point in points}
     return {name: storage for name, storage in found.items() if storage is not None}
 
 

@@ -1,121 +1,39 @@
-"""A user's own metric, by the name of its function."""
+"""`roundel.evaluate_models`: several models over one set of data, in one pass."""
 
 from __future__ import annotations
 
 import csv
-import importlib
-import importlib.util
 import io
-import math
-import sys
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import asdict, dataclass, field, fields, replace
+import time
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, fields
+from itertools import islice
 from pathlib import Path
 from typing import Any
 
-import numpy as np
+from numpy.typing import NDArray
 
+from roundel.card import Card, counted, decibel
 from roundel.data import Samples
 from roundel.data.lint import record_findings
-from roundel.errors import DataError, ModelError, RecipeError, did_you_mean
-from roundel.measure.infer import Predictor
+from roundel.data.shards import SIZE, SampleDigest
+from roundel.errors import DataError, ModelError
 from roundel.measure.labels import Labels
-from roundel.measure.looks import TOP, EvaluationItem, Look, run_looks
-from roundel.model.load import ModelSource
-from roundel.numerics.metrics import Closeness
+from roundel.measure.runner import PackedPredictor, Predictor, answers
+from roundel.measure.scores import TOP, Look, Metric, ScoreTally, look, named_metric, scores
+from roundel.model.structure import ModelSource
+from roundel.plain import to_plain
 from roundel.recipe.settings import Data
 from roundel.stages import open_data
-from roundel.types import InputSpec, Listener, Silent
+from roundel.types import Arrays, InputSpec, Listener, Sample, Silent
 from roundel.work.checkpoints import open_store
 from roundel.work.executors import Executor, Work
-
-Metric = Callable[[list[Any], list[Any] | None], Any]
-
-_FORM = "module:function or file.py:function"
-
-
-def load_metric(text: str) -> tuple[str, Metric]:
-    """The name and the function that 'module:function' or 'file.py:function' means.
-
-    The function is called once for each model with two lists: the model's outputs, one entry for each sample
-    (an array, or a dictionary of arrays where the model has several outputs), and the labels of each sample's
-    rows (None when there are none). It returns a number, or a dictionary of numbers.
-
-    Raises:
-        RecipeError: there is no such function.
-    """
-    home, colon, name = text.rpartition(":")
-    if not colon or not home or not name:
-        raise RecipeError("The metric's name is not complete.", observed=text, expected=_FORM)
-    module = _from_file(Path(home)) if home.endswith(".py") else _from_name(home)
-    function = getattr(module, name, None)
-    if not callable(function):
-        raise RecipeError(
-            f"There is no function '{name}' there.", where=home, hint=did_you_mean(name, dir(module))
-        )
-    return name, function
-
-
-def scores(name: str, function: Metric, outputs: list[Any], labels: list[Any] | None) -> dict[str, float]:
-    """What the metric says, by name.
-
-    Raises:
-        RecipeError: the metric fails, or gives something else than numbers.
-    """
-    try:
-        result = function(outputs, labels)
-    except Exception as error:
-        # Deliberately broad: the user's own code runs here and may raise anything.
-        raise RecipeError(
-            "The metric failed.", where=name, observed=f"{type(error).__name__}: {error}"
-        ) from error
-    named = dict(result) if isinstance(result, Mapping) else {name: result}
-    try:
-        found = {str(key): float(value) for key, value in named.items()}
-    except (TypeError, ValueError) as error:
-        raise RecipeError(
-            "The metric gave no number.", where=name, observed=repr(result)[:200], expected="a number"
-        ) from error
-    if not all(math.isfinite(value) for value in found.values()):
-        raise RecipeError("The metric is not finite.", where=name, observed=found)
-    return found
-
-
-def _from_name(name: str) -> Any:
-    # As `python -m` does: a module beside the user is found before installed ones.
-    here = str(Path.cwd())
-    if here not in sys.path:
-        sys.path.insert(0, here)
-    try:
-        return importlib.import_module(name)
-    except ImportError as error:
-        raise RecipeError(
-            "The metric's module cannot be imported.", where=name, observed=error, expected=_FORM
-        ) from error
-
-
-def _from_file(path: Path) -> Any:
-    if not path.is_file():
-        raise RecipeError("The metric's file does not exist.", where=path, expected=_FORM)
-    spec = importlib.util.spec_from_file_location(f"roundel_metric_{path.stem}", path)
-    assert spec is not None
-    assert spec.loader is not None
-    module = importlib.util.module_from_spec(spec)
-    try:
-        spec.loader.exec_module(module)
-    except Exception as error:
-        # Deliberately broad: the user's own code runs here and may raise anything.
-        raise RecipeError(
-            "The metric's file cannot be run.", where=path, observed=f"{type(error).__name__}: {error}"
-        ) from error
-    return module
-
 
 Inputs = tuple[InputSpec, ...]
 
 
-@dataclass(frozen=True, slots=True)
-class ModelScore:
+@dataclass(frozen=True, slots=True, repr=False)
+class ModelScore(Card):
     """One model.
 
     Attributes:
@@ -146,48 +64,32 @@ class ModelScore:
     notes: tuple[str, ...] = ()
 
     def to_dict(self) -> dict[str, Any]:
-        """Plain values; an infinite number becomes a string."""
-        tree = asdict(self)
-        if tree["sqnr_db"] in (float("inf"), float("-inf")):
-            tree["sqnr_db"] = str(tree["sqnr_db"])
-        return tree
+        """Plain values for JSON."""
+        return dict(to_plain(self))
+
+    def card(self) -> Mapping[str, object]:
+        """The main figures."""
+        shares = {"top1": self.top1, "top5": self.top5, "agreement": self.agreement}
+        scores = [f"{name} {value:.2%}" for name, value in shares.items() if value is not None]
+        scores += [f"{name} {value:.6g}" for name, value in self.metric.items()]
+        return {
+            "model": f"{self.model}, {counted(self.rows, 'row')}",
+            "scores": ", ".join(scores) or "none",
+            "output": decibel(self.sqnr_db),
+        }
 
 
-@dataclass(slots=True, eq=False)
-class _Tally:
-    """Running counts of one model."""
+@dataclass(frozen=True, slots=True, eq=False)
+class EvaluationItem:
+    """One item of the data.
 
-    predictor: Predictor
-    rows: int = 0
-    classes: int = 0
-    right: int = 0
-    near: int = 0
-    same: int = 0
-    close: Closeness = field(default_factory=Closeness)
-    kept: list[Any] = field(default_factory=list)
-    seconds: float = 0.0
+    Attributes:
+        origin: the file that it came from.
+        samples: the item as each model takes it.
+    """
 
-    def add(self, look: Look, labels: Sequence[int] | None) -> None:
-        """Count one sample's rows.
-
-        Args:
-            look: what the model says.
-            labels: of the rows.
-        """
-        self.seconds += look.seconds
-        if look.close is not None:
-            self.close = self.close.merge(look.close)
-        if look.outputs is not None:
-            self.kept.append(next(iter(look.outputs.values())) if len(look.outputs) == 1 else look.outputs)
-        if not look.classes:
-            return
-        self.rows += len(look.best)
-        self.classes = look.classes
-        self.same += look.same
-        if labels is not None:
-            hits = look.best == np.asarray(labels)[:, None]
-            self.right += int(hits[:, 0].sum())
-            self.near += int(hits[:, 1:].any(1).sum())
+    origin: str
+    samples: tuple[Sample, ...]
 
 
 def evaluate_models(
@@ -222,28 +124,30 @@ def evaluate_models(
     if not models:
         raise ModelError("There is no model to evaluate.")
     told, work = listener or Silent(), Work(executor, open_store(checkpoint, resume=resume))
-    tallies = [_Tally(Predictor(model)) for model in models]
-    predictors = [tally.predictor for tally in tallies]
-    name, function = _metric(metric)
+    predictors = [Predictor(model) for model in models]
+    name, function = named_metric(metric)
     truth = Labels(labels, Path(data) if isinstance(data, str | Path) else None)
-    opened = _opened(tallies, data, options or Data())
-    kept: list[list[int] | None] = []
+    opened = _opened(predictors, data, options or Data())
+    tallies, kept = [ScoreTally() for _ in models], list[list[int] | None]()
     told.step("evaluate", next(iter(opened.values())).count)
     try:
-        seen = run_looks(predictors, _together(tallies, opened), keep=function is not None, work=work)
-        for item, looks in seen:
-            answers = truth.of(item.origin, _labelled_rows(looks[0], tallies[0], truth, metric))
-            kept.append(answers)
+        items = _together(predictors, opened)
+        for item, looks in _looked_at(predictors, items, work, keep=function is not None):
+            if truth.known and metric is None and not looks[0].classes:
+                raise _no_classes(predictors[0], looks[0])
+            kept.append(truth.of(item.origin, looks[0].rows))
             for tally, look in zip(tallies, looks, strict=True):
-                tally.add(look, answers)
+                tally.add(look, kept[-1])
             told.advance(len(kept))
     finally:
         told.close()
-    wanted = kept if truth.known else None
-    scored = [_score(tally, tallies[0], (name, function), wanted) for tally in tallies]
+    own = [
+        {} if function is None else scores(name, function, tally.kept, kept if truth.known else None)
+        for tally in tallies
+    ]
     return tuple(
-        replace(score, notes=tuple(str(finding) for finding in record_findings(tally.predictor.path, seen)))
-        for score, tally, seen in zip(scored, tallies, _seen_by(tallies, opened), strict=True)
+        _score(predictor, tally, own_scores, opened[predictor.inputs], judged=truth.known)
+        for predictor, tally, own_scores in zip(predictors, tallies, own, strict=True)
     )
 
 
@@ -260,15 +164,9 @@ def scores_csv(scores: Sequence[ModelScore]) -> str:
     return text.getvalue()
 
 
-def _metric(metric: str | Metric | None) -> tuple[str, Metric | None]:
-    if isinstance(metric, str):
-        return load_metric(metric)
-    return getattr(metric, "__name__", "metric"), metric
-
-
-def _opened(tallies: Sequence[_Tally], data: object, options: Data) -> dict[Inputs, Samples]:
+def _opened(predictors: Sequence[Predictor], data: object, options: Data) -> dict[Inputs, Samples]:
     """The data as each model takes it; models with the same inputs share it."""
-    kinds = {tally.predictor.inputs: tally.predictor.model for tally in tallies}
+    kinds = {predictor.inputs: predictor.model for predictor in predictors}
     opened = {inputs: open_data(model, options, data) for inputs, model in kinds.items()}
     if len(opened) > 1 and not all(samples.repeatable for samples in opened.values()):
         raise DataError(
@@ -278,44 +176,109 @@ def _opened(tallies: Sequence[_Tally], data: object, options: Data) -> dict[Inpu
     return opened
 
 
-def _together(tallies: Sequence[_Tally], opened: Mapping[Inputs, Samples]) -> Iterator[EvaluationItem]:
+def _together(predictors: Sequence[Predictor], opened: Mapping[Inputs, Samples]) -> Iterator[EvaluationItem]:
     """Each item of the data, with its origin, for every model."""
     for items in zip(*(samples.named() for samples in opened.values()), strict=True):
-        by_inputs = {inputs: sample for inputs, (_, sample) in zip(opened, items, strict=True)}
-        yield EvaluationItem(items[0][0], tuple(by_inputs[tally.predictor.inputs] for tally in tallies))
+        # A reader may reuse its arrays. Models that share an input share the copy.
+        copies = {
+            inputs: {name: array.copy() for name, array in sample.items()}
+            for inputs, (_, sample) in zip(opened, items, strict=True)
+        }
+        yield EvaluationItem(items[0][0], tuple(copies[predictor.inputs] for predictor in predictors))
 
 
-def _seen_by(tallies: Sequence[_Tally], opened: Mapping[Inputs, Samples]) -> list[Samples]:
-    return [opened[tally.predictor.inputs] for tally in tallies]
+def _looked_at(
+    predictors: Sequence[Predictor], items: Iterable[EvaluationItem], work: Work, *, keep: bool
+) -> Iterator[tuple[EvaluationItem, list[Look]]]:
+    """Each item with every model's look at it, in the order of the data."""
+
+    def key() -> dict[str, str]:
+        models = {f"model {number}": predictor.digest() for number, predictor in enumerate(predictors)}
+        return {**models, "kept outputs": "all" if keep else "none"}
+
+    task, parts = _Task(tuple(predictors), keep), _parts(items, digests=work.store is not None)
+    names = [list(predictor.outputs) if keep else [] for predictor in predictors]
+    for part, arrays in answers(work, "evaluate", key, task, parts):
+        for place, item in enumerate(part.items):
+            yield item, [_read(arrays, f"{place}.{model}.", kept) for model, kept in enumerate(names)]
 
 
-def _labelled_rows(first: Look, tally: _Tally, truth: Labels, metric: object) -> int:
-    if truth.known and metric is None and not first.classes:
-        raise DataError(
-            "The first output is not class scores, so that labels cannot be used.",
-            where=f"{tally.predictor.name}, output '{tally.predictor.outputs[0]}'",
-            observed=f"shape {list(first.shape)}",
-            expected="[rows, classes]",
-            hint="Give a metric of your own: --metric file.py:function.",
-        )
-    return first.rows
+@dataclass(frozen=True, slots=True, eq=False)
+class _Part:
+    number: int
+    items: tuple[EvaluationItem, ...]
+    digest: str
+
+
+def _parts(items: Iterable[EvaluationItem], *, digests: bool) -> Iterator[_Part]:
+    rest, number = iter(items), 0
+    while some := tuple(islice(rest, SIZE)):
+        digest = SampleDigest()
+        for sample in (sample for item in some for sample in item.samples if digests):
+            digest.update(sample)
+        yield _Part(number, some, digest.hexdigest())
+        number += 1
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class _Task:
+    models: tuple[Predictor | PackedPredictor, ...]
+    keep: bool
+
+    def open(self, cores: int) -> _Opened:
+        return _Opened([model.open(cores) for model in self.models], self.keep)
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class _Opened:
+    predictors: Sequence[Predictor]
+    keep: bool
+    parallel: int = 1
+
+    def __call__(self, part: _Part) -> Arrays:
+        arrays: Arrays = {}
+        for place, item in enumerate(part.items):
+            first: list[NDArray[Any]] = []
+            for number, (predictor, sample) in enumerate(zip(self.predictors, item.samples, strict=True)):
+                started = time.perf_counter()
+                results = predictor.run(sample, part.number * SIZE + place)
+                seconds = time.perf_counter() - started
+                one = look(results, first, keep=self.keep, seconds=seconds).arrays()
+                arrays |= {f"{place}.{number}.{key}": array for key, array in one.items()}
+                first = first or [results[predictor.outputs[0]]]
+        return arrays
+
+
+def _read(arrays: Arrays, prefix: str, outputs: Sequence[str]) -> Look:
+    own = {key.removeprefix(prefix): array for key, array in arrays.items() if key.startswith(prefix)}
+    return Look.from_arrays(own, outputs)
+
+
+def _no_classes(predictor: Predictor, first: Look) -> DataError:
+    return DataError(
+        "The first output is not class scores, so that labels cannot be used.",
+        where=f"{predictor.name}, output '{predictor.outputs[0]}'",
+        observed=f"shape {list(first.shape)}",
+        expected="[rows, classes]",
+        hint="Give a metric of your own: --metric file.py:function.",
+    )
 
 
 def _score(
-    tally: _Tally, first: _Tally, metric: tuple[str, Metric | None], labels: list[Any] | None
+    predictor: Predictor, tally: ScoreTally, metric: Mapping[str, float], data: Samples, *, judged: bool
 ) -> ModelScore:
-    name, function = metric
-    rows, predictor, is_first = tally.rows, tally.predictor, tally is first
-    judged = labels is not None and rows > 0
+    rows, judged = tally.rows, judged and tally.rows > 0
+    close = tally.close[0] if tally.close else None  # the first model is compared with none
     return ModelScore(
         model=predictor.name,
         file_bytes=predictor.file_bytes,
         rows=rows,
         top1=tally.right / rows if judged else None,
         top5=tally.near / rows if judged and tally.classes > TOP else None,
-        agreement=None if is_first or not rows else tally.same / rows,
-        sqnr_db=None if is_first or not tally.close.count else tally.close.sqnr_db,
-        cosine=None if is_first or not tally.close.count else tally.close.cosine,
-        metric={} if function is None else scores(name, function, tally.kept, labels),
+        agreement=None if close is None or not rows else tally.same / rows,
+        sqnr_db=close.sqnr_db if close is not None and close.count else None,
+        cosine=close.cosine if close is not None and close.count else None,
+        metric=metric,
         seconds=tally.seconds,
+        notes=tuple(str(finding) for finding in record_findings(predictor.path, data)),
     )

@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 from numpy.typing import NDArray
 
+from roundel.card import Card, counted
 from roundel.errors import OutputError
 
 if TYPE_CHECKING:
@@ -22,6 +23,7 @@ from roundel.data.arrayfiles import Header, load_npy
 from roundel.data.folders import files_below
 from roundel.errors import DataError
 from roundel.numerics.metrics import decibels
+from roundel.plain import to_plain
 from roundel.types import Listener, Silent
 
 _COLOURS = (1, 3, 4)
@@ -183,8 +185,8 @@ class Summary:
     worst_file: str
 
 
-@dataclass(frozen=True, slots=True)
-class FolderScores:
+@dataclass(frozen=True, slots=True, repr=False)
+class FolderScores(Card):
     """All pairs of two folders.
 
     Attributes:
@@ -201,14 +203,15 @@ class FolderScores:
 
     def to_dict(self) -> dict[str, Any]:
         """Plain values; infinite numbers become strings, since JSON has none."""
-        return {
-            "baseline": self.baseline,
-            "quantized": self.quantized,
-            "metrics": {
-                name: {"mean": _plain(m.mean), "worst": _plain(m.worst), "worst_file": m.worst_file}
-                for name, m in self.metrics.items()
-            },
-            "files": [{"name": f.name, **_values(f.similarity)} for f in self.files],
+        files = [{"name": f.name, **to_plain(f.similarity)} for f in self.files]
+        return {**to_plain(self), "files": files}
+
+    def card(self) -> Mapping[str, object]:
+        """The main figures."""
+        title = {"folders": f"{counted(len(self.files), 'file')} of {self.baseline} and {self.quantized}"}
+        return title | {
+            ", ".join(self.metrics): ", ".join(f"{m.mean:.6g}" for m in self.metrics.values()),
+            "worst": ", ".join(f"{m.worst:.6g}" for m in self.metrics.values()),
         }
 
     def to_csv(self) -> str:
@@ -218,7 +221,7 @@ class FolderScores:
         names = [field.name for field in fields(Similarity)]
         writer.writerow(["file", *names])
         for file in self.files:
-            values = _values(file.similarity)
+            values = to_plain(file.similarity)
             writer.writerow([file.name, *("" if values[n] is None else values[n] for n in names)])
         return text.getvalue()
 
@@ -366,11 +369,3 @@ def _summaries(scores: Sequence[FileScore]) -> dict[str, Summary]:
             value, file = worst(values, key=lambda pair: pair[0])
             found[name] = Summary(math.fsum(v for v, _ in values) / len(values), value, file)
     return found
-
-
-def _values(score: Similarity) -> dict[str, Any]:
-    return {field.name: _plain(getattr(score, field.name)) for field in fields(Similarity)}
-
-
-def _plain(value: float | None) -> float | str | None:
-    return value if value is None or math.isfinite(value) else str(value)

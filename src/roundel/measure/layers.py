@@ -5,18 +5,20 @@ from __future__ import annotations
 import enum
 import math
 from collections.abc import Mapping
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from typing import Any
 
 import onnx_ir as ir
 
 from roundel.calibrate.statistics import QuantState
+from roundel.card import Card, counted, decibel
 from roundel.model.graph import is_constant, values_by_name
+from roundel.plain import to_plain
 from roundel.plan.types import Role
 from roundel.targets.operators import FUSING_CONSUMERS, Trait, ops_with
 
 
-class LayerKind(enum.Enum):
+class RemedyKind(enum.Enum):
     """Ways to make a layer cost less."""
 
     A16W8 = "A16W8"
@@ -36,14 +38,10 @@ class Remedy:
         override: the entry of the recipe's `overrides`, where it is one.
     """
 
-    kind: LayerKind
+    kind: RemedyKind
     option: str
     why: str
     override: Mapping[str, Any] | None = None
-
-    def to_dict(self) -> dict[str, Any]:
-        """Plain values."""
-        return {**asdict(self), "kind": self.kind.value}
 
 
 @dataclass(frozen=True, slots=True)
@@ -81,9 +79,7 @@ class LayerCost:
 
     def to_dict(self) -> dict[str, Any]:
         """Plain values."""
-        tree = asdict(self)
-        tree["remedies"] = [remedy.to_dict() for remedy in self.remedies]
-        return {**tree, "cost": self.cost, "sqnr_db": cost_db(self.cost)}
+        return dict(to_plain(self), cost=to_plain(self.cost), sqnr_db=to_plain(cost_db(self.cost)))
 
 
 @dataclass(frozen=True, slots=True)
@@ -103,8 +99,8 @@ class Head:
     share: float = 0.0
 
 
-@dataclass(frozen=True, slots=True)
-class Sensitivity:
+@dataclass(frozen=True, slots=True, repr=False)
+class Sensitivity(Card):
     """The ranking.
 
     Attributes:
@@ -136,8 +132,16 @@ class Sensitivity:
 
     def to_dict(self) -> dict[str, Any]:
         """Plain values for JSON."""
-        tree = asdict(self)
-        return {**tree, "layers": [layer.to_dict() for layer in self.layers]}
+        return {**to_plain(self), "layers": [layer.to_dict() for layer in self.layers]}
+
+    def card(self) -> Mapping[str, object]:
+        """The main figures."""
+        return {
+            "model": f"{self.model}, {self.recipe}, {counted(self.samples, 'sample')}",
+            "outputs": decibel(math.inf if self.sqnr_db is None else self.sqnr_db),
+            "layers": len(self.layers),
+            "worst": ", ".join(f"{layer.name} {layer.left:.1%}" for layer in self.layers[:3]),
+        }
 
 
 def cost_db(power: float) -> float | None:
@@ -150,7 +154,7 @@ _CARRIERS = ops_with(Trait.SHAPES | Trait.REARRANGES | Trait.SELECTS | Trait.JOI
 
 
 @dataclass(frozen=True, slots=True)
-class Layer:
+class StoredLayer:
     """A node, with those that compute as one with it or only carry its result on.
 
     Attributes:
@@ -178,7 +182,7 @@ class _Draft:
     weights: list[str]
 
 
-def layers_of(model: ir.Model, state: QuantState) -> tuple[Layer, ...]:
+def layers_of(model: ir.Model, state: QuantState) -> tuple[StoredLayer, ...]:
     """The quantized layers in graph order; each stored integer tensor is rounded in one of them at most."""
     drafts: dict[str, _Draft] = {}
     homes: dict[str, _Draft] = {}
@@ -238,9 +242,9 @@ def _share_out(model: ir.Model, state: QuantState, homes: dict[str, _Draft]) -> 
             (home.weights if is_constant(value) else home.activations).append(name)
 
 
-def _finished(draft: _Draft, stored: set[str]) -> Layer:
+def _finished(draft: _Draft, stored: set[str]) -> StoredLayer:
     around = [str(v.name) for node in draft.nodes for v in (*node.inputs, *node.outputs) if v is not None]
-    return Layer(
+    return StoredLayer(
         str(draft.first.name),
         draft.first.op_type,
         tuple(str(node.name) for node in draft.nodes),

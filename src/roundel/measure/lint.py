@@ -27,10 +27,11 @@ from roundel.data.lint_values import (
     norm_finding,
     scaling_findings,
 )
-from roundel.measure.looks import class_scores
+from roundel.measure.scores import class_scores
 from roundel.model.graph import input_specs, is_constant, is_float32, iter_values, values_by_name
-from roundel.model.load import ModelSource
 from roundel.model.session import open_session
+from roundel.model.structure import ModelSource
+from roundel.plain import to_plain
 from roundel.recipe.settings import Data, Recipe
 from roundel.stages import open_data
 from roundel.stages import prepare as load_prepared
@@ -65,10 +66,7 @@ class DataReport:
         """Plain values."""
         return {
             "samples": self.samples,
-            "findings": [
-                {"rule": f.rule, "level": f.level, "message": f.message, "hint": f.hint}
-                for f in self.findings
-            ],
+            "findings": to_plain(self.findings),
             "inputs": {name: profile.to_dict() for name, profile in self.profiles.items()},
             "data": dict(self.data),
         }

@@ -1,4 +1,4 @@
-"""AMD's own operators: block formats, which store and restore a tensor in one node, and wide pairs."""
+"""The tensors to compare, what computes each of them, and the model that gives all their values at once."""
 
 from __future__ import annotations
 
@@ -59,8 +59,8 @@ class Point:
     """One tensor to compare.
 
     Attributes:
-        partner: the tensor of the float graph.
-        raw: the tensor of the quantized graph, before its quantizer.
+        name: of the tensor in the float graph.
+        raw: of the tensor in the quantized graph, before its quantizer.
         shown: the same as its readers see it: behind its Q/DQ pair, or `raw` itself.
         place: graph input, graph output, or inside.
         node: name of the main node of its layer in the float graph, "" for an input.
@@ -69,31 +69,17 @@ class Point:
         sources: float names of the points that the layer reads.
     """
 
-    partner: ir.Value
-    raw: ir.Value
-    shown: ir.Value
+    name: str
+    raw: str
+    shown: str
     place: Place
     node: str = ""
     op: str = "Input"
     nodes: tuple[str, ...] = ()
     sources: tuple[str, ...] = ()
 
-    @property
-    def name(self) -> str:
-        """In the float model."""
-        return str(self.partner.name)
 
-    @property
-    def quantized(self) -> bool:
-        """Whether a quantizer stands behind it."""
-        return self.shown is not self.raw
-
-    def channel_axis(self, rank: int) -> int | None:
-        """Where its channels are."""
-        return channel_axis(self.op, rank)
-
-
-def channel_axis(op: str, rank: int) -> int | None:
+def output_channel_axis(op: str, rank: int) -> int | None:
     """Where the channels of a layer's output are, by the habits of its operator and rank."""
     if rank < 2:
         return None
@@ -107,16 +93,15 @@ def find_points(quantized: ir.Model, matches: Matches) -> tuple[Point, ...]:
         quantized: the quantized model, with its Q/DQ pairs.
         matches: partners of its tensors.
     """
-    values = values_by_name(quantized.graph)
     found = {}
-    for name, partner in matches.tensors.items():
-        raw = values[name]
+    for name, raw in values_by_name(quantized.graph).items():
+        partner = matches.tensors.get(name)
+        if partner is None:
+            continue
         shown = _shown(raw, quantized.graph)
         if shown is not raw or not (raw.is_graph_input() or _inside_layer(raw, matches)):
-            found[raw] = Point(partner, raw, shown, _place(partner))
-    order = {value: number for number, value in enumerate(values.values())}
-    ranked = sorted(found.values(), key=lambda point: order[point.raw])
-    return tuple(_with_layer(point, found, matches) for point in ranked)
+            found[raw] = Point(str(partner.name), name, str(shown.name), _place(partner))
+    return tuple(_with_layer(point, raw, found, matches) for raw, point in found.items())
 
 
 def _restored(value: ir.Value) -> Iterator[ir.Value]:
@@ -150,13 +135,13 @@ def _place(partner: ir.Value) -> Place:
     return "output" if partner.is_graph_output() else "inside"
 
 
-def _with_layer(point: Point, points: Mapping[ir.Value, Point], matches: Matches) -> Point:
+def _with_layer(point: Point, raw: ir.Value, points: Mapping[ir.Value, Point], matches: Matches) -> Point:
     """The point with what computes it: everything back to the points before."""
     if point.place == "input":
         return point
     nodes: list[ir.Node] = []
     sources: dict[str, None] = {}
-    pending, seen = [point.raw], {point.raw}
+    pending, seen = [raw], {raw}
     while pending:
         maker = pending.pop().producer()
         if maker is None:
@@ -174,7 +159,7 @@ def _with_layer(point: Point, points: Mapping[ir.Value, Point], matches: Matches
                 pending.append(origin)
     main = _main(nodes)
     twin = matches.nodes.get(str(main.name)) if main is not None else None
-    maker = twin or point.partner.producer()
+    maker = twin or matches.tensors[point.raw].producer()
     return replace(
         point,
         node=str(maker.name) if maker is not None else "",
@@ -193,6 +178,139 @@ def _main(nodes: Sequence[ir.Node]) -> ir.Node | None:
     return nodes[0] if nodes else None
 
 
-def unusual(node: ir.Node) -> bool:
-    """Whether a node cannot be computed a second time on other inputs: it has a body of its own."""
-    return has_subgraph(node)
+_FEED, _SHADOW, _STORED = "roundel_float:", "roundel_shadow:", "roundel_stored:"
+
+
+@dataclass(frozen=True, slots=True)
+class Fetch:
+    """The names under which one point's tensors come out of the extended model.
+
+    Attributes:
+        feed: the graph input that takes the float tensor.
+        shown: as the quantized model's layers read it.
+        shadow: from float inputs; None where it cannot be computed.
+        stored: the float tensor, stored; None where the point is not quantized.
+    """
+
+    feed: str
+    shown: str
+    shadow: str | None
+    stored: str | None
+
+
+def extend(quantized: ir.Model, points: Sequence[Point]) -> tuple[ir.Model, dict[str, Fetch]]:
+    """The quantized model with a shadow, and where to find each point's tensors, by the point's name.
+
+    Every layer is there a second time, on the float model's tensors. One run then gives, for each point, what
+    the quantized model computes (`shown`), what the layer alone makes of float inputs (`shadow`), and the
+    float tensor stored as the quantized model stores it (`stored`). The model passed in is not changed.
+    """
+    model = quantized.clone()
+    return model, _Builder(model, points).fetches()
+
+
+class _Builder:
+    def __init__(self, model: ir.Model, points: Sequence[Point]) -> None:
+        self.graph = model.graph
+        values = values_by_name(model.graph)
+        self.points = {values[p.raw]: p for p in points}
+        self.shown = {p.name: values[p.shown] for p in points}
+        self.feeds: dict[ir.Value, ir.Value] = {}
+        self.shadows: dict[ir.Value, ir.Value] = {}
+        self.fixed: set[ir.Value] = set()  # computed from constants alone: shared, not doubled
+        self.lost: set[ir.Value] = set()  # cannot be doubled
+
+    def fetches(self) -> dict[str, Fetch]:
+        for raw, point in self.points.items():
+            self.feeds[raw] = self._input(_FEED + point.name)
+            if raw.is_graph_input():
+                self.shadows[raw] = self.feeds[raw]
+        originals = list(self.graph)
+        for node in originals:
+            self._double(node)
+        fetches = {}
+        for raw, point in self.points.items():
+            shown = self.shown[point.name]
+            stored = self._stored(raw, shown)
+            shadow = stored if raw.is_graph_input() else self._shadow(shown)
+            fetches[point.name] = Fetch(
+                feed=str(self.feeds[raw].name),
+                shown=self._output(shown),
+                shadow=None if shadow is None else self._output(shadow),
+                stored=None if stored is None else self._output(stored),
+            )
+        return fetches
+
+    def _double(self, node: ir.Node) -> None:
+        """Compute the node again from the float tensors, unless it has nothing to do with them.
+
+        A node with a body of its own cannot be computed a second time on other inputs.
+        """
+        inputs = [value for value in node.inputs if value is not None]
+        if all(is_constant(value) or value in self.fixed for value in inputs) and not has_subgraph(node):
+            self.fixed.update(node.outputs)
+            return
+        mapped = [None if value is None else self._seen_by(node, value) for value in node.inputs]
+        if has_subgraph(node) or any(value in self.lost for value in mapped if value is not None):
+            self.lost.update(node.outputs)
+            return
+        if all(new is old for new, old in zip(mapped, node.inputs, strict=True)):
+            return  # reads no tensor with a partner: the same in both
+        twin = self._copy(node, mapped)
+        for old, new in zip(node.outputs, twin.outputs, strict=True):
+            self.shadows[old] = new
+
+    def _seen_by(self, node: ir.Node, value: ir.Value) -> ir.Value:
+        """What the node's double reads: of a point, the float tensor; a point's own quantizer, the shadow."""
+        origin = source_of(value)
+        if origin in self.points and not stores(node):
+            return self.feeds[origin]
+        return self.shadows.get(value, value)
+
+    def _shadow(self, shown: ir.Value) -> ir.Value | None:
+        """The double of a tensor; the tensor itself where nothing before it has a partner."""
+        return None if shown in self.lost else self.shadows.get(shown, shown)
+
+    def _stored(self, raw: ir.Value, shown: ir.Value) -> ir.Value | None:
+        """The float tensor behind copies of the nodes between a tensor and its restored form."""
+        chain: list[ir.Node] = []
+        value = shown
+        while value is not raw:
+            maker = value.producer()
+            assert maker is not None
+            assert maker.inputs[0] is not None
+            chain.append(maker)
+            value = maker.inputs[0]
+        current = self.feeds[raw]
+        for node in reversed(chain):
+            current = self._copy(node, [current, *node.inputs[1:]], _STORED).outputs[0]
+        return current if chain else None
+
+    def _copy(self, node: ir.Node, inputs: list[ir.Value | None], prefix: str = _SHADOW) -> ir.Node:
+        twin = ir.Node(
+            node.domain,
+            node.op_type,
+            inputs,
+            list(node.attributes.values()),
+            overload=node.overload,
+            num_outputs=len(node.outputs),
+            name=f"{prefix}{node.name}",
+            version=node.version,
+        )
+        for old, new in zip(node.outputs, twin.outputs, strict=True):
+            new.name = f"{prefix}{old.name}" if old.name else ""
+            new.type = old.type
+        self.graph.append(twin)
+        return twin
+
+    def _input(self, name: str) -> ir.Value:
+        value = ir.Value(name=name, type=ir.TensorType(ir.DataType.FLOAT))
+        self.graph.inputs.append(value)
+        return value
+
+    def _output(self, value: ir.Value) -> str:
+        if not value.is_graph_output():
+            if value.type is None:
+                value.type = ir.TensorType(ir.DataType.FLOAT)
+            self.graph.outputs.append(value)
+        return str(value.name)

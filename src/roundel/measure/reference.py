@@ -23,7 +23,7 @@ from roundel.improve.channels import read_layer
 from roundel.improve.equalize import equalize
 from roundel.measure.match import Matches
 from roundel.model.graph import constant_array, values_by_name
-from roundel.model.load import ModelSource
+from roundel.model.structure import ModelSource
 from roundel.qdq.read import StoredTensors
 from roundel.recipe.settings import Prepare, Recipe
 from roundel.stages import prepare as load_prepared

@@ -10,7 +10,6 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-import onnx_ir as ir
 
 from roundel import stages
 from roundel.calibrate.statistics import QuantState
@@ -18,15 +17,15 @@ from roundel.errors import RecipeError
 from roundel.improve.memory import run_key
 from roundel.improve.probe import Toggles
 from roundel.measure.advice import combined, find_head, remedies, widening
-from roundel.measure.layers import Head, Layer, LayerCost, LayerKind, Sensitivity, cost_db, layers_of
-from roundel.model.files import Portable
-from roundel.model.load import ModelSource
+from roundel.measure.layers import Head, LayerCost, RemedyKind, Sensitivity, StoredLayer, cost_db, layers_of
+from roundel.measure.runner import Travelling, answers
+from roundel.model.structure import ModelSource
 from roundel.recipe.load import RecipeSource, load_recipe
 from roundel.recipe.settings import Recipe
 from roundel.state import Context
 from roundel.types import Arrays, Listener, Sample, Silent
 from roundel.work.checkpoints import open_store
-from roundel.work.executors import Executor, Work, mapped
+from roundel.work.executors import Executor, Work
 
 
 @dataclass(frozen=True, slots=True)
@@ -49,65 +48,42 @@ class ProbeQuestion:
         return hashlib.blake2b(repr((self.on, self.count)).encode(), digest_size=16).hexdigest()
 
 
-class Board:
-    """A calibrated model that answers questions.
+@dataclass(frozen=True, slots=True, eq=False)
+class _Board:
+    """A calibrated model that answers questions, wherever they are worked on.
 
-    Args:
+    Attributes:
         model: the prepared float model.
         state: says how each tensor is stored.
         tensors: those that can be switched.
         recipe: the domain of Q/DQ nodes.
         samples, outputs: inputs, and the float model's own outputs for them.
-        work: where, and what is remembered.
     """
 
-    def __init__(
-        self,
-        model: ir.Model,
-        state: QuantState,
-        tensors: Sequence[str],
-        recipe: Recipe,
-        samples: Sequence[Sample],
-        outputs: Sequence[Sample],
-        work: Work,
-    ) -> None:
-        self._parts = state, tuple(tensors), recipe, list(samples), list(outputs)
-        self._model, self._work = model, work
-        self._toggles: Toggles | None = None
-
-    def answers(self, step: str, questions: Iterable[ProbeQuestion]) -> Iterator[float]:
-        """The error of each question, in their order: power over that of the outputs.
-
-        Args:
-            step: the name under which the answers are remembered.
-            questions: any number of them.
-        """
-        if self._work.alone:
-            self._toggles = self._toggles or Toggles(self._model, *self._parts)
-            for question in questions:
-                yield self._toggles.error(question.on, question.count)
-            return
-        state, _, recipe, samples, _ = self._parts
-        memory = None
-        if self._work.store is not None:
-            memory = self._work.memory(step, run_key(self._model, state, samples, recipe))
-        task = _Task(Portable.of(self._model), *self._parts)
-        for _, arrays in mapped(self._work, task, questions, memory):
-            yield float(arrays["error"])
-
-
-@dataclass(frozen=True, slots=True, eq=False)
-class _Task:
-    model: Portable
+    model: Travelling
     state: QuantState
     tensors: tuple[str, ...]
     recipe: Recipe
     samples: list[Sample]
     outputs: list[Sample]
 
+    def answers(self, step: str, questions: Iterable[ProbeQuestion], work: Work) -> Iterator[float]:
+        """The error of each question, in their order: power over that of the outputs.
+
+        Args:
+            step: the name under which the answers are remembered.
+            questions: any number of them.
+            work: where, and what is remembered.
+        """
+
+        def key() -> dict[str, str]:
+            return run_key(self.model.model, self.state, self.samples, self.recipe)
+
+        return (float(arrays["error"]) for _, arrays in answers(work, step, key, self, questions))
+
     def open(self, cores: int) -> _Opened:
         parts = self.state, self.tensors, self.recipe, self.samples, self.outputs
-        return _Opened(Toggles(self.model.model(), *parts, threads=cores))
+        return _Opened(Toggles(self.model.model, *parts, threads=cores))
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -190,8 +166,9 @@ def _measured(
             expected="a static recipe of int8 or int16, such as a8w8, and operators that it quantizes",
         )
     every = [name for name in state.params if name in state.plan.tensors]
-    board = Board(state.model, state, every, plain, state.inputs, state.outputs, work)
-    costs, by_tensor = _costs(board, layers, counts[0], told)
+    asking = Travelling(state.model), state, tuple(every), plain
+    board = _Board(*asking, list(state.inputs), list(state.outputs))
+    costs, by_tensor = _costs(board, layers, counts[0], told, work)
     ranked = _ranked(
         costs,
         by_tensor,
@@ -202,7 +179,7 @@ def _measured(
     for layer in advised:
         found = remedies(layer, costs[layer], state.model, state, settings)
         costs[layer] = replace(costs[layer], remedies=found)
-    whole = _check(board, every, advised, costs, told)
+    whole = _check(board, advised, costs, told, work)
     head = find_head(state.model, state.plan, state.inputs[: counts[0]])
     return Sensitivity(
         model=state.loaded.path.name if state.loaded.path else "in memory",
@@ -235,18 +212,19 @@ def calibrated_only(recipe: Recipe, samples: int) -> Recipe:
 
 
 def _costs(
-    board: Board, layers: Sequence[Layer], count: int, told: Listener
-) -> tuple[dict[Layer, LayerCost], dict[str, float]]:
+    board: _Board, layers: Sequence[StoredLayer], count: int, told: Listener, work: Work
+) -> tuple[dict[StoredLayer, LayerCost], dict[str, float]]:
     """What each layer costs, and what each of their activations does."""
     told.step("measure each layer", len(layers))
     asked = [on for layer in layers for on in (*((name,) for name in layer.activations), layer.weights) if on]
-    answers = board.answers("layers", (ProbeQuestion(n, tuple(on), count) for n, on in enumerate(asked)))
+    questions = (ProbeQuestion(n, tuple(on), count) for n, on in enumerate(asked))
+    costs = board.answers("layers", questions, work)
     found, by_tensor = [], dict[str, float]()
     for done, layer in enumerate(layers):
         for name in layer.activations:
-            by_tensor[name] = next(answers)
+            by_tensor[name] = next(costs)
         moving = sum(by_tensor[name] for name in layer.activations)
-        stored = next(answers) if layer.weights else 0.0
+        stored = next(costs) if layer.weights else 0.0
         found.append(LayerCost(layer.name, layer.op, layer.nodes, moving, stored, 0.0))
         told.advance(done + 1)
     total = sum(cost.cost for cost in found) or 1.0
@@ -255,19 +233,19 @@ def _costs(
 
 
 def _ranked(
-    costs: dict[Layer, LayerCost],
+    costs: dict[StoredLayer, LayerCost],
     by_tensor: Mapping[str, float],
     worst: int,
-    widened: Callable[[Layer], bool],
-) -> list[Layer]:
+    widened: Callable[[StoredLayer], bool],
+) -> list[StoredLayer]:
     """The costly first, by what is left of their costs once the worst have got the 16 bits that help them.
 
     What a layer reads gets 16 bits with it, so that the layer before it is cured as well and comes later.
     """
     total = sum(cost.cost for cost in costs.values()) or 1.0
-    waiting, cured, first = dict.fromkeys(costs), set[str](), list[Layer]()
+    waiting, cured, first = dict.fromkeys(costs), set[str](), list[StoredLayer]()
 
-    def left(layer: Layer) -> float:
+    def left(layer: StoredLayer) -> float:
         gone = sum(by_tensor[name] for name in layer.activations if name in cured)
         return max(0.0, costs[layer].cost - gone) / total
 
@@ -283,33 +261,33 @@ def _ranked(
 
 
 def _check(
-    board: Board,
-    every: Sequence[str],
-    advised: Sequence[Layer],
-    costs: dict[Layer, LayerCost],
+    board: _Board,
+    advised: Sequence[StoredLayer],
+    costs: dict[StoredLayer, LayerCost],
     told: Listener,
+    work: Work,
 ) -> float:
     """Measure what the proposals for the worst layers win back together; gives the whole model's error."""
     told.step("check the worst", len(advised) + 1)
-    left_on, asked = set(every), [ProbeQuestion(0, tuple(every), _CHECKED)]
+    left_on, asked = set(board.tensors), [ProbeQuestion(0, board.tensors, _CHECKED)]
     for number, layer in enumerate(advised, 1):
         left_on -= _relieved(layer, costs[layer].remedies[0].kind)
         asked.append(ProbeQuestion(number, tuple(sorted(left_on)), _CHECKED))
-    answers = board.answers("together", asked)
-    whole = next(answers)
+    errors = board.answers("together", asked, work)
+    whole = next(errors)
     for done, layer in enumerate(advised):
-        left = next(answers)
+        left = next(errors)
         won = 1 - left / whole if whole > 0 else 0.0
         costs[layer] = replace(costs[layer], won_back=won)
         told.advance(done + 2)
     return whole
 
 
-def _relieved(layer: Layer, kind: LayerKind) -> set[str]:
+def _relieved(layer: StoredLayer, kind: RemedyKind) -> set[str]:
     """Tensors whose error a remedy takes away: all of it with 16 bits (48 dB less), at most for weights."""
-    if kind is LayerKind.A16W8:
+    if kind is RemedyKind.A16W8:
         return set(layer.touched)
-    return {*layer.weights, *(layer.activations if kind is LayerKind.EXCLUDE else ())}
+    return {*layer.weights, *(layer.activations if kind is RemedyKind.EXCLUDE else ())}
 
 
 def _weighed(head: Head, costs: Iterable[LayerCost]) -> Head:

@@ -3,23 +3,25 @@
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass, field
+from collections.abc import Mapping, Sequence
+from dataclasses import astuple, dataclass, field, replace
 from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
-from roundel.measure import types
-from roundel.measure.types import ChannelError, Difference, TensorStorage
+from roundel.measure.types import ChannelError, CoarseHistogram, Difference, TensorStorage
 from roundel.numerics.histogram import Histogram, as_real
 from roundel.numerics.metrics import Closeness
-from roundel.types import Doubles
+from roundel.types import Arrays, Doubles
 
 HISTOGRAM_BINS = 64
 HISTOGRAM_VALUES = 1 << 15
 """The most values of one sample that a histogram counts: all the bars need, for a third of the time."""
 
 WORST_CHANNELS = 3
+_GAPS = ("total", "introduced", "inherited", "rounding")
+_COUNTS = ("saturated", "count", "same_top", "rows")
 
 
 @dataclass(slots=True, eq=False)
@@ -63,16 +65,50 @@ class TensorSums:
     def merge(self, more: TensorSums) -> None:
         """Add another sample."""
         self.shape = self.shape or more.shape
-        for name in ("total", "introduced", "inherited", "rounding"):
+        for name in _GAPS:
             getattr(self, name).merge(getattr(more, name))
         self.signal = more.signal if not self.signal.size else self.signal + more.signal
         self.low, self.high = min(self.low, more.low), max(self.high, more.high)
-        self.saturated += more.saturated
-        self.count += more.count
-        self.same_top += more.same_top
-        self.rows += more.rows
+        for name in _COUNTS:
+            setattr(self, name, getattr(self, name) + getattr(more, name))
         self.histogram.merge(more.histogram)
         self.broken = self.broken or more.broken
+
+    def arrays(self) -> Arrays:
+        """Plain arrays that `from_arrays` reads back; only the occupied stretch of bins is kept."""
+        gaps: Sequence[Gap] = [getattr(self, name) for name in _GAPS]
+        histogram = self.histogram
+        used = np.flatnonzero(histogram.counts)
+        first, last = (int(used[0]), int(used[-1]) + 1) if used.size else (0, 0)
+        wide = histogram.exponent is not None
+        return {
+            "gaps": np.array([astuple(gap.sums)[:-1] for gap in gaps], np.float64),
+            "gap_counts": np.array([gap.sums.count for gap in gaps], np.int64),
+            **{f"noise_{name}": gap.noise for name, gap in zip(_GAPS, gaps, strict=True)},
+            "signal": self.signal,
+            "ends": np.array([self.low, self.high], np.float64),
+            "counts": np.array([getattr(self, name) for name in _COUNTS], np.int64),
+            "shape": np.array(self.shape, np.int64),
+            "broken": np.array(self.broken),
+            "bins": histogram.counts[first:last].copy(),
+            "binning": np.array([first, histogram.zeros, wide, histogram.exponent or 0], np.int64),
+        }
+
+    @staticmethod
+    def from_arrays(arrays: Mapping[str, NDArray[Any]]) -> TensorSums:
+        """The inverse of `arrays`."""
+        made = TensorSums(shape=tuple(arrays["shape"].tolist()), signal=arrays["signal"])
+        counted = arrays["gap_counts"].tolist()
+        for name, sums, count in zip(_GAPS, arrays["gaps"].tolist(), counted, strict=True):
+            setattr(made, name, Gap(replace(Closeness(*sums), count=count), arrays[f"noise_{name}"]))
+        for name, count in zip(_COUNTS, arrays["counts"].tolist(), strict=True):
+            setattr(made, name, count)
+        made.low, made.high = arrays["ends"].tolist()
+        made.broken = bool(arrays["broken"])
+        first, zeros, wide, exponent = arrays["binning"].tolist()
+        made.histogram.counts[first : first + arrays["bins"].size] = arrays["bins"]
+        made.histogram.zeros, made.histogram.exponent = zeros, exponent if wide else None
+        return made
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -153,17 +189,17 @@ def channel_errors(noise: Doubles, signal: Doubles) -> tuple[ChannelError, ...]:
     )
 
 
-def coarse_histogram(sums: TensorSums) -> types.CoarseHistogram:
+def coarse_histogram(sums: TensorSums) -> CoarseHistogram:
     """The counts in a few bins of equal width."""
     low, high = (sums.low, sums.high) if sums.low <= sums.high else (0.0, 0.0)
     if low == high:
-        return types.CoarseHistogram(low, high, (sums.count,))
+        return CoarseHistogram(low, high, (sums.count,))
     bins = sums.histogram.bins(low, high)
     counts, edges = np.histogram(bins.centres, HISTOGRAM_BINS, (low, high), weights=bins.counts)
     if bins.zeros:
         place = int(np.clip(np.searchsorted(edges, 0.0, side="right") - 1, 0, HISTOGRAM_BINS - 1))
         counts[place] += bins.zeros
-    return types.CoarseHistogram(low, high, tuple(int(c) for c in counts))
+    return CoarseHistogram(low, high, tuple(int(c) for c in counts))
 
 
 def closeness(reference: NDArray[Any], value: NDArray[Any], axis: int | None) -> tuple[Gap, Doubles]:

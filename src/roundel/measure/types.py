@@ -8,58 +8,17 @@ do not depend on how the data was cut into batches.
 from __future__ import annotations
 
 import csv
-import dataclasses
 import io
-import math
 import re
-import types
-import typing
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass, field
-from typing import Any, Literal, TypeVar
+from typing import Any, Literal
 
 import numpy as np
 
+from roundel.card import Card, counted, decibel
+from roundel.plain import from_plain, to_plain
 from roundel.qdq.read import StoredTensor
-
-T = TypeVar("T")
-
-
-def to_plain(value: object) -> object:
-    """Dictionaries, lists, numbers and text; a number that is not finite becomes text."""
-    if dataclasses.is_dataclass(value) and not isinstance(value, type):
-        return {f.name: to_plain(getattr(value, f.name)) for f in dataclasses.fields(value)}
-    if isinstance(value, Mapping):
-        return {str(key): to_plain(item) for key, item in value.items()}
-    if isinstance(value, Sequence) and not isinstance(value, str | bytes):
-        return [to_plain(item) for item in value]
-    if isinstance(value, float) and not math.isfinite(value):
-        return str(value)
-    return value
-
-
-def from_plain(kind: type[T], tree: Mapping[str, Any]) -> T:
-    """The dataclass that `to_plain` made the mapping from."""
-    built = _build(kind, tree)
-    assert isinstance(built, kind)
-    return built
-
-
-def _build(kind: Any, value: Any) -> Any:
-    if dataclasses.is_dataclass(kind) and isinstance(kind, type):
-        hints = typing.get_type_hints(kind)
-        return kind(**{f.name: _build(hints[f.name], value[f.name]) for f in dataclasses.fields(kind)})
-    origin, parts = typing.get_origin(kind), typing.get_args(kind)
-    if origin in (typing.Union, types.UnionType):
-        return None if value is None else _build(next(p for p in parts if p is not type(None)), value)
-    if origin is tuple:
-        if parts[-1] is Ellipsis:
-            return tuple(_build(parts[0], item) for item in value)
-        return tuple(_build(part, item) for part, item in zip(parts, value, strict=True))
-    if origin is not None and isinstance(value, Mapping):
-        return {key: _build(parts[1], item) for key, item in value.items()}
-    return float(value) if kind is float else value
-
 
 COMPARISON_VERSION = 1
 
@@ -245,8 +204,8 @@ class OutputComparison:
     same_top: float | None
 
 
-@dataclass(frozen=True, slots=True)
-class Comparison:
+@dataclass(frozen=True, slots=True, repr=False)
+class Comparison(Card):
     """A float model and its quantized form, tensor by tensor.
 
     Attributes:
@@ -297,14 +256,22 @@ class Comparison:
 
     def to_dict(self) -> dict[str, Any]:
         """Plain values; infinite numbers become strings, since JSON has none."""
-        tree = to_plain(self)
-        assert isinstance(tree, dict)
-        return tree
+        return dict(to_plain(self))
 
     @staticmethod
     def from_dict(tree: Mapping[str, Any]) -> Comparison:
         """The comparison that `to_dict` was called on."""
         return from_plain(Comparison, tree)
+
+    def card(self) -> Mapping[str, object]:
+        """The main figures."""
+        worst = self.by_introduced()[:1]
+        return {
+            "models": f"{self.float_model} and {self.quantized_model}, {counted(self.samples, 'sample')}",
+            "outputs": ", ".join(f"{o.name} {decibel(o.difference.sqnr_db)}" for o in self.outputs),
+            "compared": f"{counted(len(self.tensors), 'tensor')}, {counted(len(self.weights), 'weight')}",
+            "worst layer": ", ".join(f"{t.name} ({t.op})" for t in worst) or "none",
+        }
 
 
 def describe(stored: StoredTensor | None) -> TensorStorage | None:
@@ -331,87 +298,49 @@ def code_range(dtype: str) -> tuple[int, int] | None:
     return (0, 2**bits - 1) if found[1] else (-(2 ** (bits - 1)), 2 ** (bits - 1) - 1)
 
 
-HEADINGS = (
-    "kind",
-    "name",
-    "node",
-    "op",
-    "stored_as",
-    "sqnr_db",
-    "cosine",
-    "mse",
-    "worst_error",
-    "introduced_sqnr_db",
-    "inherited_sqnr_db",
-    "rounding_sqnr_db",
-    "saturated",
-    "range_use",
-    "float_low",
-    "float_high",
-    "stored_low",
-    "stored_high",
-    "worst_channels",
-)
-
-
 def to_csv(comparison: Comparison) -> str:
     """One line for each tensor and weight, after a heading."""
+    rows = [*map(_tensor, comparison.tensors), *map(_weight, comparison.weights)]
     text = io.StringIO()
-    writer = csv.writer(text, lineterminator="\n")
-    writer.writerow(HEADINGS)
-    writer.writerows(_tensor(tensor) for tensor in comparison.tensors)
-    writer.writerows(_weight(weight) for weight in comparison.weights)
+    writer = csv.DictWriter(text, list(rows[0]) if rows else [], lineterminator="\n")
+    writer.writeheader()
+    writer.writerows(rows)
     return text.getvalue()
 
 
-def _tensor(t: TensorComparison) -> list[object]:
-    return [
-        t.place,
-        t.name,
-        t.node,
-        t.op,
-        *_total(t.storage, t.total),
-        *(_db(d) for d in (t.introduced, t.inherited, t.rounding)),
-        _or_empty(t.saturated),
-        _or_empty(t.range_use),
-        t.float_low,
-        t.float_high,
-        *_range(t.storage),
-        " ".join(str(c.channel) for c in t.worst_channels),
-    ]
+def _tensor(t: TensorComparison) -> dict[str, object]:
+    known = {"introduced": t.introduced, "inherited": t.inherited, "rounding": t.rounding}
+    more = {f"{name}_sqnr_db": d.sqnr_db for name, d in known.items() if d is not None}
+    return {**_row(t.place, t, t.total, (t.float_low, t.float_high)), **more, "range_use": t.range_use}
 
 
-def _weight(w: WeightComparison) -> list[object]:
+def _weight(w: WeightComparison) -> dict[str, object]:
     lows, highs = zip(*w.float_ranges, strict=True)
-    return [
-        w.role,
-        w.name,
-        w.node,
-        w.op,
-        *_total(w.storage, w.error),
-        "",
-        "",
-        "",
-        _or_empty(w.saturated),
-        "",
-        min(lows),
-        max(highs),
-        *_range(w.storage),
-        " ".join(str(c.channel) for c in w.worst_channels),
-    ]
+    return _row(w.role, w, w.error, (min(lows), max(highs)))
 
 
-def _total(storage: TensorStorage | None, d: Difference) -> list[object]:
-    return [storage.dtype if storage else "float", d.sqnr_db, d.cosine, d.mse, d.worst]
-
-
-def _db(difference: Difference | None) -> object:
-    return "" if difference is None else difference.sqnr_db
-
-
-def _or_empty(value: float | None) -> object:
-    return "" if value is None else value
-
-
-def _range(storage: TensorStorage | None) -> list[object]:
-    return ["", ""] if storage is None else [storage.low, storage.high]
+def _row(
+    kind: str, item: TensorComparison | WeightComparison, error: Difference, ends: tuple[float, float]
+) -> dict[str, object]:
+    storage = item.storage
+    return {
+        "kind": kind,
+        "name": item.name,
+        "node": item.node,
+        "op": item.op,
+        "stored_as": storage.dtype if storage else "float",
+        "sqnr_db": error.sqnr_db,
+        "cosine": error.cosine,
+        "mse": error.mse,
+        "worst_error": error.worst,
+        "introduced_sqnr_db": None,
+        "inherited_sqnr_db": None,
+        "rounding_sqnr_db": None,
+        "saturated": item.saturated,
+        "range_use": None,
+        "float_low": ends[0],
+        "float_high": ends[1],
+        "stored_low": storage.low if storage else None,
+        "stored_high": storage.high if storage else None,
+        "worst_channels": " ".join(str(c.channel) for c in item.worst_channels),
+    }

@@ -6,7 +6,7 @@ import math
 import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import closing
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -16,11 +16,18 @@ from numpy.typing import NDArray
 from roundel.data import Samples
 from roundel.data.samples import JUDGED_EVERY, held_out, learning_part, repeatable
 from roundel.errors import DataError, RecipeError, did_you_mean
-from roundel.measure.evaluate import Metric, load_metric, scores
-from roundel.measure.infer import Predictor
 from roundel.measure.labels import Labels
-from roundel.measure.looks import class_scores
-from roundel.model.load import ModelSource
+from roundel.measure.runner import Predictor
+from roundel.measure.scores import (
+    Look,
+    Metric,
+    ScoreTally,
+    class_scores,
+    look,
+    named_metric,
+    scores,
+)
+from roundel.model.structure import ModelSource
 from roundel.numerics.metrics import Closeness
 from roundel.recipe.settings import Recipe
 from roundel.stages import open_data
@@ -29,7 +36,6 @@ from roundel.types import Listener, Sample, Silent
 
 Outputs = dict[str, NDArray[Any]]
 
-_TOP = 5
 _LABELLED = ("top1", "top5")
 BUILTIN = {
     "top1": "share of rows whose largest score is the label's",
@@ -83,61 +89,20 @@ class Judgement:
     seconds: float
 
 
-@dataclass(slots=True, eq=False)
-class _Tally:
-    """Running counts of one model."""
+def _noise(close: Sequence[Closeness]) -> float:
+    """Mean over the outputs of error power over signal power."""
+    shares = [c.noise / c.signal if c.signal > 0 else float(c.noise > 0) for c in close]
+    return sum(shares) / len(shares) if shares else 0.0
 
-    rows: int = 0
-    right: int = 0
-    near: int = 0
-    same: int = 0
-    close: dict[str, Closeness] = field(default_factory=dict)
-    kept: list[Any] = field(default_factory=list)
 
-    @property
-    def noise(self) -> float:
-        """Mean over the outputs of error power over signal power."""
-        shares = [c.noise / c.signal if c.signal > 0 else float(c.noise > 0) for c in self.close.values()]
-        return sum(shares) / len(shares) if shares else 0.0
+def _sqnr_db(close: Sequence[Closeness]) -> float:
+    """The same in dB; infinite where all is equal."""
+    noise = _noise(close)
+    return -10 * math.log10(noise) if noise > 0 else math.inf
 
-    @property
-    def sqnr_db(self) -> float:
-        """The same in dB; infinite where all is equal."""
-        return -10 * math.log10(self.noise) if self.noise > 0 else math.inf
 
-    @property
-    def cosine(self) -> float:
-        """Mean over the outputs."""
-        return sum(c.cosine for c in self.close.values()) / len(self.close) if self.close else 1.0
-
-    def add(self, outputs: Outputs, wanted: Outputs, labels: Sequence[int] | None, *, keep: bool) -> None:
-        """Count one sample's rows.
-
-        Args:
-            outputs: the model's, in the order of the float model's.
-            wanted: the float model's.
-            labels: of the rows of the first output.
-            keep: for a metric that wants all outputs at once.
-        """
-        given = dict(zip(wanted, outputs.values(), strict=True))
-        for name, array in given.items():
-            if array.dtype.kind == "f" and array.shape == wanted[name].shape:
-                close = Closeness.of(wanted[name], array)
-                self.close[name] = self.close.get(name, Closeness()).merge(close)
-        main, first = next(iter(given.values())), next(iter(wanted.values()))
-        if keep:
-            self.kept.append(main if len(given) == 1 else given)
-        table = class_scores(main)
-        if table is None or main.shape != first.shape:
-            return
-        top = table.argmax(1)
-        self.rows += len(table)
-        self.same += int((top == first.reshape(table.shape).argmax(1)).sum())
-        if labels is not None:
-            truth = np.asarray(labels)
-            best = np.argpartition(-table, min(_TOP, table.shape[1]) - 1, axis=1)[:, :_TOP]
-            self.right += int((top == truth).sum())
-            self.near += int((best == truth[:, None]).any(1).sum())
+def _cosine(close: Sequence[Closeness]) -> float:
+    return sum(c.cosine for c in close) / len(close) if close else 1.0
 
 
 class Yardstick:
@@ -179,6 +144,7 @@ class Yardstick:
         first, tally = self._run_float(predictor, Labels(labels, _folder_of(samples)), given, told)
         self.samples, self.rows = len(self._labels), tally.rows or len(self._labels)
         self.measure = given or _fitting(first, labelled=self._known)
+        self._floats = [array.dtype.kind == "f" for array in first.values()]
         self._check(first)
         self.reference = Judgement(self._value(tally), None, time.perf_counter() - start)
 
@@ -188,21 +154,21 @@ class Yardstick:
         Raises:
             RoundelError: the model cannot be run, or the user's metric fails.
         """
-        told, start, tally = listener or Silent(), time.perf_counter(), _Tally()
-        predictor, keep = Predictor(model), self.measure.function is not None
+        told, start, tally = listener or Silent(), time.perf_counter(), ScoreTally()
+        predictor = Predictor(model)
         told.step("judge", self.samples)
         kept = (item for item in self._items() if item[1])
         for done, (index, _, _, sample) in enumerate(kept):
-            tally.add(predictor.run(sample, index), self._remembered(done), self._labels[done], keep=keep)
+            outputs = predictor.run(sample, index)
+            tally.add(self._look(outputs, self._remembered(done), self.measure), self._labels[done])
             told.advance(done + 1)
-        return Judgement(self._value(tally), tally.sqnr_db, time.perf_counter() - start)
+        return Judgement(self._value(tally), _sqnr_db(self._close(tally)), time.perf_counter() - start)
 
     def _run_float(
         self, predictor: Predictor, truth: Labels, given: Measure | None, told: Listener
-    ) -> tuple[Outputs, _Tally]:
+    ) -> tuple[Outputs, ScoreTally]:
         """Remember the float model's outputs and the labels; gives the first outputs and the counts."""
-        tally, first = _Tally(), None
-        keep = given is not None and given.function is not None
+        tally, first = ScoreTally(), None
         told.step("run the float model")
         for index, kept, origin, sample in self._items():
             if not kept:
@@ -213,11 +179,20 @@ class Yardstick:
             main = next(iter(outputs.values()))
             self._labels.append(truth.of(origin, len(main) if main.ndim > 1 else 1))
             self._remember(len(self._labels) - 1, outputs)
-            tally.add(outputs, outputs, self._labels[-1], keep=keep)
+            tally.add(self._look(outputs, outputs, given), self._labels[-1])
             told.advance(len(self._labels))
         if first is None:
             raise DataError("There is nothing to judge by.", expected="at least one held-out sample")
         return first, tally
+
+    def _look(self, outputs: Outputs, wanted: Outputs, measure: Measure | None) -> Look:
+        """A user's metric knows the float model's names."""
+        named = dict(zip(wanted, outputs.values(), strict=True))
+        return look(named, list(wanted.values()), keep=measure is not None and measure.function is not None)
+
+    def _close(self, tally: ScoreTally) -> list[Closeness]:
+        """Of the outputs that have an error: floats, of one shape in both models."""
+        return [c for c, is_float in zip(tally.close, self._floats, strict=True) if is_float and c.count]
 
     @property
     def resolution(self) -> float | None:
@@ -238,19 +213,19 @@ class Yardstick:
         with np.load(self._folder / f"{index}.npz", allow_pickle=False) as file:
             return {name: file[str(place)] for place, name in enumerate(self.outputs)}
 
-    def _value(self, tally: _Tally) -> float:
+    def _value(self, tally: ScoreTally) -> float:
         measure = self.measure
         if measure.function is not None:
             found = scores(measure.name, measure.function, tally.kept, self._labels if self._known else None)
             return _single_value(measure.name, found)
-        rows = max(tally.rows, 1)
+        rows, close = max(tally.rows, 1), self._close(tally)
         values: dict[str, Callable[[], float]] = {
             "top1": lambda: tally.right / rows,
             "top5": lambda: tally.near / rows,
             "agreement": lambda: tally.same / rows,
-            "cosine": lambda: tally.cosine,
-            "fidelity": lambda: max(0.0, 1 - tally.noise),
-            "sqnr": lambda: tally.sqnr_db,
+            "cosine": lambda: _cosine(close),
+            "fidelity": lambda: max(0.0, 1 - _noise(close)),
+            "sqnr": lambda: _sqnr_db(close),
         }
         return values[measure.name]()
 
@@ -294,10 +269,7 @@ def measure_of(metric: str | Metric | None, *, lower: bool = False) -> Measure |
         if lower:
             raise RecipeError("More is better for every builtin metric.", where=f"--metric {name}, lower")
         return Measure(name, BUILTIN[name], share=name != "sqnr")
-    if isinstance(metric, str):
-        own, function = load_metric(metric)
-    else:
-        own, function = getattr(metric, "__name__", "metric"), metric
+    own, function = named_metric(metric)
     return Measure(own, "the user's own", lower=lower, share=False, function=function)
 
 

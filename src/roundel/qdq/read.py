@@ -282,7 +282,7 @@ class _Stripper:
             self._constant(node, value)
 
     def _name_for(self, node: ir.Node, value: ir.Value) -> str:
-        """Of the tensor; with a second pair, in another scale, it becomes a value of its own behind an Identity."""
+        """Of the tensor; with a second pair, in another scale, a name of its own behind an Identity."""
         known, said = self.tensors.get(str(value.name)), read_quantizer(node)
         if known is None or said is None or _agree(known, said):
             return str(value.name)

@@ -10,7 +10,8 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from roundel.errors import did_you_mean
-from roundel.quark.enums import CalibrationMethod, QuantFormat, QuantType
+from roundel.quark.enums import QuantFormat, QuantType
+from roundel.recipe.settings import CalibrationMethod
 
 _ALWAYS_SHOWN = ("calibrate_method", "quant_format", "activation_type", "weight_type")
 

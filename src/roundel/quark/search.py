@@ -16,7 +16,7 @@ import numpy as np
 from roundel.data import Samples
 from roundel.data.samples import repeatable
 from roundel.measure.folders import similarity
-from roundel.measure.infer import Predictor
+from roundel.measure.runner import Predictor
 from roundel.model.files import write_text
 from roundel.pipeline import quantize
 from roundel.quark import enums, specs

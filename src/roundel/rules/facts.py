@@ -9,7 +9,8 @@ import onnx_ir as ir
 
 from roundel.model import LoadedModel, load_model
 from roundel.model.graph import op_key
-from roundel.model.load import ModelSource, as_written
+from roundel.model.load import as_written
+from roundel.model.structure import ModelSource
 from roundel.passes import refresh_shapes
 from roundel.passes.activations import rescalable
 from roundel.passes.cleanup import lift_constants

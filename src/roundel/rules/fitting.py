@@ -6,7 +6,7 @@ from collections import Counter
 from collections.abc import Mapping
 
 from roundel.errors import RecipeError
-from roundel.model.load import ModelSource
+from roundel.model.structure import ModelSource
 from roundel.recipe.settings import Recipe
 from roundel.rules.formats import format_of
 from roundel.rules.report import check_model

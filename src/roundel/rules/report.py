@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from roundel.model.load import ModelSource
+from roundel.model.structure import ModelSource
 from roundel.recipe.load import RecipeSource
 from roundel.rules import finished, graphs, operators, written
 from roundel.rules.facts import Facts, gather_facts

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import tempfile
 import time as clock
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
@@ -10,20 +9,17 @@ from pathlib import Path
 from typing import Any
 
 from roundel.errors import OutputError, RecipeError, VerifyError
-from roundel.measure.evaluate import Metric
-from roundel.measure.yardstick import Judging, Question, prepare_judging
+from roundel.measure.scores import Metric
+from roundel.measure.yardstick import Question
 from roundel.model.files import check_writable, same_file, write_text
-from roundel.model.load import ModelSource
-from roundel.pipeline import quantize
+from roundel.model.structure import ModelSource
 from roundel.recipe.load import load_recipe
 from roundel.request import changed, record_path
 from roundel.result import QuantizeResult
-from roundel.rules.report import check_model
-from roundel.trials.budget import Deadline, Drop, OutOfTime, RungForecast, parse_drop, parse_time
+from roundel.trials.budget import Drop, RungForecast, parse_drop, parse_time
+from roundel.trials.engine import Engine, OutOfTime, TitledListener, trying
 from roundel.trials.rungs import AutoResult, Rung, RungStep, RungVerdict, chosen_rungs, mixtures, refused
 from roundel.types import Listener, Silent
-
-_DEVICE = "stx"  # whose placement is predicted where none was named
 
 
 def auto(
@@ -71,33 +67,62 @@ def auto(
     Raises:
         RoundelError: something in the model, the data or the options is wrong; nothing was written.
     """
-    start, told = clock.perf_counter(), listener or Silent()
-    budget, limit, ladder = parse_drop(max_drop), parse_time(time), chosen_rungs(rungs)
+    start, limit = clock.perf_counter(), parse_time(time)
+    deadline, settings = None if limit is None else start + limit, changed(changes, None, exclude)
+    task = _Task(chosen_rungs(rungs), parse_drop(max_drop), device, settings, start, deadline)
+    question = Question(data, eval_data, labels, metric, lower_is_better)
+    _check_metric(metric)
+    return _climbed(model, output, question, task, (listener or Silent(), on_step))
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class _Task:
+    """What was asked for.
+
+    Attributes:
+        ladder: the rungs.
+        budget: what may be lost.
+        device: the NPU it is for.
+        changes: recipe values for every rung.
+        start, deadline: on the clock.
+    """
+
+    ladder: Sequence[Rung]
+    budget: Drop
+    device: str | None
+    changes: Mapping[str, Any]
+    start: float
+    deadline: float | None
+
+
+Heard = tuple[Listener, Callable[[RungStep], None] | None]
+
+
+def _climbed(
+    model: ModelSource, output: str | Path | None, question: Question, task: _Task, heard: Heard
+) -> AutoResult:
+    recipes = [load_recipe(rung.preset, task.changes) for rung in task.ladder]
+    out = refused(task.ladder, task.device)
+    sources = model, question.data, question.eval_data
+    target = None if output is None else _checked(Path(output), sources)
+    with trying(model, recipes[0], question, heard[0], task.device) as engine:
+        walk = _Walk(engine, task, heard)
+        walk.up(out)
+        if walk.best is None:
+            raise _nothing(walk.steps)
+        found = walk.finished(target)
+        if target is not None:
+            write_text(ladder_path(target), found.to_json())
+        return found
+
+
+def _check_metric(metric: object) -> None:
     if isinstance(metric, str) and metric.strip().casefold() == "sqnr":
         raise RecipeError(
             "The float model's signal to noise is infinite, so nothing can be said about its drop.",
             where="--metric sqnr",
             hint="Use --metric fidelity: 99 % is 20 dB, 99.9 % is 30 dB.",
         )
-    settings = changed(changes, None, exclude)
-    recipes, out = [load_recipe(rung.preset, settings) for rung in ladder], refused(ladder, device)
-    target = None if output is None else _checked(Path(output), (model, data, eval_data))
-    question = Question(data, eval_data, labels, metric, lower_is_better)
-    with tempfile.TemporaryDirectory(prefix="roundel-auto-") as name:
-        folder, outputs = Path(name), Path(name) / "float"
-        outputs.mkdir()
-        try:
-            judged = prepare_judging(model, recipes[0], question, outputs, told)
-            walk = _Walk(_Task(model, judged, folder, budget, device, settings), told, on_step)
-            walk.up(ladder, out, None if limit is None else start + limit)
-        finally:
-            told.close()
-        if walk.best is None:
-            raise _nothing(walk.steps)
-        found = walk.finished(target, clock.perf_counter() - start)
-        if target is not None:
-            write_text(ladder_path(target), found.to_json())
-        return found
 
 
 def ladder_path(model_path: Path) -> Path:
@@ -123,23 +148,13 @@ def _checked(target: Path, sources: Sequence[object]) -> Path:
     return target
 
 
-@dataclass(frozen=True, slots=True, eq=False)
-class _Task:
-    """What stays the same for every rung."""
-
-    model: ModelSource
-    judged: Judging
-    folder: Path
-    budget: Drop
-    device: str | None
-    changes: Mapping[str, Any]
-
-
 class _Walk:
     """The state of one walk."""
 
-    def __init__(self, task: _Task, told: Listener, heard: Callable[[RungStep], None] | None) -> None:
-        self._task, self._told, self._heard = task, told, heard
+    def __init__(self, engine: Engine, task: _Task, heard: Heard) -> None:
+        self._engine, self._task = engine, task
+        self._yardstick = engine.judging.yardstick
+        self._told, self._heard = heard
         self.steps: list[RungStep] = []
         self.best: tuple[int, QuantizeResult] | None = None
 
@@ -147,8 +162,9 @@ class _Walk:
     def _met(self) -> bool:
         return any(step.verdict is RungVerdict.MEETS for step in self.steps)
 
-    def up(self, ladder: Sequence[Rung], out: Mapping[str, str], deadline: float | None) -> None:
-        """Try the rungs until one meets the budget."""
+    def up(self, out: Mapping[str, str]) -> None:
+        """Try the rungs until one meets the budget, but for those that are out for a reason."""
+        ladder, deadline = self._task.ladder, self._task.deadline
         forecast = None if deadline is None else self._forecast()
         for place, rung in enumerate(ladder):
             # Where all of A16W8 meets the budget, a part of it may do, and runs faster.
@@ -162,11 +178,11 @@ class _Walk:
                 self._note(RungStep(rung.name, rung.title, RungVerdict.SKIPPED, why, preset=rung.preset))
                 continue
             start = clock.perf_counter()
-            self._try(rung, deadline)
+            self._try(rung)
             if forecast is not None:
                 forecast.learn(rung, clock.perf_counter() - start)
 
-    def finished(self, target: Path | None, seconds: float) -> AutoResult:
+    def finished(self, target: Path | None) -> AutoResult:
         """The result, written where it was asked for."""
         assert self.best is not None
         index, result = self.best
@@ -179,26 +195,25 @@ class _Walk:
         result = replace(result, record=named, path=target)
         if target is not None:
             result.save(target)
-        yardstick = self._task.judged.yardstick
         return AutoResult(
             met=met,
             steps=tuple(self.steps),
-            metric=yardstick.measure.name,
-            metric_words=yardstick.measure.words,
-            reference=yardstick.reference.value,
+            metric=self._yardstick.measure.name,
+            metric_words=self._yardstick.measure.words,
+            reference=self._yardstick.reference.value,
             max_drop=str(self._task.budget),
-            judged_on=self._task.judged.words,
+            judged_on=self._engine.judging.words,
             result=result,
             path=target,
-            seconds=seconds,
+            seconds=clock.perf_counter() - self._task.start,
             notes=tuple(self._notes()),
         )
 
-    def _try(self, rung: Rung, deadline: float | None) -> None:
+    def _try(self, rung: Rung) -> None:
         """Make and judge a rung's model, or its models one after the other."""
         start = clock.perf_counter()
         # Whatever the time, the first model is finished: there must be something to hand over.
-        told = Deadline(self._told, rung.name, None if self.best is None else deadline)
+        told = TitledListener(self._told, rung.name, None if self.best is None else self._task.deadline)
         try:
             for name, title, changes in self._variants(rung, told):
                 self._judge(replace(rung, name=name, title=title, changes=changes), told, start)
@@ -220,28 +235,16 @@ class _Walk:
         if not rung.mixed:
             yield rung.name, rung.title, self._task.changes
             return
-        for mixture in mixtures(
-            self._task.model, rung.preset, self._task.judged.learn, self._task.changes, told
-        ):
+        learn, changes = self._engine.judging.learn, self._task.changes
+        for mixture in mixtures(self._engine.model, rung.preset, learn, changes, told):
             count = f"{mixture.layers} of {mixture.of} layers in A16W8"
             yield f"mixed {mixture.layers}/{mixture.of}", count, mixture.changes
 
     def _judge(self, rung: Rung, told: Listener, start: float) -> None:
-        path = self._task.folder / "rung.onnx"
-        stats = self._task.folder / f"{rung.family}.stats" if rung.family in ("xint8", "float") else None
-        result = quantize(
-            self._task.model,
-            path,
-            recipe=rung.preset,
-            data=self._task.judged.learn,
-            changes=rung.changes,
-            stats=stats,
-            device=self._task.device,
-            listener=told,
-        )
-        found = self._task.judged.yardstick.judge(path, told)
-        share = check_model(path, device=self._task.device or _DEVICE).after.npu_share
-        yardstick = self._task.judged.yardstick
+        engine, yardstick = self._engine, self._yardstick
+        stats = engine.folder / f"{rung.family}.stats" if rung.family in ("xint8", "float") else None
+        result = engine.make(engine.path, rung.preset, told, changes=rung.changes, stats=stats)
+        found = engine.judge(told)
         lost = self._task.budget.of(yardstick.reference.value, found.value, lower=yardstick.measure.lower)
         met = self._task.budget.allows(lost)
         step = RungStep(
@@ -251,8 +254,8 @@ class _Walk:
             metric=found.value,
             drop=lost,
             sqnr_db=found.sqnr_db,
-            npu_share=share,
-            file_bytes=sum(file.stat().st_size for file in self._task.folder.glob("rung.onnx*")),
+            npu_share=engine.npu_share(),
+            file_bytes=engine.file_bytes(),
             seconds=clock.perf_counter() - start,
             preset=rung.preset,
             changes=rung.changes,
@@ -266,7 +269,7 @@ class _Walk:
             before = self.steps[self.best[0]]
             assert before.metric is not None
             assert step.metric is not None
-            better = self._task.judged.yardstick.measure.better(step.metric, before.metric)
+            better = self._yardstick.measure.better(step.metric, before.metric)
             if before.verdict is RungVerdict.MEETS or not better:
                 return
         self.best = (len(self.steps), replace(result, path=None))
@@ -284,21 +287,20 @@ class _Walk:
         return None
 
     def _forecast(self) -> RungForecast:
-        yardstick = self._task.judged.yardstick
+        yardstick, learn = self._yardstick, self._engine.judging.learn
         one = yardstick.reference.seconds / max(yardstick.samples, 1)
-        count = self._task.judged.learn.count
-        learned = count if count is not None else sum(1 for _ in self._task.judged.learn)
+        learned = learn.count if learn.count is not None else sum(1 for _ in learn)
         return RungForecast(one * learned, yardstick.reference.seconds)
 
     def _notes(self) -> Iterator[str]:
-        yardstick, budget = self._task.judged.yardstick, self._task.budget
+        yardstick, budget = self._yardstick, self._task.budget
         step = yardstick.resolution
         if step is not None and budget.of(1.0, 1.0 - step) > budget.amount > 0:
             yield (
                 f"{yardstick.rows} rows judge, so {yardstick.measure.name} moves in steps of {step:.2%}:"
                 f" a budget of {budget} cannot be told from none; more evaluation data would tell"
             )
-        if self._task.judged.learn.description.get("random"):
+        if self._engine.judging.learn.description.get("random"):
             yield "judged on random data: the figures mean nothing for real inputs"
 
 

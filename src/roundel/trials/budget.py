@@ -5,12 +5,10 @@ from __future__ import annotations
 import enum
 import math
 import re
-import time
 from dataclasses import dataclass, field
 
 from roundel.errors import RecipeError
 from roundel.trials.rungs import Rung
-from roundel.types import Listener
 
 _DROP = re.compile(r"(?P<number>\d+(?:\.\d*)?|\.\d+)\s*(?P<unit>%|percent|points?|pts?|pp)?", re.IGNORECASE)
 _FORMS = "'1%' (of the float model's metric), '1 point' (of a hundred), or '0.01' (in the metric's own units)"
@@ -105,46 +103,6 @@ def parse_time(text: str | float | None) -> float | None:
 
 
 _START = 1.0  # seconds for sessions and files, whatever the model
-
-
-class OutOfTime(Exception):  # noqa: N818 - no error: the walk catches it
-    """A rung was still at work when time was over."""
-
-
-class Deadline:
-    """Passes everything on to a listener, with the rung's name, and ends the rung when time is over.
-
-    Args:
-        listener: who is told.
-        title: put before each step's name.
-        deadline: on the clock of `time.perf_counter`; None for no end.
-    """
-
-    def __init__(self, listener: Listener, title: str, deadline: float | None) -> None:
-        self._listener, self._title, self._deadline = listener, title, deadline
-
-    def step(self, name: str, total: int | None = None) -> None:
-        """A step begins."""
-        self._look()
-        self._listener.step(f"{self._title}: {name}", total)
-
-    def advance(self, done: float) -> None:
-        """Some of it is done."""
-        self._look()
-        self._listener.advance(done)
-
-    def say(self, text: str) -> None:
-        """A few words."""
-        self._look()
-        self._listener.say(text)
-
-    def close(self) -> None:
-        """The live line goes away."""
-        self._listener.close()
-
-    def _look(self) -> None:
-        if self._deadline is not None and time.perf_counter() > self._deadline:
-            raise OutOfTime
 
 
 @dataclass(slots=True)

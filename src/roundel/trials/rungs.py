@@ -5,17 +5,18 @@ from __future__ import annotations
 import enum
 import importlib.util
 import json
-import math
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import asdict, dataclass, field
+from dataclasses import dataclass, field
 from pathlib import Path
 from types import MappingProxyType
 from typing import TYPE_CHECKING, Any
 
+from roundel.card import Card, counted
 from roundel.errors import RecipeError, did_you_mean
 from roundel.measure.layers import LayerCost
 from roundel.measure.sensitivity import sensitivity
-from roundel.model.load import ModelSource
+from roundel.model.structure import ModelSource
+from roundel.plain import to_plain
 from roundel.recipe.settings import merge
 from roundel.report.record import versions
 from roundel.targets.npu import Format, device_named
@@ -205,12 +206,11 @@ class RungStep:
 
     def to_dict(self) -> dict[str, Any]:
         """Plain values; an infinite number becomes a string."""
-        tree = {**asdict(self), "verdict": self.verdict.value}
-        return {key: _plain(value) for key, value in tree.items()}
+        return dict(to_plain(self))
 
 
-@dataclass(frozen=True, slots=True, eq=False)
-class AutoResult:
+@dataclass(frozen=True, slots=True, eq=False, repr=False)
+class AutoResult(Card):
     """The ladder and what it led to.
 
     Attributes:
@@ -253,7 +253,7 @@ class AutoResult:
             "chosen": self.chosen.rung,
             "metric": self.metric,
             "metric_words": self.metric_words,
-            "float": _plain(self.reference),
+            "float": to_plain(self.reference),
             "max_drop": self.max_drop,
             "judged_on": self.judged_on,
             "file": self.path.name if self.path else None,
@@ -266,6 +266,12 @@ class AutoResult:
         """Indented JSON text."""
         return json.dumps(self.to_dict(), indent=1) + "\n"
 
-
-def _plain(value: Any) -> Any:
-    return str(value) if isinstance(value, float) and not math.isfinite(value) else value
+    def card(self) -> Mapping[str, object]:
+        """The main figures."""
+        tried = sum(step.metric is not None for step in self.steps)
+        return {
+            "chosen": f"{self.chosen.rung}, {'within' if self.met else 'beyond'} {self.max_drop}",
+            self.metric: f"{self.chosen.metric:.6g}, float {self.reference:.6g}, on {self.judged_on}",
+            "tried": f"{tried} of {counted(len(self.steps), 'rung')} in {self.seconds:.0f} s",
+            "file": self.path or "none",
+        }

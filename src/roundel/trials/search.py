@@ -4,31 +4,30 @@ from __future__ import annotations
 
 import json
 import shlex
-import tempfile
 import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
+from roundel.card import Card, counted
 from roundel.errors import RecipeError, did_you_mean
-from roundel.measure.evaluate import Metric
-from roundel.measure.yardstick import Judging, Question, prepare_judging
+from roundel.measure.scores import Metric
+from roundel.measure.yardstick import Question
 from roundel.model import load_model
 from roundel.model.graph import fingerprint
-from roundel.model.load import ModelSource
-from roundel.pipeline import quantize
+from roundel.model.structure import ModelSource
+from roundel.plain import to_plain
 from roundel.recipe.load import RecipeSource, load_recipe, preset_names
 from roundel.recipe.settings import Recipe, merge
 from roundel.request import changed
 from roundel.result import QuantizeResult
-from roundel.rules.report import check_model
+from roundel.trials.engine import Engine, trying
 from roundel.trials.space import PRESET, SpaceSource, nested, read_space
 from roundel.trials.study import Sampler, Study, Trial
 from roundel.types import Listener, Silent
 from roundel.work.executors import Executor
 
-_DEVICE = "stx"
 _SHOWN = 10
 MORE = {
     "size": ("minimize", "bytes of the file"),
@@ -37,8 +36,8 @@ MORE = {
 }
 
 
-@dataclass(frozen=True, slots=True, eq=False)
-class SearchResult:
+@dataclass(frozen=True, slots=True, eq=False, repr=False)
+class SearchResult(Card):
     """What a search has found so far.
 
     Attributes:
@@ -70,7 +69,7 @@ class SearchResult:
         return {
             "objectives": list(self.objectives),
             "metric": self.objectives[0],
-            "float": str(self.reference) if self.reference == float("inf") else self.reference,
+            "float": to_plain(self.reference),
             "judged_on": self.judged_on,
             "study": self.study,
             "trials": self.wanted,
@@ -78,6 +77,17 @@ class SearchResult:
             "best": [trial.to_dict() for trial in self.best[:_SHOWN]],
             "refused": [trial.to_dict() for trial in self.trials if trial.reason],
             "options": self.options,
+        }
+
+    def card(self) -> Mapping[str, object]:
+        """The main figures."""
+        best = self.best[0] if self.best else None
+        values = zip(self.objectives, best.values if best else (), strict=False)
+        return {
+            "study": f"{self.study}, {len(self.trials)} of {counted(self.wanted, 'trial')}",
+            "best": ", ".join(f"{name} {value:.6g}" for name, value in values) or "none",
+            "with": ", ".join(f"{k}={v}" for k, v in best.parameters.items()) if best else "nothing",
+            "judged on": f"{self.judged_on}; float {self.objectives[0]} {self.reference:.6g}",
         }
 
 
@@ -136,30 +146,17 @@ def search(
     told, wanted = listener or Silent(), read_space(space)
     base = load_recipe(recipe, changed(changes, None, exclude))
     directions = _directions(also, "minimize" if lower_is_better else "maximize")
-    if trials < 1 or sampler not in ("tpe", "random"):
-        raise RecipeError(
-            "A search needs at least one trial and a sampler.",
-            observed=f"trials={trials}, sampler={sampler}",
-            expected="trials 1 or more; sampler tpe or random",
-        )
-    if metric is None and labels is None:
-        metric = "sqnr"
-    file = None if study is None else Path(study)
+    _check_sampling(trials, sampler)
+    metric = "sqnr" if metric is None and labels is None else metric
     question = Question(data, eval_data, labels, metric, lower_is_better)
-    with tempfile.TemporaryDirectory(prefix="roundel-search-") as name:
-        folder, outputs = Path(name), Path(name) / "float"
-        outputs.mkdir()
-        try:
-            # The study first: a missing package or a wrong file should not wait for the float model.
-            found = Study(file, wanted, list(directions.values()), sampler=sampler, seed=seed)
-            judged = prepare_judging(model, base, question, outputs, told)
-            found.claim(file, _key(model, base, judged, directions, device))
-            work = _Work(model, base, judged, folder, tuple(also), device, executor)
-            found.run(trials, work.evaluate, told, on_trial or (lambda trial: None))
-        finally:
-            told.close()
-        ended = _finished(work, found, judged, directions, (output, file, trials))
-        return replace(ended, options=_options(ended.best, recipe))
+    # The study first: a missing package or a wrong file should not wait for the float model.
+    file = None if study is None else Path(study)
+    found = Study(file, wanted, list(directions.values()), sampler=sampler, seed=seed)
+    with trying(model, base, question, told, device, executor) as engine:
+        found.claim(file, _key(engine, base, directions))
+        evaluate = _Evaluation(engine, base, tuple(also))
+        found.run(trials, evaluate, told, on_trial or (lambda trial: None))
+    return replace(evaluate.result(found, file, output), wanted=trials, options=_options(found.best, recipe))
 
 
 def recipe_of(base: Recipe, parameters: Mapping[str, Any]) -> Recipe:
@@ -177,78 +174,51 @@ def recipe_of(base: Recipe, parameters: Mapping[str, Any]) -> Recipe:
     return load_recipe(str(parameters[PRESET]), merge(kept, nested(fields)))
 
 
-class _Work:
-    """Turns parameters into figures."""
+@dataclass(frozen=True, slots=True, eq=False)
+class _Evaluation:
+    """Turns parameters into the values of the objectives."""
 
-    def __init__(
-        self,
-        model: ModelSource,
-        base: Recipe,
-        judged: Judging,
-        folder: Path,
-        also: tuple[str, ...],
-        device: str | None,
-        executor: Executor | None,
-    ) -> None:
-        self._executor = executor
-        self._model, self._base, self._judged, self._folder = model, base, judged, folder
-        self._also, self._device = also, device
+    engine: Engine
+    base: Recipe
+    also: tuple[str, ...]
 
-    def evaluate(self, parameters: Mapping[str, Any], told: Listener) -> tuple[float, ...]:
-        """The values of the objectives."""
-        start, path = time.perf_counter(), self._folder / "trial.onnx"
-        self.make(parameters, path, told)
-        seconds = time.perf_counter() - start
-        figures = {
-            "time": seconds,
-            "size": float(sum(f.stat().st_size for f in self._folder.glob("trial.onnx*"))),
-        }
-        if "npu" in self._also:
-            share = check_model(path, device=self._device or _DEVICE).after.npu_share
-            figures["npu"] = share if share is not None else 0.0
-        value = self._judged.yardstick.judge(path, told).value
-        return (value, *(figures[name] for name in self._also))
+    def __call__(self, parameters: Mapping[str, Any], told: Listener) -> tuple[float, ...]:
+        engine, start = self.engine, time.perf_counter()
+        self.make(parameters, engine.path, told)
+        figures = {"time": time.perf_counter() - start, "size": float(engine.file_bytes())}
+        if "npu" in self.also:
+            figures["npu"] = engine.npu_share() or 0.0
+        return (engine.judge(told).value, *(figures[name] for name in self.also))
 
     def make(self, parameters: Mapping[str, Any], path: Path, told: Listener) -> QuantizeResult:
         """The model of a trial."""
-        return quantize(
-            self._model,
-            path,
-            recipe=recipe_of(self._base, parameters),
-            data=self._judged.learn,
-            device=self._device,
-            executor=self._executor,
-            listener=told,
+        return self.engine.make(path, recipe_of(self.base, parameters), told)
+
+    def result(self, study: Study, file: Path | None, output: str | Path | None) -> SearchResult:
+        """What the study holds; the best model is made again where an output is asked for."""
+        judging, best, made = self.engine.judging, study.best, None
+        if best and output is not None:
+            made = self.make(best[0].parameters, Path(output), Silent())
+        return SearchResult(
+            objectives=(judging.yardstick.measure.name, *self.also),
+            best=best,
+            trials=study.trials,
+            wanted=len(study.trials),
+            recipe=recipe_of(self.base, best[0].parameters) if best else None,
+            reference=judging.yardstick.reference.value,
+            judged_on=judging.words,
+            study=str(file) if file is not None else "in memory",
+            result=made,
         )
 
-    def recipe(self, trial: Trial) -> Recipe:
-        """Of a trial."""
-        return recipe_of(self._base, trial.parameters)
 
-
-def _finished(
-    work: _Work,
-    study: Study,
-    judged: Judging,
-    directions: Mapping[str, str],
-    asked: tuple[str | Path | None, Path | None, int],
-) -> SearchResult:
-    output, file, trials = asked
-    best, result = study.best, None
-    if best and output is not None:
-        result = work.make(best[0].parameters, Path(output), Silent())
-    measure = judged.yardstick.measure
-    return SearchResult(
-        objectives=(measure.name, *list(directions)[1:]),
-        best=best,
-        trials=study.trials,
-        wanted=trials,
-        recipe=work.recipe(best[0]) if best else None,
-        reference=judged.yardstick.reference.value,
-        judged_on=judged.words,
-        study=str(file) if file is not None else "in memory",
-        result=result,
-    )
+def _check_sampling(trials: int, sampler: str) -> None:
+    if trials < 1 or sampler not in ("tpe", "random"):
+        raise RecipeError(
+            "A search needs at least one trial and a sampler.",
+            observed=f"trials={trials}, sampler={sampler}",
+            expected="trials 1 or more; sampler tpe or random",
+        )
 
 
 def _directions(also: Sequence[str], metric: str) -> dict[str, str]:
@@ -263,19 +233,17 @@ def _directions(also: Sequence[str], metric: str) -> dict[str, str]:
     return {"metric": metric, **{name: MORE[name][0] for name in also}}
 
 
-def _key(
-    model: ModelSource, base: Recipe, judged: Judging, directions: Mapping[str, str], device: str | None
-) -> dict[str, Any]:
+def _key(engine: Engine, base: Recipe, directions: Mapping[str, str]) -> dict[str, Any]:
     """What the figures of a study depend on."""
-    yardstick = judged.yardstick
+    yardstick = engine.judging.yardstick
     return {
-        "model": fingerprint(load_model(model).model),
+        "model": fingerprint(load_model(engine.model).model),
         "recipe": base.model_dump(mode="json", exclude_defaults=True),
         "metric": yardstick.measure.name,
         "float": str(yardstick.reference.value),
-        "judged on": judged.words,
+        "judged on": engine.judging.words,
         "objectives": list(directions),
-        "device": device,
+        "device": engine.device,
     }
 
 

@@ -11,6 +11,8 @@ from typing import Any, Literal
 
 from roundel.errors import DependencyError, OutputError, RecipeError
 from roundel.model.files import check_writable
+from roundel.plain import to_plain
+from roundel.trials.engine import TitledListener
 from roundel.trials.space import Choice, Space, combinations
 from roundel.types import Listener
 
@@ -39,12 +41,7 @@ class Trial:
 
     def to_dict(self) -> dict[str, Any]:
         """Plain values."""
-        return {
-            "number": self.number,
-            "parameters": dict(self.parameters),
-            "values": list(self.values),
-            "reason": self.reason,
-        }
+        return dict(to_plain(self))
 
 
 def require_optuna() -> Any:
@@ -167,9 +164,8 @@ class Study:
         try:
             if before is not None and before.reason:
                 raise RecipeError(before.reason)
-            values = (
-                before.values if before is not None else evaluate(parameters, _Numbered(told, trial.number))
-            )
+            titled = TitledListener(told, f"trial {trial.number}")
+            values = before.values if before is not None else evaluate(parameters, titled)
         except RecipeError as error:
             trial.set_user_attr(_WHY, error.what + (f" ({error.expected})" if error.expected else ""))
             self._study.tell(trial, state=states.PRUNED)
@@ -226,29 +222,6 @@ class Study:
                 observed=" ".join(str(error).split())[:200],
                 expected="a file that an earlier search made, or a new one",
             ) from error
-
-
-class _Numbered:
-    """Puts a trial's number before the names of its steps."""
-
-    def __init__(self, told: Listener, number: int) -> None:
-        self._told, self._number = told, number
-
-    def step(self, name: str, total: int | None = None) -> None:
-        """A step begins."""
-        self._told.step(f"trial {self._number}: {name}", total)
-
-    def advance(self, done: float) -> None:
-        """Some of it is done."""
-        self._told.advance(done)
-
-    def say(self, text: str) -> None:
-        """A few words."""
-        self._told.say(text)
-
-    def close(self) -> None:
-        """The live line goes away."""
-        self._told.close()
 
 
 def _all(space: Space) -> Iterator[dict[str, str]]:

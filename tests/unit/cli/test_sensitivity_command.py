@@ -15,7 +15,7 @@ import roundel
 from helpers import build, feeds, node, normal, quantize, sqnr
 from roundel.errors import RecipeError
 from roundel.example import load_example
-from roundel.measure.layers import LayerKind
+from roundel.measure.layers import RemedyKind
 
 PLAIN = "a8w8_minmax"
 
@@ -45,7 +45,7 @@ def test_the_costly_layer_comes_first_and_its_proposal_helps() -> None:
     assert sum(layer.share for layer in found.layers) == pytest.approx(1)
     first = next(layer for layer in found.layers if layer.name == "first")
     assert first.nodes == ("first", "relu")  # they compute as one
-    assert worst.weights > worst.activations or worst.remedies[0].kind is LayerKind.A16W8
+    assert worst.weights > worst.activations or worst.remedies[0].kind is RemedyKind.A16W8
     assert worst.remedies[-1].option == "--exclude spike"
     better = quantize(model, PLAIN, data, overrides=[{"nodes": ["spike"], "type": "int16"}])
     assert sqnr(model, better, data) >= sqnr(model, quantize(model, PLAIN, data), data)
@@ -65,7 +65,7 @@ def test_won_back_is_what_the_options_win_back() -> None:
     advised = found.worst
     assert len(advised) == 2
     kinds = {layer.remedies[0].kind for layer in advised}
-    assert kinds == {LayerKind.A16W8}
+    assert kinds == {RemedyKind.A16W8}
     overrides = [layer.remedies[0].override for layer in advised]
     noise = [
         10

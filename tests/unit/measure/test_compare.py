@@ -16,7 +16,7 @@ from comparison_models import chain, images, ort_quantized, renamed, residual_ne
 from helpers import Feed, build, feeds, initializers, node, normal, quantize, session
 from roundel.errors import ModelError
 from roundel.example import load_example
-from roundel.measure import runner as compare_runner
+from roundel.measure import paired
 from roundel.measure.compare import compare
 from roundel.measure.types import Comparison
 from roundel.numerics.metrics import Closeness
@@ -238,7 +238,7 @@ def test_little_memory_gives_the_same_figures(
     ort_pair: tuple[onnx.ModelProto, onnx.ModelProto], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     whole = compare(*ort_pair, images(3))
-    monkeypatch.setattr(compare_runner, "MAX_LIVE_BYTES", 20_000)
+    monkeypatch.setattr(paired, "MAX_LIVE_BYTES", 20_000)
     parts = compare(*ort_pair, images(3))
     assert sqnrs(parts) == pytest.approx(sqnrs(whole), abs=1e-3)
     assert [sum(t.histogram.counts) for t in parts.tensors] == [

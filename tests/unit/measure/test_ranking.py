@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-from roundel.measure.layers import Layer, LayerCost
+from roundel.measure.layers import LayerCost, StoredLayer
 from roundel.measure.sensitivity import _ranked
 
 
-def _layer(name: str, makes: str, reads: str) -> Layer:
-    return Layer(name, "Conv", (name,), (makes,), (f"{name}.weight",), (reads, makes))
+def _layer(name: str, makes: str, reads: str) -> StoredLayer:
+    return StoredLayer(name, "Conv", (name,), (makes,), (f"{name}.weight",), (reads, makes))
 
 
 def _order(widened: bool, worst: int = 3) -> list[tuple[str, float]]:
