@@ -10,8 +10,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from roundel.errors import did_you_mean
-from roundel.quark.enums import QuantFormat, QuantType
-from roundel.recipe.settings import CalibrationMethod
+from roundel.quark.enums import CalibrationMethod, QuantFormat, QuantType
 
 _ALWAYS_SHOWN = ("calibrate_method", "quant_format", "activation_type", "weight_type")
 

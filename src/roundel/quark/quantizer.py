@@ -14,13 +14,12 @@ from roundel.data import RandomSpec
 from roundel.pipeline import quantize
 from roundel.quark.algorithms import AlgoConfig
 from roundel.quark.config import Config, QuantizationConfig
-from roundel.quark.enums import QuantFormat, QuantType
+from roundel.quark.enums import CalibrationMethod, QuantFormat, QuantType
 from roundel.quark.errors import QuarkConfigError, QuarkDataError, QuarkModelMissingError
 from roundel.quark.qconfig import QConfig, lowered
 from roundel.quark.request import normalised
 from roundel.quark.runtime import show_evaluation
 from roundel.quark.translate import Translation, translate
-from roundel.recipe.settings import CalibrationMethod
 from roundel.report.console import ProgressListener, show_plan, show_summary, terminal
 from roundel.result import QuantizeResult
 

@@ -12,9 +12,8 @@ import onnx_ir as ir
 
 from roundel.errors import did_you_mean
 from roundel.model.graph import downstream, upstream
-from roundel.model.load import load_model
+from roundel.model.load import ModelSource, load_model
 from roundel.model.normalise import raise_opset
-from roundel.model.structure import ModelSource
 from roundel.passes import prepare
 from roundel.plan import build_plan
 from roundel.quark.enums import recipe_type

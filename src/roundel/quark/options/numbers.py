@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from roundel.quark.enums import ExtendedCalibrationMethod, PowerOfTwoMethod
+from roundel.quark.enums import CalibrationMethod, ExtendedCalibrationMethod, PowerOfTwoMethod
 from roundel.quark.request import OPTIONS as BLOCK_OPTIONS
 from roundel.quark.request import Request, block_values
 from roundel.quark.rows import (
@@ -30,7 +30,6 @@ from roundel.quark.rows import (
     to_run,
     to_word,
 )
-from roundel.recipe.settings import CalibrationMethod
 
 _SCALES = ("activations.scale", "weights.scale")
 

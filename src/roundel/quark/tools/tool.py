@@ -14,8 +14,7 @@ import onnx_ir as ir
 
 from roundel.errors import ModelError, OutputError
 from roundel.model.files import check_writable, save_model
-from roundel.model.load import load_model
-from roundel.model.structure import ModelSource
+from roundel.model.load import ModelSource, load_model
 from roundel.passes.cleanup import remove_dead_code
 from roundel.qdq.functions import attach
 from roundel.qdq.names import QUARK
