@@ -14,6 +14,7 @@ import onnx_ir as ir
 from roundel.baseline import establish
 from roundel.calibrate.positions import refine
 from roundel.calibrate.resolve import resolve
+from roundel.card import Card
 from roundel.data import open_samples
 from roundel.errors import OutputError, RecipeError
 from roundel.evidence import Evidence, gather, most_samples, open_data
@@ -49,6 +50,7 @@ from roundel.model.graph import fingerprint, input_specs, weight_bytes
 from roundel.model.load import ModelSource
 from roundel.model.memory import parse_size, within
 from roundel.model.structure import blaming
+from roundel.outputs import record_path
 from roundel.plan import QuantPlan, build_plan
 from roundel.plan.float_parts import Joint, joined_outputs, spared_notes
 from roundel.preparation import Prepared, load_prepared
@@ -57,7 +59,7 @@ from roundel.qdq.weight_only import check_kernel, write_weights
 from roundel.qdq.write import share_codes
 from roundel.recipe.load import RecipeSource, load_recipe, unfolded
 from roundel.recipe.settings import Recipe, WeightOnly, merge
-from roundel.report.record import Clock, Record, plan_counts, recipe_dict
+from roundel.report.record import Clock, Record, plan_counts, recipe_dict, run_card
 from roundel.rules.fitting import for_device, for_effort, remaining
 from roundel.torch import Exported, is_torch_source, opened
 from roundel.torch.export import require_torch
@@ -71,8 +73,8 @@ _NOTHING = "nothing to quantize: the float model was passed through"
 _QUANTIZERS = frozenset({"QuantizeLinear", "DequantizeLinear", "DynamicQuantizeLinear"})
 
 
-@dataclass(frozen=True, slots=True, eq=False)
-class QuantizeResult:
+@dataclass(frozen=True, slots=True, eq=False, repr=False)
+class QuantizeResult(Card):
     """A finished run.
 
     Attributes:
@@ -86,6 +88,10 @@ class QuantizeResult:
     path: Path | None
     plan: QuantPlan
     record: Record
+
+    def card(self) -> Mapping[str, object]:
+        """What matters most of the record."""
+        return run_card(self.record)
 
     @property
     def model(self) -> onnx.ModelProto:
@@ -261,11 +267,6 @@ def changed(
         words = [before] if isinstance(before, str) else before
         tree = merge(tree, {"selection": {"exclude": [*words, *exclude]}})
     return tree
-
-
-def record_path(model_path: Path) -> Path:
-    """Where the record of a written model goes."""
-    return model_path.with_suffix(".json")
 
 
 def _as_onnx(

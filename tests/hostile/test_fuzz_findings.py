@@ -24,7 +24,7 @@ from fuzzing.guard import Guard
 from helpers import build, node, normal
 from roundel.errors import DataError, ModelError, RecipeError, VerifyError
 from roundel.gate import compare_outputs
-from roundel.inspection import inspect_model
+from roundel.inspection import inspect
 from roundel.model.session import open_session
 
 DATA = roundel.RandomData(count=2)
@@ -129,7 +129,7 @@ def test_a_bent_model(seed: str, change: Any, preset: str, tmp_path: Path) -> No
         assert roundel.quantize(path, recipe=preset, data=DATA).record.quantized
         assert change in (two_values, wrong_initializer_input)
     with suppress(ModelError):
-        assert inspect_model(path, preset).operators
+        assert inspect(path, preset=preset).operators
 
 
 @pytest.mark.parametrize(

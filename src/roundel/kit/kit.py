@@ -5,7 +5,7 @@ from __future__ import annotations
 import hashlib
 import json
 import re
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from importlib import resources
 from pathlib import Path, PurePosixPath
@@ -13,10 +13,13 @@ from typing import Any
 
 import onnx_ir as ir
 
+from roundel.card import Card
 from roundel.errors import ModelError, RecipeError
 from roundel.kit.files import KitFile, file_digest, write_folder
 from roundel.model import load_model
 from roundel.model.graph import input_specs
+from roundel.outputs import external_tensors
+from roundel.plain import to_plain
 from roundel.rules.formats import Recognised, recognise
 from roundel.targets.npu import MINIMUM_CONVS, Device, Format, device_named
 
@@ -29,7 +32,7 @@ def external_files(model: ir.Model, path: Path) -> dict[str, Path]:
     """
     home = path.absolute().parent
     found: dict[str, Path] = {}
-    for tensor in _external_tensors(model):
+    for tensor in external_tensors(model):
         location = str(tensor.location).replace("\\", "/")
         parts = PurePosixPath(location).parts
         source = home.joinpath(*parts)
@@ -51,18 +54,6 @@ def external_files(model: ir.Model, path: Path) -> dict[str, Path]:
             )
         found[PurePosixPath(*parts).as_posix()] = source
     return dict(sorted(found.items()))
-
-
-def _external_tensors(model: ir.Model) -> Iterator[ir.ExternalTensor]:
-    for graph in model.graphs():
-        for value in graph.initializers.values():
-            if isinstance(value.const_value, ir.ExternalTensor):
-                yield value.const_value
-    bodies: list[ir.Graph | ir.Function] = [model.graph, *model.functions.values()]
-    for node in (node for body in bodies for node in body.all_nodes()):
-        for attribute in node.attributes.values():
-            if attribute.type is ir.AttributeType.TENSOR and isinstance(attribute.value, ir.ExternalTensor):
-                yield attribute.value
 
 
 CACHE_FOLDER = "cache"
@@ -259,8 +250,8 @@ MODEL_FILE = "model.onnx"
 OPTIONS_FILE = "provider_options.json"
 
 
-@dataclass(frozen=True, slots=True)
-class DeployKit:
+@dataclass(frozen=True, slots=True, repr=False)
+class DeployKit(Card):
     """A kit that was written.
 
     Attributes:
@@ -281,27 +272,31 @@ class DeployKit:
     options: Mapping[str, str]
     notes: tuple[str, ...]
 
-    def to_dict(self) -> dict[str, Any]:
-        """Plain values for JSON."""
+    def card(self) -> Mapping[str, object]:
+        """Where it is and what it holds."""
+        about = f"{self.format.name} for {self.device}"
         return {
-            "folder": str(self.folder),
-            "files": list(self.files),
-            "format": self.format.name,
-            "reason": self.reason,
-            "device": self.device,
-            "provider_options": dict(self.options),
-            "notes": list(self.notes),
+            "folder": self.folder,
+            "model": about,
+            "files": ", ".join(self.files),
+            "notes": len(self.notes),
         }
 
+    def to_dict(self) -> dict[str, Any]:
+        """Plain values for JSON."""
+        tree: dict[str, Any] = to_plain(self)
+        options = tree.pop("options")
+        return {**tree, "format": self.format.name, "provider_options": options}
 
-def write_kit(
-    model: str | Path, folder: str | Path, *, device: str = "stx", optimize_level: int = 2
+
+def deploy(
+    model: str | Path, output: str | Path, *, device: str = "stx", optimize_level: int = 2
 ) -> DeployKit:
     """Write a folder with the model, provider options, run script and instructions for one device.
 
     Args:
         model: the ONNX file to deploy. It is copied byte for byte, with its external data.
-        folder: the folder to write; created when missing, its parent must exist. Files in it that an earlier
+        output: the folder to write; created when missing, its parent must exist. Files in it that an earlier
             kit did not bring are never touched.
         device: phx, hpt, stx, stx-halo or krk.
         optimize_level: effort of the BF16 compiler, 1 to 3; integer models have no use for it.
@@ -309,7 +304,7 @@ def write_kit(
     Raises:
         RoundelError: the model is in no format that the device takes, or the folder cannot be written.
     """
-    path, target, machine = Path(model), Path(folder).absolute(), device_named(device)
+    path, target, machine = Path(model), Path(output).absolute(), device_named(device)
     config = vaiml_config(optimize_level)
     loaded = load_model(path, allow_quantized=True)
     raw = ir.load(path.absolute(), format="protobuf")
@@ -323,13 +318,13 @@ def write_kit(
     files.append(KitFile(OPTIONS_FILE, (json.dumps(options, indent=2) + "\n").encode()))
     if not recognised.format.integer:
         files.append(KitFile(CONFIG_FILE, config.encode()))
-    script = resources.files("roundel.kit").joinpath("run_template.py").read_bytes()
+    script = resources.files("roundel.kit").joinpath("run.py.txt").read_bytes()
     files.append(KitFile("run.py", script, executable=True))
     files.append(KitFile("README.md", readme(path.name, recognised, machine, notes).encode()))
     about = _about(path, recognised, machine, notes)
     written = write_folder(target, files, about)
     kind, reason = recognised.format, recognised.reason
-    return DeployKit(Path(folder), written, kind, reason, machine.name, options, notes)
+    return DeployKit(Path(output), written, kind, reason, machine.name, options, notes)
 
 
 def _about(path: Path, recognised: Recognised, device: Device, notes: tuple[str, ...]) -> dict[str, Any]:

@@ -9,12 +9,12 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
-from roundel.errors import OutputError, RecipeError, VerifyError
+from roundel.errors import RecipeError, VerifyError
 from roundel.measure.evaluate import Metric
 from roundel.measure.yardstick import Judging, Question, prepare_judging
-from roundel.model.files import check_writable, same_file, write_text
+from roundel.model.files import write_text
 from roundel.model.load import ModelSource
-from roundel.pipeline import QuantizeResult, changed, quantize, record_path
+from roundel.pipeline import QuantizeResult, changed, quantize
 from roundel.recipe.load import load_recipe
 from roundel.rules.report import check_model
 from roundel.trials.budget import Deadline, Drop, OutOfTime, RungForecast, parse_drop, parse_time
@@ -79,7 +79,7 @@ def auto(
         )
     settings = changed(changes, None, exclude)
     recipes, out = [load_recipe(rung.preset, settings) for rung in ladder], refused(ladder, device)
-    target = None if output is None else _checked(Path(output), (model, data, eval_data))
+    target = None if output is None else Path(output)
     question = Question(data, eval_data, labels, metric, lower_is_better)
     with tempfile.TemporaryDirectory(prefix="roundel-auto-") as name:
         folder, outputs = Path(name), Path(name) / "float"
@@ -101,24 +101,6 @@ def auto(
 def ladder_path(model_path: Path) -> Path:
     """Where the record of the walk goes."""
     return model_path.with_suffix(".auto.json")
-
-
-def _checked(target: Path, sources: Sequence[object]) -> Path:
-    """Fail now, not after minutes of work, when a file cannot be written, or would cover what is read."""
-    if record_path(target) == target:
-        raise OutputError(
-            "The output's name is that of its record.", where=target, expected="a name such as out.onnx"
-        )
-    for path in (target, record_path(target), ladder_path(target)):
-        check_writable(path)
-        for source in sources:
-            if isinstance(source, str | Path) and same_file(path, Path(source)):
-                raise OutputError(
-                    "The output would overwrite what it is made from.",
-                    where=path,
-                    hint="Choose another output path.",
-                )
-    return target
 
 
 @dataclass(frozen=True, slots=True, eq=False)
