@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import stat
 from collections.abc import Iterator, Mapping
 from pathlib import Path
 
@@ -90,26 +91,37 @@ def _files(name: str, source: object) -> Iterator[tuple[str, Path]]:
 
 
 def _refuse(what: str, target: Path, other: str, source: Path) -> None:
+    there, read = _kind(target), _kind(source)
+    if read is None:
+        return
     if same_file(target, source):
         raise _refusal(what, target, other)
-    if not target.exists():  # nothing is there that could be lost
+    if there is None:  # nothing is there that could be lost
         return
-    if source.is_dir():
-        if target.suffix.lower() in ARRAY_SUFFIXES | IMAGE_SUFFIXES:
-            found = next((f for f in files_below(source) if same_file(target, source / f)), None)
-            if found is not None:
-                raise _refusal(what, target, f"{other}: {found} in {source}")
-    elif any(same_file(target, data) for data in _external_files(source)):
-        raise _refusal(what, target, f"{other}'s external data")
+    if stat.S_ISREG(read.st_mode):
+        if any(same_file(target, data) for data in _external_files(source, read.st_size)):
+            raise _refusal(what, target, f"{other}'s external data")
+    elif target.suffix.lower() in ARRAY_SUFFIXES | IMAGE_SUFFIXES:
+        for file in files_below(source):
+            if same_file(target, source / file):
+                raise _refusal(what, target, f"{other}: {file} in {source}")
 
 
-def _external_files(path: Path) -> set[Path]:
+def _kind(path: Path) -> os.stat_result | None:
+    """What is there; nothing under a name that is none: labels may be 're:…', a model 'package:factory'."""
+    try:
+        return path.stat()
+    except (OSError, ValueError):
+        return None
+
+
+def _external_files(path: Path, size: int) -> set[Path]:
     """Of a model; nothing for any other file, about which its reader has better words."""
-    if path.suffix.lower() in _NO_MODELS or not path.is_file() or path.stat().st_size > _STRUCTURE:
+    if path.suffix.lower() in _NO_MODELS or size > _STRUCTURE:
         return set()
     try:
         model = ir.load(path.absolute(), format="protobuf")
-    except (DecodeError, ValueError, TypeError, AttributeError):
+    except (DecodeError, OSError, ValueError, TypeError, AttributeError):
         return set()
     return {Path(tensor.path) for tensor in external_tensors(model)}
 
