@@ -20,7 +20,7 @@ from roundel.cli.options import (
     Quiet,
     RecipeFile,
     Set,
-    Work,
+    WorkWords,
     names,
     needed_data,
     put_json,
@@ -215,7 +215,7 @@ def search_command(
     as_json: Json = False,
     *,
     data: DataWords,
-    work: Work,
+    work: WorkWords,
 ) -> None:
     """Search recipe values for the best model, in a study that a later run goes on with (needs Optuna)."""
     from roundel.api.making import search

@@ -8,19 +8,19 @@ from typing import Annotated
 import typer
 
 from roundel.cli.options import (
+    CheckpointWords,
     DataWords,
     EitherModel,
     Exclude,
     Include,
     Json,
-    Kept,
     Model,
     Preset,
     Quiet,
     RecipeFile,
     Report,
     Set,
-    Work,
+    WorkWords,
     data_words,
     kept_words,
     needed_data,
@@ -154,8 +154,8 @@ def evaluate_command(
     as_json: Json = False,
     *,
     data: DataWords,
-    work: Work,
-    kept: Kept,
+    work: WorkWords,
+    kept: CheckpointWords,
 ) -> None:
     """Judge results: two folders file by file, or models side by side on data."""
     from roundel.api.judging import evaluate
@@ -193,8 +193,8 @@ def compare_command(
         Path, typer.Argument(help="Its quantized form, from any tool.", show_default=False)
     ],
     data: DataWords,
-    work: Work,
-    kept: Kept,
+    work: WorkWords,
+    kept: CheckpointWords,
     everything: Annotated[
         bool, typer.Option("--all", help="All tensors, in order of execution, not only the worst.")
     ] = False,
@@ -235,8 +235,8 @@ def compare_command(
 def sensitivity_command(
     model: Model,
     data: DataWords,
-    work: Work,
-    kept: Kept,
+    work: WorkWords,
+    kept: CheckpointWords,
     preset: Preset = None,
     recipe: RecipeFile = None,
     exclude: Exclude = None,

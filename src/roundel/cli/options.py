@@ -165,7 +165,7 @@ def needed_data(**words: Any) -> DataWords:
     return found
 
 
-class Kept(TypedDict):
+class CheckpointWords(TypedDict):
     """Where a run writes down what is done."""
 
     checkpoint: Path | None
@@ -182,12 +182,12 @@ def kept_words(
     resume: Annotated[
         bool, typer.Option("--resume", help="Go on from the checkpoint.", rich_help_panel=_WORK)
     ] = False,
-) -> Kept:
+) -> CheckpointWords:
     """The options of checkpoints, as values."""
-    return Kept(checkpoint=checkpoint, resume=resume)
+    return CheckpointWords(checkpoint=checkpoint, resume=resume)
 
 
-class Work(TypedDict):
+class WorkWords(TypedDict):
     """Where a run's work is done."""
 
     executor: Executor | None
@@ -220,7 +220,7 @@ def work_words(
             rich_help_panel=_WORK,
         ),
     ] = False,
-) -> Work:
+) -> WorkWords:
     """The options of executors, as values; None for this process."""
     if executor is None:
         if workers is not None or address is not None or shared_files:
@@ -228,10 +228,10 @@ def work_words(
                 "--workers, --address and --shared-files need an executor.",
                 expected="--executor processes or --executor ray, too",
             )
-        return Work(executor=None)
+        return WorkWords(executor=None)
     from roundel.work.work import executor as named
 
-    return Work(executor=named(executor, address=address, workers=workers, shared_files=shared_files))
+    return WorkWords(executor=named(executor, address=address, workers=workers, shared_files=shared_files))
 
 
 def settings_tree(settings: list[str] | None) -> dict[str, Any]:

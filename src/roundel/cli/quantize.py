@@ -9,18 +9,18 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from roundel.cli.options import (
+    CheckpointWords,
     DataWords,
     Exclude,
     ExcludeSubgraph,
     Include,
     Json,
-    Kept,
     Output,
     Preset,
     RecipeFile,
     Report,
     Set,
-    Work,
+    WorkWords,
     data_words,
     kept_words,
     random_data,
@@ -125,8 +125,8 @@ def quantize_command(
     ] = False,
     as_json: Json = False,
     *,
-    work: Work,
-    kept: Kept,
+    work: WorkWords,
+    kept: CheckpointWords,
 ) -> None:
     """Quantize a float model and write a verified Q/DQ model with its record beside it."""
     changes = settings_tree(settings)

@@ -8,7 +8,7 @@ from rich.text import Text
 from roundel.kit.kit import DeployKit
 from roundel.kit.npu_report import NpuReport
 from roundel.kit.placement import PlacementComparison, places, verdicts
-from roundel.report.console import grid, pairs, show_notes
+from roundel.report.console import grid, labelled, show_notes
 
 
 def show_kit(console: Console, kit: DeployKit) -> None:
@@ -20,7 +20,7 @@ def show_kit(console: Console, kit: DeployKit) -> None:
         "files": ", ".join(kit.files),
         "options": ", ".join(f"{key}={value}" for key, value in kit.options.items()),
     }
-    console.print(pairs(rows))
+    console.print(labelled(rows))
     show_notes(console, kit.notes)
     console.print(Text(f"next: python {kit.folder / 'run.py'} --random --report"))
 

@@ -168,7 +168,7 @@ def grid(*headings: str, title: str | None = None, gap: int = 2) -> Table:
     return table
 
 
-def pairs(rows: Mapping[str, str]) -> Table:
+def labelled(rows: Mapping[str, str]) -> Table:
     """Labels with their texts, one below the other."""
     table = Table(show_header=False, box=None, padding=(0, 1))
     for label, text in rows.items():
@@ -221,7 +221,7 @@ def show_summary(console: Console, record: Record, *, every_layer: bool = False)
         "quantized": f"{quantized} of {quantized + sum(left.values())} nodes",
         **({"left in float": _counts(left)} if left else {}),
     }
-    table = pairs(rows)
+    table = labelled(rows)
     for step in record.improvements:
         table.add_row(step.step, _step_line(step))
     steps = ", ".join(f"{name} {took:.1f}" for name, took in seconds.items() if took >= 0.05)
@@ -294,7 +294,7 @@ def show_inspection(console: Console, found: Any, *, nodes: bool) -> None:
         "outputs": "\n".join(found.outputs),
         "weights": types or "none",
     }
-    console.print(pairs(rows))
+    console.print(labelled(rows))
     counts = grid("operator", ">nodes")
     for op, count in found.operators.items():
         counts.add_row(escape(op), str(count))
@@ -331,7 +331,7 @@ def show_conversion(console: Console, tree: Tree) -> None:
         "result": f"{file['name']} ({size(file['bytes'])})",
         "converted": f"{counts['activations']} activations, {counts['constants']} constants",
     }
-    console.print(pairs(rows))
+    console.print(labelled(rows))
     if tree["outputs"]:
         console.print(_outputs(tree["outputs"], "against the model given", len(tree["outputs"])))
     show_notes(console, tree["notes"])

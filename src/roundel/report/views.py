@@ -10,7 +10,7 @@ from rich.markup import escape
 from rich.table import Table
 from rich.text import Text
 
-from roundel.report.console import grid, pairs, shortened, show_notes, size
+from roundel.report.console import grid, labelled, shortened, show_notes, size
 
 Tree = Mapping[str, Any]
 
@@ -48,7 +48,7 @@ def _summary(console: Console, tree: Tree) -> None:
         "quantized": f"{tree['quantized_model']} ({size(tree['quantized_bytes'])})",
         "samples": f"{tree['samples']}, {tree['seconds']['total']:.1f} s",
     }
-    table = pairs(rows)
+    table = labelled(rows)
     for out in tree["outputs"]:
         difference = out["difference"]
         words = [f"{_db(difference)} dB", f"cosine {difference['cosine']:.5f}"]
@@ -218,7 +218,7 @@ def _check_summary(console: Console, report: Tree) -> None:
         "MACs on the NPU": _change(_share(before), _share(after)),
         "nodes on the CPU": f"{_change(str(before['cpu_nodes']), str(after['cpu_nodes']))} of {total}",
     }
-    console.print(pairs(rows), highlight=False)
+    console.print(labelled(rows), highlight=False)
 
 
 def _change(before: str, after: str) -> str:
