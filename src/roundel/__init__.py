@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING
 from roundel.version import VERSION
 
 if TYPE_CHECKING:
-    from roundel.api.judging import check, compare, evaluate, explain, infer, lint_data, presets, sensitivity
+    from roundel.api.judging import check, compare, evaluate, explain, infer, lint_data, sensitivity
     from roundel.api.making import auto, forecast, quantize, search
     from roundel.conversion import ConvertResult, convert
     from roundel.data import RandomSpec as RandomData
@@ -34,6 +34,7 @@ if TYPE_CHECKING:
     from roundel.kit import deploy, npu_report
     from roundel.measure.evaluate import evaluate_models
     from roundel.measure.folders import evaluate_folders
+    from roundel.options import presets
     from roundel.pipeline import QuantizeResult
     from roundel.plan import QuantPlan
     from roundel.quark.old_tools import run_tool as tools
@@ -54,7 +55,7 @@ os.environ.setdefault("ORT_DISABLE_TELEMETRY", "1")
 
 # Names are looked up on first use, so that `import roundel` costs nothing.
 _NAMES = {
-    "roundel.api.judging": "check compare evaluate explain infer lint_data presets sensitivity",
+    "roundel.api.judging": "check compare evaluate explain infer lint_data sensitivity",
     "roundel.api.making": "auto forecast quantize search",
     "roundel.conversion": "ConvertResult convert",
     "roundel.data": "RandomData",
@@ -65,6 +66,7 @@ _NAMES = {
     "roundel.kit": "deploy npu_report",
     "roundel.measure.evaluate": "evaluate_models",
     "roundel.measure.folders": "evaluate_folders",
+    "roundel.options": "presets",
     "roundel.pipeline": "QuantizeResult",
     "roundel.plan": "QuantPlan",
     "roundel.quark.old_tools": "tools",

@@ -6,12 +6,22 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from roundel.errors import RecipeError
-from roundel.recipe.load import RecipeSource, load_recipe, unfolded
-from roundel.recipe.settings import Data
+from roundel.recipe.load import RecipeSource, load_recipe, preset_names, unfolded
+from roundel.recipe.settings import Data, Recipe
 
 DEFAULT_PRESET = "a8w8"
 Numbers = float | Sequence[float]
 Size = int | Sequence[int]
+
+
+def presets(name: str | None = None) -> dict[str, Recipe]:
+    """The presets that ship, or only the one of this name, as recipes: `presets("a8w8")["a8w8"].title`.
+
+    Raises:
+        RecipeError: there is no such preset.
+    """
+    recipes = (load_recipe(known) for known in (preset_names() if name is None else (name,)))
+    return {recipe.name: recipe for recipe in recipes}
 
 
 def chosen_recipe(preset: str | None, recipe: RecipeSource | None) -> RecipeSource | None:

@@ -33,8 +33,8 @@ from roundel.outputs import metric_file, record_path, refuse_overwriting
 from roundel.pipeline import changed
 from roundel.plan import QuantPlan, build_plan
 from roundel.preparation import load_prepared
-from roundel.recipe.load import RecipeSource, load_recipe, preset_names
-from roundel.recipe.settings import Data, Recipe
+from roundel.recipe.load import RecipeSource, load_recipe
+from roundel.recipe.settings import Data
 from roundel.reporting import DEVICE, write_report
 from roundel.rules import CheckReport, check_model
 from roundel.types import Listener
@@ -396,16 +396,6 @@ def lint_data(
         against_options=against_options,
         listener=listener,
     )
-
-
-def presets(name: str | None = None) -> dict[str, Recipe]:
-    """The presets that ship, or only the one of this name, as recipes: `presets("a8w8")["a8w8"].title`.
-
-    Raises:
-        RecipeError: there is no such preset.
-    """
-    recipes = (load_recipe(known) for known in (preset_names() if name is None else (name,)))
-    return {recipe.name: recipe for recipe in recipes}
 
 
 def _result_folders(

@@ -83,7 +83,7 @@ def presets_command(
     as_json: Json = False,
 ) -> None:
     """List the presets, or print one as a recipe file."""
-    from roundel.api.judging import presets
+    from roundel.options import presets
     from roundel.recipe.load import dump_yaml
 
     recipes = presets(name)
