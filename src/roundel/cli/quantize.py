@@ -163,7 +163,7 @@ def quantize_command(
         **work,
         **kept,
         listener=told,
-        on_forecast=foretold,
+        on_forecast=None if told is None else foretold,
     )
     if as_json:
         sys.stdout.write(result.record.to_json())
