@@ -1,8 +1,8 @@
 """Roundel: quantize neural networks for AMD Ryzen AI NPUs.
 
 import roundel
-result = roundel.quantize("model.onnx", "model.a8w8.onnx", recipe="a8w8", data="calibration/")
-print(result.record.outputs)
+result = roundel.quantize("model.onnx", "model.a8w8.onnx", preset="a8w8", data="calibration/")
+print(result)
 """
 
 from __future__ import annotations
@@ -14,6 +14,8 @@ from typing import TYPE_CHECKING
 from roundel.version import VERSION
 
 if TYPE_CHECKING:
+    from roundel.api.judging import check, compare, evaluate, explain, infer, lint_data, sensitivity
+    from roundel.api.making import auto, forecast, quantize, search
     from roundel.conversion import ConvertResult, convert
     from roundel.data import RandomSpec as RandomData
     from roundel.errors import (
@@ -27,23 +29,22 @@ if TYPE_CHECKING:
         SelectionError,
         VerifyError,
     )
-    from roundel.forecasting import Forecast, forecast
-    from roundel.measure.compare import compare
+    from roundel.forecasting import Forecast
+    from roundel.inspection import inspect
+    from roundel.kit import deploy, npu_report
     from roundel.measure.evaluate import evaluate_models
     from roundel.measure.folders import evaluate_folders
-    from roundel.measure.infer import infer
-    from roundel.measure.lint import lint_data
-    from roundel.measure.sensitivity import sensitivity
-    from roundel.pipeline import quantize
+    from roundel.options import presets
     from roundel.plan import QuantPlan
+    from roundel.quark.old_tools import run_tool as tools
     from roundel.recipe.load import load_recipe, preset_names
     from roundel.recipe.settings import Recipe
     from roundel.reporting import write_report
     from roundel.reproduction import reproduce
     from roundel.result import QuantizeResult
-    from roundel.trials.auto import auto
+    from roundel.showcase import demo
     from roundel.trials.rungs import AutoResult
-    from roundel.trials.search import SearchResult, search
+    from roundel.trials.search import SearchResult
     from roundel.work.executors import executor
 
 __version__ = VERSION
@@ -53,42 +54,33 @@ __version__ = VERSION
 os.environ.setdefault("ORT_DISABLE_TELEMETRY", "1")
 
 # Names are looked up on first use, so that `import roundel` costs nothing.
-_HOMES = {
-    "AutoResult": "roundel.trials.rungs",
-    "ConvertResult": "roundel.conversion",
-    "DataError": "roundel.errors",
-    "DependencyError": "roundel.errors",
-    "ExecutorError": "roundel.errors",
-    "Forecast": "roundel.forecasting",
-    "ModelError": "roundel.errors",
-    "OutputError": "roundel.errors",
-    "QuantPlan": "roundel.plan",
-    "QuantizeResult": "roundel.result",
-    "RandomData": "roundel.data",
-    "Recipe": "roundel.recipe.settings",
-    "RecipeError": "roundel.errors",
-    "RoundelError": "roundel.errors",
-    "SearchResult": "roundel.trials.search",
-    "SelectionError": "roundel.errors",
-    "VerifyError": "roundel.errors",
-    "auto": "roundel.trials.auto",
-    "compare": "roundel.measure.compare",
-    "convert": "roundel.conversion",
-    "evaluate_folders": "roundel.measure.folders",
-    "evaluate_models": "roundel.measure.evaluate",
-    "executor": "roundel.work.executors",
-    "forecast": "roundel.forecasting",
-    "infer": "roundel.measure.infer",
-    "lint_data": "roundel.measure.lint",
-    "load_recipe": "roundel.recipe.load",
-    "preset_names": "roundel.recipe.load",
-    "quantize": "roundel.pipeline",
-    "reproduce": "roundel.reproduction",
-    "search": "roundel.trials.search",
-    "sensitivity": "roundel.measure.sensitivity",
-    "write_report": "roundel.reporting",
+_NAMES = {
+    "roundel.api.judging": "check compare evaluate explain infer lint_data sensitivity",
+    "roundel.api.making": "auto forecast quantize search",
+    "roundel.conversion": "ConvertResult convert",
+    "roundel.data": "RandomData",
+    "roundel.errors": "DataError DependencyError ExecutorError ModelError OutputError"
+    " RecipeError RoundelError SelectionError VerifyError",
+    "roundel.forecasting": "Forecast",
+    "roundel.inspection": "inspect",
+    "roundel.kit": "deploy npu_report",
+    "roundel.measure.evaluate": "evaluate_models",
+    "roundel.measure.folders": "evaluate_folders",
+    "roundel.options": "presets",
+    "roundel.result": "QuantizeResult",
+    "roundel.plan": "QuantPlan",
+    "roundel.quark.old_tools": "tools",
+    "roundel.recipe.load": "load_recipe preset_names",
+    "roundel.recipe.settings": "Recipe",
+    "roundel.reporting": "write_report",
+    "roundel.reproduction": "reproduce",
+    "roundel.showcase": "demo",
+    "roundel.trials.rungs": "AutoResult",
+    "roundel.trials.search": "SearchResult",
+    "roundel.work.executors": "executor",
 }
-_RENAMED = {"RandomData": "RandomSpec"}
+_HOMES = {name: home for home, names in _NAMES.items() for name in names.split()}
+_RENAMED = {"RandomData": "RandomSpec", "tools": "run_tool"}
 
 __all__ = [
     "AutoResult",
@@ -109,20 +101,29 @@ __all__ = [
     "SelectionError",
     "VerifyError",
     "auto",
+    "check",
     "compare",
     "convert",
+    "demo",
+    "deploy",
+    "evaluate",
     "evaluate_folders",
     "evaluate_models",
     "executor",
+    "explain",
     "forecast",
     "infer",
+    "inspect",
     "lint_data",
     "load_recipe",
+    "npu_report",
     "preset_names",
+    "presets",
     "quantize",
     "reproduce",
     "search",
     "sensitivity",
+    "tools",
     "write_report",
 ]
 
@@ -131,8 +132,8 @@ def __getattr__(name: str) -> object:
     if name not in _HOMES:
         raise AttributeError(f"module 'roundel' has no attribute '{name}'")
     value = getattr(importlib.import_module(_HOMES[name]), _RENAMED.get(name, name))
-    # Not over a package of the same name, which importing it has put there: `roundel.compare` is both.
-    return globals().setdefault(name, value)
+    globals()[name] = value
+    return value
 
 
 def __dir__() -> list[str]:

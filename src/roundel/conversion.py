@@ -6,19 +6,22 @@ from collections.abc import Mapping
 from contextlib import ExitStack
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Literal, get_args
+from typing import Any, Literal, get_args
 
 import onnx_ir as ir
 
 from roundel.calibrate.resolve import resolve
-from roundel.errors import ModelError, OutputError, RecipeError, did_you_mean
+from roundel.card import Card, counted, decibel
+from roundel.errors import ModelError, RecipeError, did_you_mean
 from roundel.gate import OutputReport, compare_outputs
-from roundel.model import LoadedModel, load_model
-from roundel.model.files import check_writable, same_file, staged_or_temporary
+from roundel.model import load_model
+from roundel.model.files import staged_or_temporary
 from roundel.model.graph import is_constant, op_key
 from roundel.model.normalise import bfloat16_node, computes_in_bfloat16, widen_floats
 from roundel.model.session import open_session
 from roundel.model.structure import ModelSource
+from roundel.outputs import refuse_overwriting
+from roundel.plain import to_plain
 from roundel.plan import build_plan
 from roundel.plan.types import Role
 from roundel.qdq import attach, strip, write_qdq
@@ -37,8 +40,8 @@ _PLAIN = "plain: activations are left to the compiler and stay float32 on the CP
 _TYPES = {"bf16": FloatType.BFLOAT16, "fp16": FloatType.FLOAT16}
 
 
-@dataclass(frozen=True, slots=True, eq=False)
-class ConvertResult:
+@dataclass(frozen=True, slots=True, eq=False, repr=False)
+class ConvertResult(Card):
     """A finished conversion.
 
     Attributes:
@@ -54,6 +57,19 @@ class ConvertResult:
     counts: Mapping[str, int]
     outputs: tuple[OutputReport, ...]
     notes: tuple[str, ...]
+
+    def card(self) -> Mapping[str, object]:
+        """What was converted, and how far the outputs move."""
+        worst = min((out.sqnr_db for out in self.outputs), default=None)
+        counts = ", ".join(counted(count, what.removesuffix("s")) for what, count in self.counts.items())
+        file = "in memory" if self.path is None else self.path.name
+        return {"file": file, "converted": counts, "worst output": decibel(worst), "notes": len(self.notes)}
+
+    def to_dict(self) -> dict[str, Any]:
+        """Plain values for JSON."""
+        file = {} if self.path is None else {"name": self.path.name, "bytes": self.path.stat().st_size}
+        rest = {"converted": self.counts, "outputs": self.outputs, "notes": self.notes}
+        return {"file": file, **to_plain(rest)}
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -96,8 +112,10 @@ def convert(
         RoundelError: the model, the data or an option is wrong; nothing was written.
     """
     _check_options(to, form, half_weights=half_weights, strip_functions=strip_functions)
+    target = None if output is None else Path(output)
+    refuse_overwriting({"output": target}, {"input model": model, "data": data})
     loaded = load_model(model, allow_quantized=True, opaque=QUARK)
-    source, target = loaded.model, _checked_output(output, model, loaded)
+    source = loaded.model
     made = _made(model, source, to, form, half_weights=half_weights)
     result = made.model
     result.producer_name, result.producer_version = "roundel", VERSION
@@ -209,19 +227,3 @@ def _run(
     names = [out.name for out in session.get_outputs()]
     inputs = [dict(sample) for sample in open_data(before, Data(samples=samples), data)]
     return inputs, [dict(zip(names, session.run(None, sample), strict=True)) for sample in inputs]
-
-
-def _checked_output(output: str | Path | None, source: ModelSource, loaded: LoadedModel) -> Path | None:
-    if output is None:
-        return None
-    target = Path(output)
-    check_writable(target)
-    read = dict.fromkeys(loaded.data_files, "input model's external data")
-    if isinstance(source, str | Path):
-        read[Path(source)] = "input model"
-    for path, what in read.items():
-        if same_file(target, path):
-            raise OutputError(
-                f"The output would overwrite the {what}.", where=target, hint="Choose another output path."
-            )
-    return target

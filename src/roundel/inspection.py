@@ -3,25 +3,28 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import onnx_ir as ir
 
+from roundel.card import Card
 from roundel.model import load_model
 from roundel.model.graph import input_specs, op_key, opset_version
 from roundel.model.load import quantized_node
 from roundel.model.structure import blaming
+from roundel.options import DEFAULT_PRESET, chosen_recipe
+from roundel.plain import to_plain
 from roundel.plan import build_plan
 from roundel.qdq.names import QUARK
-from roundel.recipe.load import load_recipe
+from roundel.recipe.load import RecipeSource, load_recipe
 from roundel.stages import prepare as load_prepared
 
 
-@dataclass(frozen=True, slots=True)
-class Inspection:
+@dataclass(frozen=True, slots=True, repr=False)
+class Inspection(Card):
     """A model's outline.
 
     Attributes:
@@ -46,21 +49,44 @@ class Inspection:
     nodes: tuple[tuple[str, str, str], ...]
     notes: tuple[str, ...]
 
+    def card(self) -> Mapping[str, object]:
+        """Its size, and how much of it would be quantized."""
+        quantized = sum(self.quantized.values())
+        verdict = f"{self.quantized_by} quantizes {quantized} of {len(self.nodes)}"
+        return {
+            "model": f"{self.name}, opset {self.opset}, {self.file_bytes / 1e6:.1f} MB",
+            "inputs": ", ".join(self.inputs),
+            "outputs": ", ".join(self.outputs),
+            "nodes": "quantized already" if self.quantized_by is None else verdict,
+        }
+
     def to_dict(self, *, nodes: bool) -> dict[str, Any]:
         """Plain values for JSON."""
-        tree = {name: getattr(self, name) for name in self.__dataclass_fields__ if name != "nodes"}
+        tree: dict[str, Any] = to_plain(self)
+        del tree["nodes"]
         if nodes:
             tree["nodes"] = [dict(zip(("name", "op", "verdict"), node, strict=True)) for node in self.nodes]
         return tree
 
 
-def inspect_model(path: Path, preset: str) -> Inspection:
-    """Read a model, float or quantized, and outline it."""
-    with blaming(path):
-        return _inspected(path, preset)
+def inspect(
+    model: str | Path, *, preset: str | None = None, recipe: RecipeSource | None = None
+) -> Inspection:
+    """Show a model's inputs, operators, types and sizes, and what a preset would quantize.
+
+    Args:
+        model: an ONNX file, float or quantized.
+        preset: a preset's name; a8w8 when neither this nor a recipe is given.
+        recipe: a recipe file, a mapping or a Recipe.
+
+    Raises:
+        RoundelError: the model cannot be read, or there is no such preset.
+    """
+    with blaming(model):
+        return _inspected(Path(model), chosen_recipe(preset, recipe) or DEFAULT_PRESET)
 
 
-def _inspected(path: Path, preset: str) -> Inspection:
+def _inspected(path: Path, chosen: RecipeSource) -> Inspection:
     loaded = load_model(path, allow_quantized=True, opaque=QUARK)
     graph = loaded.model.graph
     operators = dict(Counter(op_key(node) for node in graph).most_common())
@@ -68,7 +94,7 @@ def _inspected(path: Path, preset: str) -> Inspection:
     for tensor in _stored(graph):
         types[tensor.dtype.name.lower()] += tensor.nbytes
     done = quantized_node(loaded.model) is not None
-    quantized, left, nodes = ({}, {}, _plain_nodes(graph)) if done else _verdicts(path, preset)
+    quantized, left, nodes = ({}, {}, _plain_nodes(graph)) if done else _verdicts(path, chosen)
     return Inspection(
         name=path.name,
         file_bytes=path.stat().st_size,
@@ -78,7 +104,7 @@ def _inspected(path: Path, preset: str) -> Inspection:
         outputs=tuple(f"{v.name}: {v.dtype} {v.shape}" for v in graph.outputs),
         operators=operators,
         weight_types=dict(types.most_common()),
-        quantized_by=None if done else load_recipe(preset).name,
+        quantized_by=None if done else load_recipe(chosen).name,
         quantized=quantized,
         left=left,
         nodes=nodes,
@@ -101,9 +127,9 @@ def _plain_nodes(graph: ir.Graph) -> tuple[tuple[str, str, str], ...]:
 
 
 def _verdicts(
-    path: Path, preset: str
+    path: Path, chosen: RecipeSource
 ) -> tuple[dict[str, int], dict[str, int], tuple[tuple[str, str, str], ...]]:
-    recipe = load_recipe(preset)
+    recipe = load_recipe(chosen)
     plan = build_plan(load_prepared(path, recipe).model, recipe)
     verdicts = plan.nodes.values()
     return (

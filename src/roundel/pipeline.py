@@ -17,7 +17,7 @@ from roundel.model.memory import parse_size, within
 from roundel.model.structure import blaming
 from roundel.qdq.weight_only import check_kernel
 from roundel.recipe.load import RecipeSource, load_recipe
-from roundel.request import as_onnx, changed, checked_output, refuse_external_target
+from roundel.request import as_onnx, changed, checked_output
 from roundel.result import QuantizeResult, Request, gate
 from roundel.rules.fitting import for_device, for_effort
 from roundel.stages import collect, open_data, plan, prepare, resolve, write
@@ -89,7 +89,7 @@ def quantize(
         cleanup.callback(told.close)
         settings = load_recipe(recipe, changed(changes, samples, exclude, effort))
         settings = for_effort(for_device(settings, device))
-        target = checked_output(output, model, recipe, stats)
+        target = checked_output(output, model, recipe, data, stats)
         chosen = choose_execution(device_exec, settings)
         check_tuning(chosen.recipe)
         check_kernel(chosen.recipe)
@@ -100,7 +100,6 @@ def quantize(
         cleanup.enter_context(blaming(source))
         state = prepare(source, chosen.recipe)
         state = replace(state, notes=(*chosen.notes, *(exported.notes if exported else ()), *state.notes))
-        refuse_external_target(target, state.loaded)
         opened = None if data is None else open_data(state.model, state.recipe.data, data)
         budget = run_budget(state.model, state.recipe, opened, limit, on_forecast)
         cleanup.enter_context(within(budget))

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import tempfile
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import Path
@@ -12,16 +12,17 @@ from typing import Any
 
 from pydantic import ValidationError
 
-from roundel.errors import DataError, OutputError, RoundelError
+from roundel.errors import DataError, RoundelError
 from roundel.measure.compare import compare
 from roundel.measure.evaluate import ModelScore
 from roundel.measure.types import Comparison
-from roundel.model.files import check_writable, same_file, write_text
+from roundel.model.files import write_text
 from roundel.model.structure import ModelSource
+from roundel.options import Numbers, Size, data_settings, image_words
+from roundel.outputs import record_path, refuse_overwriting
 from roundel.recipe.settings import Data, Recipe
 from roundel.report.html import ReportContent, render
 from roundel.report.record import RECORD_VERSION
-from roundel.request import record_path
 from roundel.result import QuantizeResult
 from roundel.rules import CheckReport, check_model
 from roundel.targets.npu import device_named
@@ -38,6 +39,14 @@ def write_report(
     quantized: ModelSource | QuantizeResult,
     data: object,
     *,
+    samples: int | None = None,
+    mean: Numbers | None = None,
+    std: Numbers | None = None,
+    scale: str | None = None,
+    resize: Size | None = None,
+    crop: Size | None = None,
+    layout: str | None = None,
+    bgr: bool = False,
     options: Data | None = None,
     device: str = DEVICE,
     scores: Sequence[ModelScore] = (),
@@ -52,8 +61,9 @@ def write_report(
         path: the file to write.
         float_model: an ONNX file, a ModelProto, or an onnx-ir model.
         quantized: what `roundel.quantize` returned, or a Q/DQ model that any tool has made.
-        data: whatever `roundel.quantize` takes.
-        options: how files become samples, and how many; by default as in the run, and at most 32.
+        data: whatever `roundel.quantize` takes, with the words from `samples` to `bgr`; by default as in the
+            run that made the model, and at most 32 samples.
+        options: these words as one object.
         device: the NPU whose split is predicted.
         scores: of the float and the quantized model, from `roundel.evaluate_models`.
         executor: where the comparison runs, from `roundel.executor(…)`; this process when not given.
@@ -69,14 +79,19 @@ def write_report(
     """
     target = Path(path)
     device_named(device)  # a wrong name is an error, not a page without a prediction
-    check_report(target, data, _files(float_model, quantized))
+    require_data(target, data)
+    made = quantized.path if isinstance(quantized, QuantizeResult) else quantized
+    models = {"float model": float_model, "quantized model": made, "data": data}
+    record_file = record_path(Path(made)) if isinstance(made, str | Path) else None
+    refuse_overwriting({"report": target}, {**models, "quantized model's record": record_file})
+    words = image_words(mean, std, scale, resize, crop, layout, bgr)
     with _file_of(quantized) as (source, record):
         recipe = _recipe_of(record)
         found = compare(
             float_model,
             source,
             data,
-            options=options or _moderate(recipe),
+            options=data_settings(options or _moderate(recipe), words, samples),
             executor=executor,
             checkpoint=checkpoint,
             resume=resume,
@@ -90,32 +105,14 @@ def write_report(
     return found
 
 
-def check_report(path: Path, data: object, files: Iterable[Path]) -> None:
-    """Fail now, not after minutes of work, where a report could not be written.
-
-    Args:
-        path: of the report.
-        data: what the models will run on.
-        files: what must not be overwritten.
-
-    Raises:
-        DataError: there is no data.
-        OutputError: the path cannot be used.
-    """
+def require_data(path: str | Path, data: object) -> None:
+    """Fail now, not after minutes of work, where a report has nothing to compare on."""
     if data is None:
         raise DataError(
             "A report compares both models on samples, and there is no data.",
             where=path,
             hint="Pass data=… (command line: --data DIR), or RandomData() (--random N) for a first look.",
         )
-    check_writable(path)
-    for file in files:
-        if same_file(path, file) or same_file(path, record_path(file)):
-            raise OutputError(
-                "The report would overwrite a model or its record.",
-                where=path,
-                expected="a name of its own, for example report.html",
-            )
 
 
 def read_record(model: Path) -> dict[str, Any] | None:
@@ -129,11 +126,6 @@ def read_record(model: Path) -> dict[str, Any] | None:
         return None
     ours = isinstance(tree, dict) and tree.get("record_version") == RECORD_VERSION
     return tree if ours else None
-
-
-def _files(*sources: object) -> list[Path]:
-    paths = [source.path if isinstance(source, QuantizeResult) else source for source in sources]
-    return [Path(path) for path in paths if isinstance(path, str | Path)]
 
 
 @contextmanager

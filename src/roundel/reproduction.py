@@ -9,10 +9,13 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from roundel.card import Card
 from roundel.data import RandomSpec
 from roundel.errors import DataError, ModelError, RecipeError
 from roundel.model.files import model_sha256
+from roundel.outputs import model_targets, refuse_overwriting
 from roundel.pipeline import quantize
+from roundel.plain import to_plain
 from roundel.recipe.load import load_recipe
 from roundel.report.record import RECORD_VERSION, versions
 from roundel.result import QuantizeResult
@@ -33,8 +36,8 @@ class RunDifference:
         return f"{self.what}: {self.recorded} then, {self.now} now"
 
 
-@dataclass(frozen=True, slots=True, eq=False)
-class Reproduction:
+@dataclass(frozen=True, slots=True, eq=False, repr=False)
+class Reproduction(Card):
     """What came of repeating a run.
 
     Attributes:
@@ -47,10 +50,17 @@ class Reproduction:
     differences: tuple[RunDifference, ...]
     result: QuantizeResult
 
+    def card(self) -> Mapping[str, object]:
+        """Whether it is the same, and the first things that are not."""
+        verdict = "the same, byte for byte" if self.matches else "not the same"
+        return {
+            "quantized model": verdict,
+            **{d.what: f"{d.recorded} -> {d.now}" for d in self.differences[:3]},
+        }
+
     def to_dict(self) -> dict[str, Any]:
         """Plain values for JSON."""
-        found = [{"what": d.what, "recorded": d.recorded, "now": d.now} for d in self.differences]
-        return {"matches": self.matches, "differences": found}
+        return {"matches": self.matches, "differences": to_plain(self.differences)}
 
 
 def reproduce(
@@ -79,6 +89,8 @@ def reproduce(
     recipe = load_recipe(told["recipe"])
     source = _model(told, path.parent, model)
     samples = data if data is not None else _data(told["data"], path.parent)
+    sources = {"record": path, "input model": source, "calibration data": samples}
+    refuse_overwriting(model_targets(output), sources)
     with tempfile.TemporaryDirectory(prefix="roundel-") as folder:
         target = Path(output) if output is not None else Path(folder) / str(told["file"]["name"])
         result = quantize(source, target, recipe=recipe, data=samples, listener=listener)

@@ -6,10 +6,9 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from roundel.errors import OutputError, RecipeError
-from roundel.model import LoadedModel
-from roundel.model.files import check_writable, same_file
+from roundel.errors import RecipeError
 from roundel.model.structure import ModelSource
+from roundel.outputs import model_targets, refuse_overwriting
 from roundel.recipe.load import RecipeSource, unfolded
 from roundel.recipe.settings import merge
 from roundel.torch import Exported, is_torch_source, opened
@@ -35,11 +34,6 @@ def changed(
     return tree
 
 
-def record_path(model_path: Path) -> Path:
-    """Where the record of a written model goes."""
-    return model_path.with_suffix(".json")
-
-
 def as_onnx(
     model: Any, example_inputs: object, dynamic_batch: bool, dynamic_shapes: Any
 ) -> tuple[ModelSource, Exported | None]:
@@ -56,36 +50,10 @@ def as_onnx(
 
 
 def checked_output(
-    output: str | Path | None, model: object, recipe: RecipeSource, stats: str | Path | None
+    output: str | Path | None, model: object, recipe: RecipeSource, data: object, stats: str | Path | None
 ) -> Path | None:
-    if output is None:
-        return None
-    target = Path(output)
-    check_writable(target)
-    if record_path(target) == target:
-        raise OutputError(
-            "The output's name is that of its record.",
-            where=target,
-            expected="a name that does not end in .json, for example model.a8w8.onnx",
-        )
-    check_writable(record_path(target))
+    """Where the model goes, once it is sure that nothing that is read would be overwritten."""
+    written = {**model_targets(output), "statistics file": stats}
     file = model.path if isinstance(model, Exported) else model
-    sources = {"input model": file, "recipe": recipe, "statistics file": stats}
-    for what, source in sources.items():
-        if isinstance(source, str | Path):
-            _refuse_overwriting(target, Path(source), what)
-    return target
-
-
-def _refuse_overwriting(target: Path, source: Path, what: str) -> None:
-    for written, name in ((target, "output"), (record_path(target), "output's record")):
-        if same_file(written, source):
-            raise OutputError(
-                f"The {name} would overwrite the {what}.", where=written, hint="Choose another output path."
-            )
-
-
-def refuse_external_target(target: Path | None, loaded: LoadedModel) -> None:
-    if target is not None:
-        for path in loaded.data_files:
-            _refuse_overwriting(target, path, "input model's external data")
+    refuse_overwriting(written, {"input model": file, "calibration data": data, "recipe": recipe})
+    return None if output is None else Path(output)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import time
+from collections.abc import Mapping
 from contextlib import ExitStack
 from dataclasses import dataclass
 from pathlib import Path
@@ -11,6 +12,7 @@ from typing import Any
 import onnx
 import onnx_ir as ir
 
+from roundel.card import Card
 from roundel.gate import (
     OutputReport,
     advice,
@@ -28,11 +30,11 @@ from roundel.model.files import (
 )
 from roundel.model.graph import fingerprint
 from roundel.model.structure import ModelSource
+from roundel.outputs import record_path
 from roundel.plan import QuantPlan
 from roundel.plan.float_parts import joined_outputs
 from roundel.qdq import strip
-from roundel.report.record import Record, plan_counts, recipe_dict
-from roundel.request import record_path
+from roundel.report.record import Record, plan_counts, recipe_dict, run_card
 from roundel.rules.fitting import remaining
 from roundel.rules.written import check_file, check_written
 from roundel.state import State
@@ -41,8 +43,8 @@ from roundel.torch import Exported, require_torch
 _QUANTIZERS = frozenset({"QuantizeLinear", "DequantizeLinear", "DynamicQuantizeLinear"})
 
 
-@dataclass(frozen=True, slots=True, eq=False)
-class QuantizeResult:
+@dataclass(frozen=True, slots=True, eq=False, repr=False)
+class QuantizeResult(Card):
     """A finished run.
 
     Attributes:
@@ -61,6 +63,10 @@ class QuantizeResult:
     def model(self) -> onnx.ModelProto:
         """The quantized model as a protobuf."""
         return ir.to_proto(self_contained(self.ir))
+
+    def card(self) -> Mapping[str, object]:
+        """What matters most of the record."""
+        return run_card(self.record)
 
     def as_torch(self) -> Any:
         """The quantized model as a torch module for evaluation: tensors in, tensors out; needs torch."""

@@ -22,7 +22,7 @@ from fuzzing import files, seeds
 from fuzzing.damage import damaged
 from fuzzing.guard import Guard
 from fuzzing.protos import bent
-from roundel.inspection import inspect_model
+from roundel.inspection import inspect
 
 PRESETS = (
     *(
@@ -149,7 +149,7 @@ def _model_case(box: Sandbox, chance: Random, *, structured: bool) -> Call:
     preset, effort = chance.choice(PRESETS), chance.choice(("none", "none", "none", "fast"))
     external = chance.random() < 0.1
     if chance.random() < 0.07:
-        return Call("inspect", lambda: inspect_model(path, "a8w8"))
+        return Call("inspect", lambda: inspect(path))
     changes: dict[str, Any] = {"verify": {"samples": 1}, "output": {"external_data": external}}
 
     def run() -> None:

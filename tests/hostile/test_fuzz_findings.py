@@ -23,7 +23,7 @@ from fuzzing.guard import Guard
 from helpers import build, node, normal
 from roundel.errors import DataError, ModelError, RecipeError, VerifyError
 from roundel.gate import compare_outputs
-from roundel.inspection import inspect_model
+from roundel.inspection import inspect
 from roundel.model.session import open_session
 
 DATA = roundel.RandomData(count=2)
@@ -136,10 +136,10 @@ def test_a_bent_model(seed: str, change: Any, preset: str, tmp_path: Path) -> No
         with pytest.raises(ModelError):
             roundel.quantize(path, recipe=preset, data=DATA)
     if change in READABLE:
-        assert inspect_model(path, preset).operators
+        assert inspect(path, preset=preset).operators
     else:
         with pytest.raises(ModelError):
-            inspect_model(path, preset)
+            inspect(path, preset=preset)
 
 
 @pytest.mark.parametrize(

@@ -4,31 +4,13 @@ from __future__ import annotations
 
 import logging
 import sys
+from collections.abc import Callable
 from typing import Any
 
 import typer
 from typer.core import TyperGroup
 
-from roundel.cli import (
-    auto,
-    check,
-    compare,
-    convert,
-    demo,
-    deploy,
-    evaluate,
-    explain,
-    infer,
-    inspect,
-    lint_data,
-    npu_report,
-    presets,
-    quantize,
-    reproduce,
-    search,
-    sensitivity,
-    tools,
-)
+from roundel.cli import choose, look, measure, npu, other, quantize
 from roundel.errors import RoundelError
 from roundel.version import VERSION
 
@@ -55,27 +37,31 @@ app = typer.Typer(
     pretty_exceptions_enable=False,
 )
 
-for _command in (
-    quantize,
-    auto,
-    search,
-    convert,
-    check,
-    explain,
-    inspect,
-    infer,
-    evaluate,
-    compare,
-    sensitivity,
-    lint_data,
-    deploy,
-    npu_report,
-    tools,
-    reproduce,
-    presets,
-    demo,
-):
-    _command.register(app)
+_COMMANDS: tuple[tuple[str, Callable[..., None], str], ...] = (
+    ("quantize", quantize.quantize_command, quantize.EXAMPLES),
+    ("auto", choose.auto_command, choose.AUTO_EXAMPLES),
+    ("search", choose.search_command, choose.SEARCH_EXAMPLES),
+    ("convert", other.convert_command, other.CONVERT_EXAMPLES),
+    ("check", npu.check_command, npu.CHECK_EXAMPLES),
+    ("explain", look.explain_command, look.EXPLAIN_EXAMPLES),
+    ("inspect", look.inspect_command, look.INSPECT_EXAMPLES),
+    ("infer", measure.infer_command, measure.INFER_EXAMPLES),
+    ("evaluate", measure.evaluate_command, measure.EVALUATE_EXAMPLES),
+    ("compare", measure.compare_command, measure.COMPARE_EXAMPLES),
+    ("sensitivity", measure.sensitivity_command, measure.SENSITIVITY_EXAMPLES),
+    ("lint-data", measure.lint_data_command, measure.LINT_EXAMPLES),
+    ("deploy", npu.deploy_command, npu.DEPLOY_EXAMPLES),
+    ("npu-report", npu.npu_report_command, npu.REPORT_EXAMPLES),
+    ("tools", other.tools_command, other.TOOLS_EXAMPLES),
+    ("reproduce", other.reproduce_command, other.REPRODUCE_EXAMPLES),
+    ("presets", look.presets_command, look.PRESETS_EXAMPLES),
+    ("demo", other.demo_command, other.DEMO_EXAMPLES),
+)
+_BARE = ("tools", "presets", "demo")  # do something without a word
+
+for _name, _run, _examples in _COMMANDS:
+    _settings = other.TOOLS_SETTINGS if _name == "tools" else None
+    app.command(_name, epilog=_examples, no_args_is_help=_name not in _BARE, context_settings=_settings)(_run)
 
 
 def _version(value: bool) -> None:

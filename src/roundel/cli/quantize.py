@@ -4,34 +4,35 @@ from __future__ import annotations
 
 import sys
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
 from roundel.cli.options import (
-    AnyModel,
+    CheckpointWords,
+    DataWords,
     Exclude,
     ExcludeSubgraph,
     Include,
     Json,
+    Output,
     Preset,
     RecipeFile,
     Report,
     Set,
-    WorkChoice,
-    chosen_recipe,
-    numbers,
-    pixels,
+    WorkWords,
+    data_words,
+    kept_words,
     random_data,
-    recipe_changes,
-    takes_work,
+    settings_tree,
+    takes,
+    work_words,
 )
-from roundel.errors import RecipeError
 
 if TYPE_CHECKING:
     from roundel.forecasting import Forecast
 
-_EPILOG = """[bold]Examples[/]
+EXAMPLES = """[bold]Examples[/]
 
 roundel quantize model.onnx -o model.a8w8.onnx --data calib/ --mean 0.485,0.456,0.406 --std 0.229,0.224,0.225
 
@@ -47,27 +48,22 @@ roundel quantize model.onnx -o out.onnx --data calib/ --max-memory 2G
 
 roundel quantize mynet:make -o out.onnx --data calib/ --dynamic-batch     (PyTorch: make() in mynet.py)
 """
-_DATA, _IMAGES, _SHOW = "Data", "Images", "Output"
+_DATA, _SHOW = "Data", "Output"
 
 
-def register(app: typer.Typer) -> None:
-    """Add the command."""
-    app.command(epilog=_EPILOG, no_args_is_help=True)(takes_work(quantize))
-
-
-def quantize(
-    model: AnyModel,
-    work: WorkChoice,
-    output: Annotated[Path, typer.Option("--output", "-o", help="The file to write.", show_default=False)],
+@takes(data=data_words, work=work_words, kept=kept_words)
+def quantize_command(
+    model: Annotated[
+        Path,
+        typer.Argument(
+            help="The float model: an ONNX file; of PyTorch a .pt2 file, or package.module:factory.",
+            show_default=False,
+        ),
+    ],
+    output: Output,
+    data: DataWords,
     preset: Preset = None,
     recipe: RecipeFile = None,
-    data: Annotated[
-        Path | None,
-        typer.Option(
-            help="Folder of images, .npy or .npz files, or one .npy/.npz file.", rich_help_panel=_DATA
-        ),
-    ] = None,
-    samples: Annotated[int | None, typer.Option(help="Use at most this many.", rich_help_panel=_DATA)] = None,
     random: Annotated[
         int | None, typer.Option(help="Calibrate on this many random samples.", rich_help_panel=_DATA)
     ] = None,
@@ -81,21 +77,6 @@ def quantize(
         Path | None,
         typer.Option(help="Statistics file: reused if it fits, else written.", rich_help_panel=_DATA),
     ] = None,
-    mean: Annotated[
-        str | None, typer.Option(help="Per channel, e.g. 0.5,0.5,0.5", rich_help_panel=_IMAGES)
-    ] = None,
-    std: Annotated[str | None, typer.Option(help="Per channel.", rich_help_panel=_IMAGES)] = None,
-    scale: Annotated[
-        str | None, typer.Option(help="unit (pixels / 255, the default) or raw.", rich_help_panel=_IMAGES)
-    ] = None,
-    resize: Annotated[
-        str | None, typer.Option(help="Short side, or HEIGHTxWIDTH.", rich_help_panel=_IMAGES)
-    ] = None,
-    crop: Annotated[
-        str | None, typer.Option(help="Centre crop: side, or HEIGHTxWIDTH.", rich_help_panel=_IMAGES)
-    ] = None,
-    layout: Annotated[str | None, typer.Option(help="nchw or nhwc.", rich_help_panel=_IMAGES)] = None,
-    bgr: Annotated[bool, typer.Option("--bgr", help="Blue first.", rich_help_panel=_IMAGES)] = False,
     effort: Annotated[
         str | None,
         typer.Option(help="none, fast or high; the preset's own when not given.", show_default=False),
@@ -143,76 +124,66 @@ def quantize(
         bool, typer.Option("--quiet", "-q", help="Print nothing.", rich_help_panel=_SHOW)
     ] = False,
     as_json: Json = False,
+    *,
+    work: WorkWords,
+    kept: CheckpointWords,
 ) -> None:
     """Quantize a float model and write a verified Q/DQ model with its record beside it."""
-    image_options = {
-        "mean": numbers(mean, "--mean"),
-        "std": numbers(std, "--std"),
-        "scale": scale,
-        "resize": pixels(resize, "--resize"),
-        "crop": pixels(crop, "--crop"),
-        "layout": layout,
-        "bgr": bgr,
-    }
-    flags = {"output.half_weights": half_weights, "output.strip_functions": strip_functions}
-    words = [*(settings or ()), *(f"{key}=true" for key, given in flags.items() if given)]
-    changes = recipe_changes(words, include, exclude_subgraph, image_options)
-    if data is not None and random is not None:
-        raise RecipeError(
-            "Both --data and --random were given.",
-            expected="one of them",
-            hint="Use --data for a real result, --random for a first look.",
-        )
+    changes = settings_tree(settings)
 
-    from roundel.cli.options import opened_model
-    from roundel.pipeline import quantize as run
+    from roundel.api.making import quantize
     from roundel.report.console import ProgressListener, show_summary, terminal
 
-    source = random_data(random, shape) if random is not None else data
-    opened = opened_model(model, shape, dynamic_batch=dynamic_batch)
-    if report is not None:
-        from roundel.reporting import check_report
-
-        check_report(report, source, (model, output))
-    silent = quiet or as_json
-    told = None if silent else ProgressListener()
+    told = None if quiet or as_json else ProgressListener()
 
     def foretold(expected: Forecast) -> None:
         if told is not None and (expected.long or max_memory is not None):
             told.note(f"forecast: {expected}")
 
-    result = run(
-        opened,
+    result = quantize(
+        model,
         output,
-        recipe=chosen_recipe(preset, recipe),
-        data=source,
-        samples=samples,
-        exclude=exclude or (),
-        changes=changes,
+        preset=preset,
+        recipe=recipe,
+        **data,
         stats=stats,
-        device=device,
         effort=effort,
+        device=device,
         device_exec=device_exec,
         max_memory=max_memory,
-        on_forecast=None if silent else foretold,
+        exclude=exclude or (),
+        include=include or (),
+        exclude_subgraph=exclude_subgraph or (),
+        changes=changes,
+        half_weights=half_weights,
+        strip_functions=strip_functions,
+        report=report,
+        example_inputs=_example(model, shape),
+        dynamic_batch=dynamic_batch,
         **work,
+        **kept,
         listener=told,
+        on_forecast=None if told is None else foretold,
     )
     if as_json:
         sys.stdout.write(result.record.to_json())
     elif not quiet:
         show_summary(terminal(), result.record, every_layer=verbose)
-    if report is not None:
-        from roundel.reporting import DEVICE, write_report
-
-        shown = model if isinstance(opened, Path) else opened.model
-        write_report(
-            report,
-            shown,
-            result,
-            source,
-            device=device or DEVICE,
-            listener=None if silent else ProgressListener(),
-        )
-        if not silent:
+        if report is not None:
             terminal().print(f"report: {report}", markup=False, highlight=False, soft_wrap=True)
+
+
+def _example(model: Path, shapes: list[str] | None) -> object:
+    """Inputs by parameter name, in the shapes given, for a factory that brings none; the export sees them."""
+    from roundel.torch import is_torch_source
+
+    if not shapes or not is_torch_source(model):
+        return None
+    from roundel.torch.opening import require_exporter
+
+    require_exporter()
+    import torch
+
+    generator: Any = torch.Generator().manual_seed(0)
+    sizes = random_data(1, shapes).shapes
+    return {name: torch.randn(size, generator=generator) for name, size in sizes.items()}

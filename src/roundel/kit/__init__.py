@@ -2,31 +2,25 @@
 
 from __future__ import annotations
 
-from roundel.kit.kit import DeployKit, write_kit
-from roundel.kit.npu_report import read_report
+from roundel.kit.kit import DeployKit, deploy
+from roundel.kit.npu_report import NpuReport, npu_report, read_report
 from roundel.kit.placement import (
-    ComparisonRow,
-    PlacementComparison,
     PlacementReport,
     ReportError,
     compare_placements,
     compare_with_check,
     verdicts,
 )
-from roundel.targets.npu import DEVICES, Device, Format
 
 __all__ = [
-    "DEVICES",
-    "ComparisonRow",
     "DeployKit",
-    "Device",
-    "Format",
-    "PlacementComparison",
+    "NpuReport",
     "PlacementReport",
     "ReportError",
     "compare_placements",
     "compare_with_check",
+    "deploy",
+    "npu_report",
     "read_report",
     "verdicts",
-    "write_kit",
 ]

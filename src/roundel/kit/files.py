@@ -14,6 +14,7 @@ from pathlib import Path, PurePosixPath
 from typing import Any
 
 from roundel.errors import OutputError
+from roundel.model.files import file_sha256
 
 MANIFEST = "kit.json"
 _VERSION_KEY = "roundel_kit"
@@ -37,7 +38,7 @@ class KitFile:
     def digest(self) -> str:
         """SHA-256 of the content."""
         if isinstance(self.content, Path):
-            return file_digest(self.content)
+            return file_sha256(self.content)
         return hashlib.sha256(self.content).hexdigest()
 
     def write(self, path: Path) -> None:
@@ -51,12 +52,6 @@ class KitFile:
                     shutil.copyfileobj(source, target, 1 << 20)
             else:
                 target.write(self.content)
-
-
-def file_digest(path: Path) -> str:
-    """SHA-256 of a file, read in pieces."""
-    with path.open("rb") as file:
-        return hashlib.file_digest(file, "sha256").hexdigest()
 
 
 def write_folder(folder: Path, files: Sequence[KitFile], about: Mapping[str, Any]) -> tuple[str, ...]:
@@ -204,7 +199,7 @@ def _in_place(folder: Path, file: KitFile, digests: Mapping[str, str], earlier: 
         return False
     if target.is_dir():
         raise OutputError("A folder is in the way.", where=target, hint="Choose another output folder.")
-    there = file_digest(target)
+    there = file_sha256(target)
     if there == (digests.get(file.name) or file.digest()):
         return True
     if file.name != MANIFEST and there != earlier.get(file.name):
@@ -233,4 +228,4 @@ def _untouched(folder: Path, name: str, earlier: Mapping[str, str]) -> bool:
     if not _safe_name(name) or _link_on_the_way(folder, name) is not None:
         return False
     path = folder / name
-    return path.is_file() and file_digest(path) == earlier[name]
+    return path.is_file() and file_sha256(path) == earlier[name]

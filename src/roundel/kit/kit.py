@@ -5,19 +5,24 @@ from __future__ import annotations
 import hashlib
 import json
 import re
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass
 from importlib import resources
 from pathlib import Path, PurePosixPath
+from string import Template
 from typing import Any
 
 import onnx_ir as ir
 
+from roundel.card import Card
 from roundel.errors import ModelError, RecipeError
-from roundel.kit.files import KitFile, file_digest, write_folder
+from roundel.kit.files import KitFile, write_folder
 from roundel.model import load_model
+from roundel.model.files import file_sha256
 from roundel.model.graph import input_specs
 from roundel.model.load import as_written
+from roundel.outputs import external_tensors
+from roundel.plain import to_plain
 from roundel.rules.formats import Recognised, recognise
 from roundel.targets.npu import MINIMUM_CONVS, Device, Format, device_named
 
@@ -30,7 +35,7 @@ def external_files(model: ir.Model, path: Path) -> dict[str, Path]:
     """
     home = path.absolute().parent
     found: dict[str, Path] = {}
-    for tensor in _external_tensors(model):
+    for tensor in external_tensors(model):
         location = str(tensor.location).replace("\\", "/")
         parts = PurePosixPath(location).parts
         source = home.joinpath(*parts)
@@ -52,18 +57,6 @@ def external_files(model: ir.Model, path: Path) -> dict[str, Path]:
             )
         found[PurePosixPath(*parts).as_posix()] = source
     return dict(sorted(found.items()))
-
-
-def _external_tensors(model: ir.Model) -> Iterator[ir.ExternalTensor]:
-    for graph in model.graphs():
-        for value in graph.initializers.values():
-            if isinstance(value.const_value, ir.ExternalTensor):
-                yield value.const_value
-    bodies: list[ir.Graph | ir.Function] = [model.graph, *model.functions.values()]
-    for node in (node for body in bodies for node in body.all_nodes()):
-        for attribute in node.attributes.values():
-            if attribute.type is ir.AttributeType.TENSOR and isinstance(attribute.value, ir.ExternalTensor):
-                yield attribute.value
 
 
 CACHE_FOLDER = "cache"
@@ -118,138 +111,33 @@ def vaiml_config(optimize_level: int) -> str:
     return json.dumps(tree, indent=2) + "\n"
 
 
-@dataclass(frozen=True, slots=True)
-class Trap:
-    """Something that goes wrong without a message.
-
-    Attributes:
-        title: in a few words.
-        text: what happens and what to do.
-        applies: whether it concerns this format on this device.
-    """
-
-    title: str
-    text: str
-    applies: Callable[[Format, Device], bool] = lambda kind, device: True
-
-
-TRAPS = (
-    Trap(
-        "Silent CPU fallback",
-        "The session opens and the results are right, yet nothing ran on the NPU. Always look at the report: "
-        "`python run.py --report`, then `roundel npu-report`. With `--require-npu`, a missing provider is an "
-        "error.",
-    ),
-    Trap(
-        "Timings of the first session",
-        "The first session compiles the model, for minutes where it is large; later ones load `cache/`. The "
-        "provider prints its placement lines when it compiles, and not always when it loads a cached model.",
-    ),
-    Trap(
-        "A cache outlives what it was made with",
-        "Delete `cache/` after an update of the driver or of Ryzen AI. A changed model gets a new cache key.",
-    ),
-    Trap(
-        "Old option names",
-        "`cacheDir` and `cacheKey` are old spellings that still circulate and break; the names are "
-        "`cache_dir` and `cache_key`.",
-    ),
-    Trap(
-        "Fixed batch",
-        "Batch 1, or an open batch dimension. A model with a fixed batch of 8 is not taken.",
-    ),
-    Trap(
-        "xclbin",
-        "Must not be set on this device since Ryzen AI 1.6; examples for older versions set it.",
-        lambda kind, device: kind.integer and not device.needs_xclbin,
-    ),
-    Trap(
-        "xclbin",
-        "Must be set on this device. `provider_options.json` has the usual place; if Ryzen AI is elsewhere, "
-        "use `--xclbin PATH` or the variable `ROUNDEL_XCLBIN`. The script stops when the file is missing.",
-        lambda kind, device: device.needs_xclbin,
-    ),
-    Trap(
-        "Rounding",
-        "Ryzen AI 1.7 and newer round half to even; this device needs `xlnx_enable_py3_round=0` (it is set).",
-        lambda kind, device: device.needs_xclbin,
-    ),
-    Trap(
-        "Small models",
-        "The integer flow offloads nothing when the model has fewer than 2 Conv nodes.",
-        lambda kind, device: kind.integer,
-    ),
-    Trap(
-        "Which 16-bit Q/DQ",
-        "AMD does not document which form the compiler takes (com.microsoft, opset 21, com.amd.quark). If "
-        "nothing is offloaded, quantize again with `-s output.opset=21 -s placement.domain=ai.onnx`.",
-        lambda kind, device: kind is Format.A16W8,
-    ),
-    Trap(
-        "BF16 needs a compiled cache",
-        "The deployment package cannot compile BF16 on the fly: run once in the full Ryzen AI environment, "
-        "then ship `cache/` with this folder. Compiling large models takes 32 GB of memory.",
-        lambda kind, device: not kind.integer,
-    ),
-    Trap(
-        "The BF16 compiler's options",
-        f"`optimize_level` in `{CONFIG_FILE}` (1 to 3) trades compile time for speed, often by a large "
-        "factor. Ryzen AI 1.4 also needs `enable_f32_to_bf16_conversion: true` there for a float32 model.",
-        lambda kind, device: not kind.integer,
-    ),
-    Trap(
-        "Wrong values in BF16",
-        "Reported for models with several outputs and with PRelu: compare the outputs with those of `--cpu`.",
-        lambda kind, device: not kind.integer,
-    ),
-    Trap(
-        "bfloat16 tensors",
-        "Graphs with tensors of type bfloat16 were refused in one report; pairs of casts are taken. If this "
-        "model is refused, deploy the float32 model: the compiler converts it itself.",
-        lambda kind, device: kind is Format.BF16,
-    ),
-)
-
-_STEPS = """\
-## Steps
-
-1. Copy this folder to the machine and activate the Ryzen AI environment (its Python has the provider).
-2. Look at the CPU's result first, as the reference: `python run.py --input x.npy --cpu --save cpu.npz`
-3. Run on the NPU and ask for the placement: `python run.py --input x.npy --report --save npu.npz`
-4. Read the placement: `roundel npu-report cache/*/vitisai_ep_report.json`
-5. Measure: `python run.py --input x.npy --iterations 100 --require-npu`
-
-Where the provider is missing, `run.py` says so and uses the CPU. `--input` takes a `.npy` file or a `.npz`
-file with one array for each input; without it, the input is random.
-"""
-
-
 def readme(model: str, recognised: Recognised, device: Device, notes: tuple[str, ...]) -> str:
-    """The text of the kit's README."""
+    """The text of the kit's README: of `readme.txt`, the lines that concern this format on this device."""
     kind = recognised.format
-    config = [] if kind.integer else [f"- `{CONFIG_FILE}`: the BF16 compiler's configuration"]
-    remarks = ["## About this model", "", *(f"- {note}" for note in notes), ""] if notes else []
-    traps = [f"- **{trap.title}.** {trap.text}" for trap in TRAPS if trap.applies(kind, device)]
-    return "\n".join(
-        [
-            f"# {_plain(model)} on {device.name} ({device.processors})",
-            "",
-            f"Format: {kind.name} ({recognised.reason}).",
-            "",
-            "- `model.onnx`: the model, with its weights' files where it has any",
-            "- `provider_options.json`: options of ONNX Runtime's VitisAIExecutionProvider",
-            *config,
-            "- `run.py`: runs the model; needs only onnxruntime and numpy",
-            "- `kit.json`: what Roundel wrote here, with checksums",
-            "",
-            _STEPS,
-            *remarks,
-            "## What goes wrong without a message",
-            "",
-            *traps,
-            "",
-        ]
-    )
+    facts = {
+        "integer": kind.integer,
+        "compiled": not kind.integer,
+        "a16w8": kind is Format.A16W8,
+        "bf16": kind is Format.BF16,
+        "xclbin": device.needs_xclbin,
+        "preinstalled": kind.integer and not device.needs_xclbin,
+        "notes": bool(notes),
+    }
+    lines = []
+    for line in _asset("readme.txt").splitlines():
+        fact, _, text = line[1:].partition(" ") if line.startswith("?") else ("", "", line)
+        if not fact or facts[fact]:
+            lines.append(text)
+    words = {
+        "title": f"{_plain(model)} on {device.name} ({device.processors})",
+        "format": f"{kind.name} ({recognised.reason})",
+        "notes": "\n".join(f"- {note}" for note in notes),
+    }
+    return Template("\n".join(lines) + "\n").substitute(words)
+
+
+def _asset(name: str) -> str:
+    return resources.files("roundel.kit").joinpath(name).read_text(encoding="utf-8")
 
 
 def _plain(text: str) -> str:
@@ -260,8 +148,8 @@ MODEL_FILE = "model.onnx"
 OPTIONS_FILE = "provider_options.json"
 
 
-@dataclass(frozen=True, slots=True)
-class DeployKit:
+@dataclass(frozen=True, slots=True, repr=False)
+class DeployKit(Card):
     """A kit that was written.
 
     Attributes:
@@ -282,27 +170,31 @@ class DeployKit:
     options: Mapping[str, str]
     notes: tuple[str, ...]
 
-    def to_dict(self) -> dict[str, Any]:
-        """Plain values for JSON."""
+    def card(self) -> Mapping[str, object]:
+        """Where it is and what it holds."""
+        about = f"{self.format.name} for {self.device}"
         return {
-            "folder": str(self.folder),
-            "files": list(self.files),
-            "format": self.format.name,
-            "reason": self.reason,
-            "device": self.device,
-            "provider_options": dict(self.options),
-            "notes": list(self.notes),
+            "folder": self.folder,
+            "model": about,
+            "files": ", ".join(self.files),
+            "notes": len(self.notes),
         }
 
+    def to_dict(self) -> dict[str, Any]:
+        """Plain values for JSON."""
+        tree: dict[str, Any] = to_plain(self)
+        options = tree.pop("options")
+        return {**tree, "format": self.format.name, "provider_options": options}
 
-def write_kit(
-    model: str | Path, folder: str | Path, *, device: str = "stx", optimize_level: int = 2
+
+def deploy(
+    model: str | Path, output: str | Path, *, device: str = "stx", optimize_level: int = 2
 ) -> DeployKit:
     """Write a folder with the model, provider options, run script and instructions for one device.
 
     Args:
         model: the ONNX file to deploy. It is copied byte for byte, with its external data.
-        folder: the folder to write; created when missing, its parent must exist. Files in it that an earlier
+        output: the folder to write; created when missing, its parent must exist. Files in it that an earlier
             kit did not bring are never touched.
         device: phx, hpt, stx, stx-halo or krk.
         optimize_level: effort of the BF16 compiler, 1 to 3; integer models have no use for it.
@@ -310,7 +202,7 @@ def write_kit(
     Raises:
         RoundelError: the model is in no format that the device takes, or the folder cannot be written.
     """
-    path, target, machine = Path(model), Path(folder).absolute(), device_named(device)
+    path, target, machine = Path(model), Path(output).absolute(), device_named(device)
     config = vaiml_config(optimize_level)
     loaded = load_model(path, allow_quantized=True)
     raw = as_written(path)
@@ -324,13 +216,12 @@ def write_kit(
     files.append(KitFile(OPTIONS_FILE, (json.dumps(options, indent=2) + "\n").encode()))
     if not recognised.format.integer:
         files.append(KitFile(CONFIG_FILE, config.encode()))
-    script = resources.files("roundel.kit").joinpath("run_template.py").read_bytes()
-    files.append(KitFile("run.py", script, executable=True))
+    files.append(KitFile("run.py", _asset("run.py.txt").encode(), executable=True))
     files.append(KitFile("README.md", readme(path.name, recognised, machine, notes).encode()))
     about = _about(path, recognised, machine, notes)
     written = write_folder(target, files, about)
     kind, reason = recognised.format, recognised.reason
-    return DeployKit(Path(folder), written, kind, reason, machine.name, options, notes)
+    return DeployKit(Path(output), written, kind, reason, machine.name, options, notes)
 
 
 def _about(path: Path, recognised: Recognised, device: Device, notes: tuple[str, ...]) -> dict[str, Any]:
@@ -344,7 +235,7 @@ def _about(path: Path, recognised: Recognised, device: Device, notes: tuple[str,
 
 def _cache_key(path: Path, weights: Mapping[str, Path]) -> str:
     """A name for the compiled model that changes when the model does: a stale cache is never loaded."""
-    parts = "".join(file_digest(part) for part in (path, *weights.values()))
+    parts = "".join(file_sha256(part) for part in (path, *weights.values()))
     digest = hashlib.sha256(parts.encode()).hexdigest()
     stem = re.sub(r"[^A-Za-z0-9_-]+", "_", path.stem).strip("_")[:40] or "model"
     return f"{stem}-{digest[:12]}"

@@ -1,15 +1,26 @@
-"""Reads the provider's report file, or a console log, into the one placement view."""
+"""What the provider says about placement: its report file or a console log, read into one view."""
 
 from __future__ import annotations
 
 import codecs
 import json
 import re
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from roundel.kit.placement import CPU_DEVICES, PlacementReport, ReportError
+from roundel.card import Card
+from roundel.errors import RecipeError
+from roundel.kit.placement import (
+    CPU_DEVICES,
+    PlacementComparison,
+    PlacementReport,
+    ReportError,
+    compare_with_check,
+    model_operators,
+    places,
+)
 
 _COLOUR = re.compile(r"\x1b(?:\[[0-?]*[ -/]*[@-~]|\][^\x07\x1b]*(?:\x07|\x1b\\))")
 _HEAD = re.compile(r"No\. of (Operators|Subgraphs)\s*:", re.IGNORECASE)
@@ -93,6 +104,67 @@ def _take(found: _Found, section: str, text: str) -> None:
 def _only_counts(text: str) -> bool:
     """Whether a line holds device counts and nothing else; an empty one does too."""
     return not _PERCENT.sub(" ", _ITEM.sub(" ", _RUNNING_LINE.sub(" ", text))).strip()
+
+
+@dataclass(frozen=True, slots=True, repr=False)
+class NpuReport(Card):
+    """What ran where, beside the model that ran and what was predicted for it.
+
+    Attributes:
+        placement: what the provider says.
+        operators: how many nodes of each operator the model has; None without a model.
+        comparison: with what `roundel.check` predicts; None without a model.
+    """
+
+    placement: PlacementReport
+    operators: Mapping[str, int] | None = None
+    comparison: PlacementComparison | None = None
+
+    def card(self) -> Mapping[str, object]:
+        """How much is on the NPU."""
+        return self.placement.card()
+
+    def to_dict(self) -> dict[str, Any]:
+        """Plain values for JSON."""
+        tree = self.placement.to_dict()
+        if self.operators is not None:
+            nodes = self.operators.items()
+            tree["model"] = {op: {"nodes": n, "ran_on": places(self.placement, op)} for op, n in nodes}
+        if self.comparison is not None:
+            tree["comparison"] = self.comparison.to_dict()
+        return tree
+
+
+def npu_report(
+    file: str | Path,
+    *,
+    model: str | Path | None = None,
+    preset: str | None = None,
+    device: str | None = None,
+) -> NpuReport:
+    """Show which operators ran on the NPU and which on the CPU, and what was predicted.
+
+    Args:
+        file: `vitisai_ep_report.json`, or a text log that holds the provider's console lines.
+        model: the model that ran: shows where each operator type went, and what was predicted.
+        preset: its format; else what it shows, or bf16 for a float model.
+        device: where it ran; stx when not given.
+
+    Raises:
+        RoundelError: the file is no report, or the model cannot be read.
+    """
+    if model is None:
+        if preset is not None or device is not None:
+            raise RecipeError(
+                "There is no model to predict the placement of.",
+                where="--device" if preset is None else "--preset",
+                expected="--model MODEL beside it",
+                hint="Name the model that ran, for example --model kit/model.onnx.",
+            )
+        return NpuReport(read_report(file))
+    report, path = read_report(file), Path(model)
+    compared = compare_with_check(report, path, preset=preset, device=device or "stx")
+    return NpuReport(report, model_operators(path), compared)
 
 
 _LARGEST = 512 * 1024 * 1024

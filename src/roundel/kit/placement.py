@@ -8,9 +8,11 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+from roundel.card import Card, counted
 from roundel.errors import RoundelError
 from roundel.model import load_model
 from roundel.model.graph import op_key
+from roundel.plain import to_plain
 from roundel.qdq.names import QUARK
 from roundel.rules import CheckReport, check_model
 from roundel.rules.formats import is_quantized
@@ -39,8 +41,8 @@ class ReportError(RoundelError):
     exit_code = 4
 
 
-@dataclass(frozen=True, slots=True)
-class PlacementReport:
+@dataclass(frozen=True, slots=True, repr=False)
+class PlacementReport(Card):
     """What ran where.
 
     Attributes:
@@ -89,21 +91,25 @@ class PlacementReport:
         counts = [count for name, count in self.subgraphs.items() if name not in CPU_DEVICES]
         return sum(counts) if counts else self.actually_running
 
+    def card(self) -> Mapping[str, object]:
+        """How much is on the NPU."""
+        return {
+            "source": self.source,
+            "NPU": f"{counted(self.npu_ops, 'operator')} ({self.share:.1%}), islands: {self.islands}",
+            "CPU": f"{counted(self.cpu_ops, 'operator')}, {self.boundary_ops} of them at borders",
+            "notes": len(self.notes),
+        }
+
     def to_dict(self) -> dict[str, Any]:
         """Plain values for JSON, the verdicts included."""
         return {
-            "source": self.source,
-            "operators": dict(self.operators),
-            "op_types": {name: list(types) for name, types in self.op_types.items()},
-            "subgraphs": dict(self.subgraphs),
-            "actually_running": self.actually_running,
+            **to_plain(self),
             "npu_ops": self.npu_ops,
             "cpu_ops": self.cpu_ops,
             "boundary_ops": self.boundary_ops,
             "npu_share": self.share,
             "islands": self.islands,
             "verdicts": list(verdicts(self)),
-            "notes": list(self.notes),
         }
 
 
@@ -220,7 +226,7 @@ class PlacementComparison:
             {"quantity": row.quantity, "predicted": row.predicted, "reported": row.actual}
             for row in self.rows
         ]
-        return {"format": self.format, "device": self.device, "rows": rows, "notes": list(self.notes)}
+        return {**to_plain(self), "rows": rows}
 
 
 def compare_with_check(

@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
-from typing import Any
+from collections.abc import Iterable, Mapping, Sequence
+from typing import Any, Literal
 
 from rich.console import Console
 from rich.markup import escape
@@ -19,14 +19,19 @@ from rich.progress import (
     TimeRemainingColumn,
 )
 from rich.table import Table
+from rich.text import Text
 
+from roundel.card import decibel
 from roundel.errors import RoundelError
 from roundel.improve.reports import FinetuneReport, LayerReport
+from roundel.plain import to_plain
 from roundel.plan.types import QuantPlan
+from roundel.recipe.settings import Recipe
 from roundel.report.record import Record
 from roundel.state import StepReport
 
 Report = LayerReport | FinetuneReport
+Tree = Mapping[str, Any]
 _STEPS = 2
 _NAME = 26  # characters of a layer's name: with two steps the table is just below 80 columns
 
@@ -45,19 +50,14 @@ def layer_table(steps: Sequence[StepReport], *, most: int | None) -> Table | Non
     names = list(dict.fromkeys(name for reports in found for name in reports))
     counting = [reports for step, reports in zip(shown, found, strict=True) if step.kept] or found
     chosen = set(names) if most is None else _telling(names, counting, most)
-    table = Table(title=_title(len(names), len(chosen)), title_justify="left", box=None, padding=(0, 1))
-    table.add_column("layer", no_wrap=True)
-    table.add_column("operator", no_wrap=True)
-    for step in shown:
-        heading = step.step if step.kept else f"({step.step})"
-        table.add_column(heading, justify="right", no_wrap=True)
-        table.add_column("s", justify="right", no_wrap=True)
+    headings = (h for step in shown for h in (f">{step.step if step.kept else f'({step.step})'}", ">s"))
+    table = grid("layer", "operator", *headings, title=_title(len(names), len(chosen)))
     for name in names:
         if name in chosen:
             reports = [each.get(name) for each in found]
             op = next(report.op for report in reports if report is not None)
             cells = [cell for report in reports for cell in _cells(report)]
-            table.add_row(escape(_short(name)), escape(op), *cells)
+            table.add_row(escape(shortened(name, _NAME)), escape(op), *cells)
     return table
 
 
@@ -95,11 +95,6 @@ def _cells(report: Report | None) -> tuple[str, str]:
     if not report.kept:
         return f"{report.before_db:.1f} [dim]as it was[/]", time
     return f"{report.before_db:.1f} -> {report.after_db:.1f}", time
-
-
-def _short(name: str) -> str:
-    """The end of a long name: it tells layers apart."""
-    return name if len(name) <= _NAME else f"…{name[1 - _NAME :]}"
 
 
 _MEMORY_SECONDS = 300.0  # of the speed that the time left comes from: layers differ
@@ -156,11 +151,40 @@ class ProgressListener:
         self._progress.stop()
 
 
-def decibel(value: float) -> str:
-    """A short number; equal outputs have no noise at all."""
-    if math.isinf(value):
-        return "exact" if value > 0 else "-inf"
-    return f"{value:.1f} dB"
+def grid(*headings: str, title: str | None = None, gap: int = 2) -> Table:
+    """A table without lines.
+
+    Args:
+        headings: of the columns; '>' before one sets its column to the right, '~' lets long texts break.
+        title: above it.
+        gap: blanks between columns.
+    """
+    table = Table(title=title, title_justify="left", box=None, padding=(0, gap, 0, 0))
+    for heading in headings:
+        broken, right = heading.startswith("~"), heading.startswith(">")
+        justify: Literal["left", "right"] = "right" if right else "left"
+        overflow: Literal["fold", "ellipsis"] = "fold" if broken else "ellipsis"
+        table.add_column(heading.lstrip(">~"), justify=justify, overflow=overflow, no_wrap=not broken)
+    return table
+
+
+def labelled(rows: Mapping[str, str]) -> Table:
+    """Labels with their texts, one below the other."""
+    table = Table(show_header=False, box=None, padding=(0, 1))
+    for label, text in rows.items():
+        table.add_row(label, Text(text))
+    return table
+
+
+def show_notes(console: Console, notes: Iterable[str]) -> None:
+    """One below the other, for who reads carefully."""
+    for note in notes:
+        console.print(f"[yellow]note:[/] {escape(note)}", highlight=False)
+
+
+def shortened(name: str, width: int) -> str:
+    """The end of a long name, where names differ."""
+    return name if len(name) <= width else "…" + name[1 - width :]
 
 
 def size(count: int | None) -> str:
@@ -187,33 +211,29 @@ def show_summary(console: Console, record: Record, *, every_layer: bool = False)
     counts = record.counts
     quantized = sum(counts.get("quantized_nodes", {}).values())
     left = counts.get("float_nodes", {})
-    table = Table(show_header=False, box=None, padding=(0, 1))
-    file = record.file
-    for label, name, count in (
-        ("model", record.model.get("name"), record.model.get("bytes")),
-        ("result", file.get("name") or "in memory", file.get("bytes")),
-    ):
-        table.add_row(label, f"{escape(str(name))} ({size(count)})")
-    table.add_row("recipe", escape(str(record.recipe.get("name"))))
-    data = record.data
-    label = "[bold yellow]random data[/]" if data.get("random") else escape(str(data.get("kind", "none")))
-    table.add_row("data", f"{label}, {data.get('samples_seen', 0)} samples")
-    table.add_row("quantized", f"{quantized} of {quantized + sum(left.values())} nodes")
-    if left:
-        table.add_row("left in float", escape(_counts(left)))
+    file, data, seconds = record.file, record.data, record.seconds
+    kind = "random data" if data.get("random") else str(data.get("kind", "none"))
+    rows = {
+        "model": f"{record.model.get('name')} ({size(record.model.get('bytes'))})",
+        "result": f"{file.get('name') or 'in memory'} ({size(file.get('bytes'))})",
+        "recipe": str(record.recipe.get("name")),
+        "data": f"{kind}, {data.get('samples_seen', 0)} samples",
+        "quantized": f"{quantized} of {quantized + sum(left.values())} nodes",
+        **({"left in float": _counts(left)} if left else {}),
+    }
+    table = labelled(rows)
     for step in record.improvements:
         table.add_row(step.step, _step_line(step))
-    total = sum(record.seconds.values())
-    steps = ", ".join(f"{name} {seconds:.1f}" for name, seconds in record.seconds.items() if seconds >= 0.05)
-    table.add_row("seconds", f"{total:.1f} ({steps})")
+    steps = ", ".join(f"{name} {took:.1f}" for name, took in seconds.items() if took >= 0.05)
+    table.add_row("seconds", f"{sum(seconds.values()):.1f} ({steps})")
     console.print(table)
     layers = layer_table(record.improvements, most=None if every_layer else _FEW_LAYERS)
     if layers is not None:
         console.print(layers)
     if record.outputs:
-        console.print(_outputs_table(record))
-    for note in record.notes:
-        console.print(f"[yellow]note:[/] {escape(note)}", highlight=False)
+        title = f"against the float model, {record.data.get('samples_verified', 0)} samples"
+        console.print(_outputs(to_plain(record.outputs), title))
+    show_notes(console, record.notes)
 
 
 def _step_line(step: StepReport) -> str:
@@ -227,24 +247,20 @@ def _step_line(step: StepReport) -> str:
     return f"{change}{some}, {step.seconds:.1f} s"
 
 
-def _outputs_table(record: Record, most: int = 8) -> Table:
-    verified = record.data.get("samples_verified", 0)
-    table = Table(title=f"against the float model, {verified} samples", title_justify="left", box=None)
-    for heading in ("output", "SQNR", "cosine", "worst error", "same top-1"):
-        table.add_column(heading, justify="left" if heading == "output" else "right", overflow="fold")
-    for out in record.outputs[:most]:
-        top = "-" if out.same_top is None else f"{out.same_top:.1%}"
-        table.add_row(escape(out.name), decibel(out.sqnr_db), f"{out.cosine:.5f}", f"{out.worst:.3g}", top)
-    if len(record.outputs) > most:
-        table.add_row(f"… {len(record.outputs) - most} more in the record", "", "", "", "")
+def _outputs(outputs: Sequence[Tree], title: str, most: int = 8) -> Table:
+    table = grid("~output", ">SQNR", ">cosine", ">worst error", ">same top-1", title=title)
+    for out in outputs[:most]:
+        top = "-" if out["same_top"] is None else f"{out['same_top']:.1%}"
+        numbers = (decibel(float(out["sqnr_db"])), f"{out['cosine']:.5f}", f"{float(out['worst']):.3g}", top)
+        table.add_row(escape(out["name"]), *numbers)
+    if len(outputs) > most:
+        table.add_row(f"… {len(outputs) - most} more in the record", "", "", "", "")
     return table
 
 
 def show_plan(console: Console, plan: QuantPlan, tensor: str | None = None) -> None:
     """What every tensor becomes, and why."""
-    table = Table(box=None, padding=(0, 1))
-    for heading in ("tensor", "role", "stored as", "range", "why"):
-        table.add_column(heading, overflow="fold")
+    table = grid("~tensor", "~role", "~stored as", "~range", "~why")
     for name, item in plan.tensors.items():
         if tensor in (None, name):
             cells = (name, item.role.value, str(item.scheme), str(item.source), item.reason)
@@ -253,29 +269,33 @@ def show_plan(console: Console, plan: QuantPlan, tensor: str | None = None) -> N
         if tensor in (None, name):
             table.add_row(escape(name), "activation", "[dim]float[/]", "-", escape(reason))
     console.print(table)
-    if tensor is not None:
-        return
-    for node in plan.nodes.values():
+    for node in plan.nodes.values() if tensor is None else ():
         if not node.quantized:
             console.print(
                 f"[dim]float[/] {node.op} {escape(node.name)}: {escape(node.reason)}", highlight=False
             )
 
 
+def show_presets(console: Console, recipes: Mapping[str, Recipe]) -> None:
+    """Names, and what they are."""
+    table = grid("preset", "~what it is")
+    for known, recipe in recipes.items():
+        table.add_row(known, recipe.title)
+    console.print(table)
+
+
 def show_inspection(console: Console, found: Any, *, nodes: bool) -> None:
     """A model's outline."""
-    table = Table(show_header=False, box=None, padding=(0, 1))
-    sizes = f"({size(found.file_bytes)}, weights {size(found.weight_bytes)})"
-    table.add_row("model", f"{escape(found.name)} {sizes}")
-    table.add_row("opset", str(found.opset))
-    table.add_row("inputs", "\n".join(escape(text) for text in found.inputs))
-    table.add_row("outputs", "\n".join(escape(text) for text in found.outputs))
     types = ", ".join(f"{name} {size(count)}" for name, count in found.weight_types.items())
-    table.add_row("weights", types or "none")
-    console.print(table)
-    counts = Table(box=None, padding=(0, 1))
-    for heading in ("operator", "nodes"):
-        counts.add_column(heading, justify="left" if heading == "operator" else "right")
+    rows = {
+        "model": f"{found.name} ({size(found.file_bytes)}, weights {size(found.weight_bytes)})",
+        "opset": str(found.opset),
+        "inputs": "\n".join(found.inputs),
+        "outputs": "\n".join(found.outputs),
+        "weights": types or "none",
+    }
+    console.print(labelled(rows))
+    counts = grid("operator", ">nodes")
     for op, count in found.operators.items():
         counts.add_row(escape(op), str(count))
     console.print(counts)
@@ -287,9 +307,7 @@ def show_inspection(console: Console, found: Any, *, nodes: bool) -> None:
         text += f"; float: {_counts(found.left)}" if found.left else ""
         console.print(escape(text), highlight=False)
     if nodes:
-        listing = Table(box=None, padding=(0, 1))
-        for heading in ("node", "operator", "verdict"):
-            listing.add_column(heading, overflow="fold")
+        listing = grid("~node", "~operator", "~verdict")
         for row in found.nodes:
             listing.add_row(*(escape(text) for text in row))
         console.print(listing)
@@ -297,43 +315,29 @@ def show_inspection(console: Console, found: Any, *, nodes: bool) -> None:
 
 def show_demo(console: Console, rows: Sequence[Any]) -> None:
     """The demo's comparison."""
-    table = Table(box=None, padding=(0, 1))
-    for heading in ("preset", "accuracy", "same as float", "SQNR", "size", "seconds"):
-        table.add_column(heading, justify="left" if heading == "preset" else "right", no_wrap=True)
+    table = grid("preset", ">accuracy", ">same as float", ">SQNR", ">size", ">seconds")
     for row in rows:
         sqnr = "-" if row.sqnr_db is None else decibel(row.sqnr_db)
         seconds = "-" if row.seconds is None else f"{row.seconds:.2f}"
-        table.add_row(
-            row.preset, f"{row.accuracy:.1%}", f"{row.agreement:.1%}", sqnr, size(row.bytes), seconds
-        )
+        shares = (f"{row.accuracy:.1%}", f"{row.agreement:.1%}")
+        table.add_row(row.preset, *shares, sqnr, size(row.bytes), seconds)
     console.print(table)
+
+
+def show_conversion(console: Console, tree: Tree) -> None:
+    """File, counts, closeness and notes."""
+    file, counts = tree["file"], tree["converted"]
+    rows = {
+        "result": f"{file['name']} ({size(file['bytes'])})",
+        "converted": f"{counts['activations']} activations, {counts['constants']} constants",
+    }
+    console.print(labelled(rows))
+    if tree["outputs"]:
+        console.print(_outputs(tree["outputs"], "against the model given", len(tree["outputs"])))
+    show_notes(console, tree["notes"])
 
 
 def _counts(counts: Mapping[str, Any], most: int = 6) -> str:
     ranked = sorted(counts.items(), key=lambda item: -item[1])
     text = ", ".join(f"{count} {op}" for op, count in ranked[:most])
     return text + (f" and {len(ranked) - most} more kinds" if len(ranked) > most else "")
-
-
-def show_conversion(console: Console, tree: Mapping[str, Any]) -> None:
-    """File, counts, closeness and notes."""
-    table = Table(show_header=False, box=None, padding=(0, 1))
-    file, counts = tree["file"], tree["converted"]
-    table.add_row("result", f"{escape(file['name'])} ({size(file['bytes'])})")
-    table.add_row("converted", f"{counts['activations']} activations, {counts['constants']} constants")
-    console.print(table)
-    if tree["outputs"]:
-        console.print(_outputs(tree["outputs"]))
-    for note in tree["notes"]:
-        console.print(f"[yellow]note:[/] {escape(note)}", highlight=False)
-
-
-def _outputs(reports: list[Mapping[str, Any]]) -> Table:
-    table = Table(title="against the model given", title_justify="left", box=None)
-    for heading in ("output", "SQNR", "cosine", "worst error", "same top-1"):
-        table.add_column(heading, justify="left" if heading == "output" else "right", overflow="fold")
-    for out in reports:
-        top = "-" if out["same_top"] is None else f"{out['same_top']:.1%}"
-        numbers = (decibel(out["sqnr_db"]), f"{out['cosine']:.5f}", f"{out['worst']:.3g}", top)
-        table.add_row(escape(out["name"]), *numbers)
-    return table

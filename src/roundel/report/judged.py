@@ -7,10 +7,8 @@ from typing import Any
 
 from rich.console import Console
 from rich.markup import escape
-from rich.table import Table
 
-from roundel.report.console import size
-from roundel.report.views import shortened
+from roundel.report.console import grid, shortened, show_notes, size
 
 Tree = Mapping[str, Any]
 
@@ -21,9 +19,7 @@ _NAMES = {"cosine": "cosine", "l2": "L2", "psnr_db": "PSNR dB", "ssim": "SSIM"}
 
 def show_folders(console: Console, tree: Tree) -> None:
     """Print what `FolderScores.to_dict` holds: the metrics, then the files, the worst of many only."""
-    summary = Table(box=None, padding=(0, 1))
-    for heading in ("metric", "mean", "worst", "worst file"):
-        summary.add_column(heading, justify="right" if heading in ("mean", "worst") else "left", no_wrap=True)
+    summary = grid("metric", ">mean", ">worst", "worst file")
     for name, metric in tree["metrics"].items():
         values = (_number(metric["mean"]), _number(metric["worst"]))
         summary.add_row(_NAMES[name], *values, escape(shortened(metric["worst_file"], _NAME_WIDTH)))
@@ -33,10 +29,8 @@ def show_folders(console: Console, tree: Tree) -> None:
     if len(files) > _MOST_FILES:
         shown = sorted(files, key=lambda file: float(file["cosine"]))[:_MOST_FILES]
     rest = f", the {len(shown)} worst by cosine (--csv FILE writes all)" if len(shown) < len(files) else ""
-    table = Table(title=f"{len(files)} files{rest}", title_justify="left", box=None, padding=(0, 1))
-    table.add_column("file", no_wrap=True)
-    for metric in tree["metrics"]:
-        table.add_column(_NAMES[metric], justify="right", no_wrap=True)
+    headings = (f">{_NAMES[metric]}" for metric in tree["metrics"])
+    table = grid("file", *headings, title=f"{len(files)} files{rest}")
     for file in shown:
         name = escape(shortened(file["name"], _NAME_WIDTH))
         table.add_row(name, *(_number(file[metric]) for metric in tree["metrics"]))
@@ -56,16 +50,14 @@ def show_models(console: Console, models: Sequence[Tree]) -> None:
         "seconds": [f"{m['seconds']:.1f}" for m in models],
     }
     shown = {name: cells for name, cells in columns.items() if any(cell != "-" for cell in cells)}
-    table = Table(title=f"{models[0]['rows']} rows", title_justify="left", box=None, padding=(0, 1))
-    table.add_column("model", no_wrap=True)
-    for name in shown:
-        table.add_column(escape(name), justify="right", no_wrap=True)
+    table = grid("model", *(f">{escape(name)}" for name in shown), title=f"{models[0]['rows']} rows")
     for index, model in enumerate(models):
         name = escape(shortened(model["model"], _NAME_WIDTH))
         table.add_row(name, *(cells[index] for cells in shown.values()))
     console.print(table)
-    for note in dict.fromkeys(f"{model['model']}: {note}" for model in models for note in model["notes"]):
-        console.print(f"[yellow]note:[/] {escape(note)}", highlight=False)
+    show_notes(
+        console, dict.fromkeys(f"{model['model']}: {note}" for model in models for note in model["notes"])
+    )
 
 
 def _number(value: Any) -> str:
@@ -82,9 +74,7 @@ def _share(value: float | None) -> str:
 def show_findings(console: Console, tree: Tree) -> None:
     """Print what `DataReport.to_dict` holds."""
     console.print(f"{tree['samples']} samples", highlight=False)
-    table = Table(box=None, padding=(0, 1))
-    for heading in ("input", "mean", "std", "from", "to"):
-        table.add_column(heading, justify="left" if heading == "input" else "right", no_wrap=True)
+    table = grid("input", ">mean", ">std", ">from", ">to")
     for name, profile in tree["inputs"].items():
         mean, std = (" ".join(f"{value:.3g}" for value in profile[key]) for key in ("mean", "std"))
         table.add_row(
@@ -122,11 +112,8 @@ def show_ladder(console: Console, tree: Tree, metric: Words, drop: Words) -> Non
         f" judged on {escape(tree['judged_on'])}",
         highlight=False,
     )
-    table = Table(box=None, padding=(0, 1, 0, 0))
-    table.add_column("rung", no_wrap=True)
-    for heading in (tree["metric"][:12], "drop", "SQNR dB", "NPU", "size", "sec."):
-        table.add_column(escape(heading), justify="right", no_wrap=True)
-    table.add_column("verdict", no_wrap=True)
+    metric_column = f">{escape(tree['metric'][:12])}"
+    table = grid("rung", metric_column, ">drop", ">SQNR dB", ">NPU", ">size", ">sec.", "verdict", gap=1)
     for step in tree["ladder"]:
         colour = _COLOURS.get(step["verdict"], "dim")
         table.add_row(*_cells(step, metric, drop), f"[{colour}]{step['verdict']}[/]")
@@ -135,8 +122,7 @@ def show_ladder(console: Console, tree: Tree, metric: Words, drop: Words) -> Non
         if step["reason"]:
             console.print(f"[dim]{escape(step['rung'])}:[/] {escape(step['reason'])}", highlight=False)
     _outcome(console, tree, metric, drop)
-    for note in tree["notes"]:
-        console.print(f"[yellow]note:[/] {escape(note)}", highlight=False)
+    show_notes(console, tree["notes"])
 
 
 def step_line(step: Tree, metric: Words, drop: Words) -> str:
@@ -155,11 +141,7 @@ def show_study(console: Console, tree: Tree) -> None:
         highlight=False,
     )
     objectives: Sequence[str] = tree["objectives"]
-    table = Table(box=None, padding=(0, 1, 0, 0))
-    table.add_column("trial", justify="right", no_wrap=True)
-    for name in objectives:
-        table.add_column(escape(name), justify="right", no_wrap=True)
-    table.add_column("values", overflow="fold")
+    table = grid(">trial", *(f">{escape(name)}" for name in objectives), "~values", gap=1)
     for trial in tree["best"]:
         values = ", ".join(f"{key}={value}" for key, value in trial["parameters"].items())
         numbers = (f"{value:.5g}" for value in trial["values"])

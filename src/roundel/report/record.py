@@ -13,6 +13,7 @@ from dataclasses import asdict, dataclass
 from importlib import metadata
 from typing import Any
 
+from roundel.card import counted, decibel
 from roundel.gate import OutputReport
 from roundel.plan.types import QuantPlan, Role
 from roundel.recipe.settings import Recipe
@@ -65,6 +66,19 @@ class Record:
     def to_json(self) -> str:
         """Indented JSON text."""
         return json.dumps(self.to_dict(), indent=1) + "\n"
+
+
+def run_card(record: Record) -> dict[str, object]:
+    """What matters most of a run, for whoever looks at its result."""
+    quantized, left = (sum(record.counts[kind].values()) for kind in ("quantized_nodes", "float_nodes"))
+    worst = min(record.outputs, key=lambda out: out.sqnr_db, default=None)
+    closeness = "not measured" if worst is None else f"{decibel(worst.sqnr_db)} ({worst.name})"
+    return {
+        "model": f"{record.model.get('name')} -> {record.file.get('name') or 'in memory'}",
+        "recipe": f"{record.recipe.get('name')}, {quantized} of {quantized + left} nodes quantized",
+        "worst output": closeness,
+        "run": f"{sum(record.seconds.values()):.1f} s, {counted(len(record.notes), 'note')} in .record.notes",
+    }
 
 
 def plan_counts(plan: QuantPlan) -> dict[str, Any]:

@@ -10,7 +10,7 @@ from rich.markup import escape
 from rich.table import Table
 from rich.text import Text
 
-from roundel.report.console import size
+from roundel.report.console import grid, labelled, shortened, show_notes, size
 
 Tree = Mapping[str, Any]
 
@@ -39,18 +39,16 @@ def show_comparison(console: Console, tree: Tree, *, everything: bool, weights: 
     if tree["unmatched"]:
         count = len(tree["unmatched"])
         console.print(f"[dim]{count} tensors of the quantized model have no partner (see --json)[/]")
-    for note in tree["notes"]:
-        console.print(f"[yellow]note:[/] {escape(note)}", highlight=False)
+    show_notes(console, tree["notes"])
 
 
 def _summary(console: Console, tree: Tree) -> None:
-    table = Table(show_header=False, box=None, padding=(0, 1))
-    for label, name, count in (
-        ("float", tree["float_model"], tree["float_bytes"]),
-        ("quantized", tree["quantized_model"], tree["quantized_bytes"]),
-    ):
-        table.add_row(label, f"{escape(name)} ({size(count)})")
-    table.add_row("samples", f"{tree['samples']}, {tree['seconds']['total']:.1f} s")
+    rows = {
+        "float": f"{tree['float_model']} ({size(tree['float_bytes'])})",
+        "quantized": f"{tree['quantized_model']} ({size(tree['quantized_bytes'])})",
+        "samples": f"{tree['samples']}, {tree['seconds']['total']:.1f} s",
+    }
+    table = labelled(rows)
     for out in tree["outputs"]:
         difference = out["difference"]
         words = [f"{_db(difference)} dB", f"cosine {difference['cosine']:.5f}"]
@@ -66,12 +64,8 @@ def _worst(tensors: Sequence[Tree]) -> list[Tree]:
 
 
 def _tensors(tensors: Sequence[Tree], title: str) -> Table:
-    table = Table(title=f"{title} (SQNR in dB)", title_justify="left", box=None, padding=(0, 1, 0, 0))
-    table.add_column("tensor", no_wrap=True)
-    table.add_column("op", no_wrap=True)
-    for heading in ("intro-\nduced", "inher-\nited", "\ntotal", "\ncosine", "cut\noff", "range\nused"):
-        table.add_column(heading, justify="right", no_wrap=True)
-    table.add_column("worst\nchannels", no_wrap=True)
+    numbers = (">intro-\nduced", ">inher-\nited", ">\ntotal", ">\ncosine", ">cut\noff", ">range\nused")
+    table = grid("tensor", "op", *numbers, "worst\nchannels", title=f"{title} (SQNR in dB)", gap=1)
     for t in tensors:
         channels = " ".join(str(c["channel"]) for c in t["worst_channels"][:2])
         table.add_row(
@@ -89,9 +83,8 @@ def _tensors(tensors: Sequence[Tree], title: str) -> Table:
 
 
 def _weights(weights: Sequence[Tree]) -> Table:
-    table = Table(title="weights (SQNR in dB)", title_justify="left", box=None, padding=(0, 1, 0, 0))
-    for heading in ("weight", "op", "role", "stored as", "SQNR", "cut off", "worst channels"):
-        table.add_column(heading, justify="right" if heading in ("SQNR", "cut off") else "left", no_wrap=True)
+    headings = ("weight", "op", "role", "stored as", ">SQNR", ">cut off", "worst channels")
+    table = grid(*headings, title="weights (SQNR in dB)", gap=1)
     for w in weights:
         storage = w["storage"]
         kind = "float" if storage is None else storage["dtype"]
@@ -101,11 +94,6 @@ def _weights(weights: Sequence[Tree]) -> Table:
         cells = (_begun(w["op"]), w["role"], kind, _db(w["error"]), _percent(w["saturated"]))
         table.add_row(_label(w["name"]), *cells, channels)
     return table
-
-
-def shortened(name: str, width: int) -> str:
-    """The end of a long name, where names differ."""
-    return name if len(name) <= width else "…" + name[1 - width :]
 
 
 def _begun(op: str) -> str:
@@ -156,17 +144,12 @@ def show_sensitivity(console: Console, tree: Tree, *, everything: bool) -> None:
         _verbatim(console, tree["together"])
     if tree["head"] is not None:
         _head(console, tree["head"])
-    for note in tree["notes"]:
-        console.print(f"[yellow]note:[/] {escape(note)}", highlight=False)
+    show_notes(console, tree["notes"])
 
 
 def _table(layers: Sequence[Tree]) -> Table:
-    table = Table(box=None, padding=(0, 1, 0, 0))
-    for heading in ("\nlayer", "\nop"):
-        table.add_column(heading, no_wrap=True)
-    for heading in ("alone\ndB", "share\nof all", "left\nof it", "from\nweights", "won\nback"):
-        table.add_column(heading, justify="right", no_wrap=True)
-    table.add_column("what\nhelps", no_wrap=True)
+    numbers = (">alone\ndB", ">share\nof all", ">left\nof it", ">from\nweights", ">won\nback")
+    table = grid("\nlayer", "\nop", *numbers, "what\nhelps", gap=1)
     for layer in layers:
         cost = layer["cost"]
         table.add_row(
@@ -227,16 +210,15 @@ def show_check(console: Console, report: Tree) -> None:
 
 def _check_summary(console: Console, report: Tree) -> None:
     before, after = report["before"], report["after"]
-    table = Table(show_header=False, box=None, padding=(0, 1))
     kind = "quantized" if report["quantized"] else "float"
-    table.add_row("model", escape(f"{report['model']} ({kind}), {report['format']} on {report['device']}"))
-    table.add_row("NPU islands", _change(str(before["islands"]), str(after["islands"])))
-    table.add_row("MACs on the NPU", _change(_share(before), _share(after)))
     total = before["npu_nodes"] + before["cpu_nodes"]
-    table.add_row(
-        "nodes on the CPU", f"{_change(str(before['cpu_nodes']), str(after['cpu_nodes']))} of {total}"
-    )
-    console.print(table, highlight=False)
+    rows = {
+        "model": f"{report['model']} ({kind}), {report['format']} on {report['device']}",
+        "NPU islands": _change(str(before["islands"]), str(after["islands"])),
+        "MACs on the NPU": _change(_share(before), _share(after)),
+        "nodes on the CPU": f"{_change(str(before['cpu_nodes']), str(after['cpu_nodes']))} of {total}",
+    }
+    console.print(labelled(rows), highlight=False)
 
 
 def _change(before: str, after: str) -> str:
@@ -281,11 +263,7 @@ def _findings(findings: Sequence[Tree]) -> Table:
     for finding in findings:
         key = (finding["rule"], finding["severity"], finding["fix"], finding["automatic"])
         groups.setdefault(key, []).append(finding)
-    table = Table(box=None, padding=(0, 1))
-    table.add_column("rule", no_wrap=True)
-    table.add_column("level", no_wrap=True)
-    table.add_column("n", justify="right", no_wrap=True)
-    table.add_column("what, why, fix", overflow="fold", ratio=1)
+    table = grid("rule", "level", ">n", "~what, why, fix")
     for (rule, level, fix, automatic), members in groups.items():
         first = members[0]
         lines = [f"[bold]{escape(first['title'])}[/]: {escape(first['message'])}"]
@@ -306,9 +284,7 @@ def _subjects(members: Sequence[Tree]) -> list[str]:
 
 
 def _nodes(before: Sequence[Tree], after: Sequence[Tree]) -> Table:
-    table = Table(box=None, padding=(0, 1))
-    for heading in ("node", "operator", "now", "after", "why"):
-        table.add_column(heading, overflow="fold")
+    table = grid("~node", "~operator", "~now", "~after", "~why")
     for old, new in zip(before, after, strict=True):
         why = old["reason"] and f"{old['rule']}: {old['reason']}"
         table.add_row(escape(old["name"]), old["op"], _place(old), _place(new), escape(why))

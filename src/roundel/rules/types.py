@@ -3,10 +3,14 @@
 from __future__ import annotations
 
 import enum
-from collections.abc import Callable, Iterator
+from collections import Counter
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, replace
 from types import ModuleType
 from typing import Any, Generic, TypeVar
+
+from roundel.card import Card, counted
+from roundel.plain import to_plain
 
 
 class Severity(enum.Enum):
@@ -117,11 +121,6 @@ class NodePlace:
     macs: int | None
     island: int | None
 
-    def to_dict(self) -> dict[str, Any]:
-        """Plain values for JSON."""
-        tree: dict[str, Any] = {name: getattr(self, name) for name in self.__dataclass_fields__}
-        return {**tree, "place": self.place.value}
-
 
 @dataclass(frozen=True, slots=True)
 class Prediction:
@@ -166,12 +165,12 @@ class Prediction:
             "places": "".join("N" if node.place is Place.NPU else "C" for node in self.nodes),
         }
         if nodes:
-            tree["nodes"] = [node.to_dict() for node in self.nodes]
+            tree["nodes"] = to_plain(self.nodes)
         return tree
 
 
-@dataclass(frozen=True, slots=True)
-class CheckReport:
+@dataclass(frozen=True, slots=True, repr=False)
+class CheckReport(Card):
     """Everything that `roundel check` says.
 
     Attributes:
@@ -199,16 +198,18 @@ class CheckReport:
         """Whether there is no finding of severity error."""
         return all(finding.severity is not Severity.ERROR for finding in self.findings)
 
+    def card(self) -> Mapping[str, object]:
+        """Where it runs, and what stands in the way."""
+        split, levels = self.after, Counter(finding.severity.value for finding in self.findings)
+        found = ", ".join(counted(levels[each.value], each.value) for each in Severity if levels[each.value])
+        return {
+            "model": f"{self.model}, {self.format} on {self.device}",
+            "NPU": f"{counted(split.npu_nodes, 'node')} in {counted(split.islands, 'island')}",
+            "CPU": counted(split.cpu_nodes, "node"),
+            "findings": found or "none",
+        }
+
     def to_dict(self, *, nodes: bool = False) -> dict[str, Any]:
         """Plain values for JSON; `nodes` adds the place of every node."""
-        return {
-            "model": self.model,
-            "quantized": self.quantized,
-            "format": self.format,
-            "device": self.device,
-            "passed": self.passed,
-            "before": self.before.to_dict(nodes=nodes),
-            "after": self.after.to_dict(nodes=nodes),
-            "findings": [finding.to_dict() for finding in self.findings],
-            "notes": list(self.notes),
-        }
+        splits = {"before": self.before.to_dict(nodes=nodes), "after": self.after.to_dict(nodes=nodes)}
+        return {**to_plain(self), "passed": self.passed, **splits}

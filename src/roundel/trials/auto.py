@@ -8,13 +8,13 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
-from roundel.errors import OutputError, RecipeError, VerifyError
+from roundel.errors import RecipeError, VerifyError
 from roundel.measure.scores import Metric
 from roundel.measure.yardstick import Question
-from roundel.model.files import check_writable, same_file, write_text
+from roundel.model.files import write_text
 from roundel.model.structure import ModelSource
 from roundel.recipe.load import load_recipe
-from roundel.request import changed, record_path
+from roundel.request import changed
 from roundel.result import QuantizeResult
 from roundel.trials.budget import Drop, RungForecast, parse_drop, parse_time
 from roundel.trials.engine import Engine, OutOfTime, TitledListener, trying
@@ -103,8 +103,7 @@ def _climbed(
 ) -> AutoResult:
     recipes = [load_recipe(rung.preset, task.changes) for rung in task.ladder]
     out = refused(task.ladder, task.device)
-    sources = model, question.data, question.eval_data
-    target = None if output is None else _checked(Path(output), sources)
+    target = None if output is None else Path(output)
     with trying(model, recipes[0], question, heard[0], task.device) as engine:
         walk = _Walk(engine, task, heard)
         walk.up(out)
@@ -128,24 +127,6 @@ def _check_metric(metric: object) -> None:
 def ladder_path(model_path: Path) -> Path:
     """Where the record of the walk goes."""
     return model_path.with_suffix(".auto.json")
-
-
-def _checked(target: Path, sources: Sequence[object]) -> Path:
-    """Fail now, not after minutes of work, when a file cannot be written, or would cover what is read."""
-    if record_path(target) == target:
-        raise OutputError(
-            "The output's name is that of its record.", where=target, expected="a name such as out.onnx"
-        )
-    for path in (target, record_path(target), ladder_path(target)):
-        check_writable(path)
-        for source in sources:
-            if isinstance(source, str | Path) and same_file(path, Path(source)):
-                raise OutputError(
-                    "The output would overwrite what it is made from.",
-                    where=path,
-                    hint="Choose another output path.",
-                )
-    return target
 
 
 class _Walk:

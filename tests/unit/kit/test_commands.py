@@ -9,7 +9,7 @@ import pytest
 import typer
 from typer.testing import CliRunner
 
-from roundel.cli import deploy, npu_report
+from roundel.cli.app import app as commands
 from roundel.errors import ModelError, RecipeError
 from roundel.example import load_example
 from roundel.kit import ReportError
@@ -20,10 +20,7 @@ REPORT = {"deviceStat": [{"name": "CPU", "nodeNum": 2}, {"name": "NPU", "nodeNum
 
 @pytest.fixture
 def app() -> typer.Typer:
-    made = typer.Typer(pretty_exceptions_enable=False)
-    deploy.register(made)
-    npu_report.register(made)
-    return made
+    return commands
 
 
 def call(app: typer.Typer, *words: object) -> str:

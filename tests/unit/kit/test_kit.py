@@ -13,8 +13,9 @@ import pytest
 from onnx import helper
 
 from roundel.errors import ModelError, OutputError, RecipeError
-from roundel.kit import Format, write_kit
+from roundel.kit import deploy
 from roundel.kit.files import KitFile, write_folder
+from roundel.targets.npu import Format
 
 from .conftest import build, initializer, qdq_model, saved
 
@@ -38,7 +39,7 @@ def float_model(path: Path, *, external: str | None = None, seed: int = 0) -> Pa
 
 
 def test_the_kit_is_complete(a8w8: Path, tmp_path: Path) -> None:
-    kit = write_kit(a8w8, tmp_path / "kit", device="stx")
+    kit = deploy(a8w8, tmp_path / "kit", device="stx")
     assert kit.format is Format.A8W8
     assert kit.device == "stx"
     assert set(kit.files) == {"model.onnx", "provider_options.json", "run.py", "README.md", "kit.json"}
@@ -52,7 +53,7 @@ def test_the_kit_is_complete(a8w8: Path, tmp_path: Path) -> None:
 
 
 def test_a_float_model_gets_the_config_file(tmp_path: Path) -> None:
-    kit = write_kit(float_model(tmp_path / "m.onnx"), tmp_path / "kit", device="krk", optimize_level=3)
+    kit = deploy(float_model(tmp_path / "m.onnx"), tmp_path / "kit", device="krk", optimize_level=3)
     config = json.loads((tmp_path / "kit" / "vaiml_config.json").read_text())
     assert kit.options["config_file"] == "vaiml_config.json"
     assert [p["name"] for p in config["passes"]] == ["init", "vaiml_partition"]
@@ -61,33 +62,33 @@ def test_a_float_model_gets_the_config_file(tmp_path: Path) -> None:
 
 
 def test_phoenix_gets_its_options(tmp_path: Path) -> None:
-    kit = write_kit(saved(qdq_model(), tmp_path / "m.onnx"), tmp_path / "kit", device="phx")
+    kit = deploy(saved(qdq_model(), tmp_path / "m.onnx"), tmp_path / "kit", device="phx")
     assert kit.options["target"] == "X1"
     assert "Must be set on this device" in (tmp_path / "kit" / "README.md").read_text()
 
 
 def test_a_refused_device_writes_nothing(a8w8: Path, tmp_path: Path) -> None:
     with pytest.raises(ModelError, match="does not take A8W8"):
-        write_kit(a8w8, tmp_path / "kit", device="phx")
+        deploy(a8w8, tmp_path / "kit", device="phx")
     assert list(tmp_path.iterdir()) == []
 
 
 def test_wrong_words_write_nothing(a8w8: Path, tmp_path: Path) -> None:
     with pytest.raises(RecipeError):
-        write_kit(a8w8, tmp_path / "kit", device="npu9")
+        deploy(a8w8, tmp_path / "kit", device="npu9")
     with pytest.raises(RecipeError):
-        write_kit(a8w8, tmp_path / "kit", optimize_level=7)
+        deploy(a8w8, tmp_path / "kit", optimize_level=7)
     with pytest.raises(ModelError):
-        write_kit(tmp_path / "missing.onnx", tmp_path / "kit")
+        deploy(tmp_path / "missing.onnx", tmp_path / "kit")
     assert list(tmp_path.iterdir()) == []
 
 
 def test_same_inputs_same_bytes(a8w8: Path, tmp_path: Path) -> None:
-    write_kit(a8w8, tmp_path / "one")
-    write_kit(a8w8, tmp_path / "two")
+    deploy(a8w8, tmp_path / "one")
+    deploy(a8w8, tmp_path / "two")
     assert tree(tmp_path / "one") == tree(tmp_path / "two")
     before = {p: p.stat().st_mtime_ns for p in (tmp_path / "one").iterdir()}
-    write_kit(a8w8, tmp_path / "one")
+    deploy(a8w8, tmp_path / "one")
     assert before == {p: p.stat().st_mtime_ns for p in (tmp_path / "one").iterdir()}
 
 
@@ -97,7 +98,7 @@ def test_permissions_follow_the_umask(a8w8: Path, tmp_path: Path) -> None:
     source.chmod(0o400)
     old = os.umask(0o027)
     try:
-        write_kit(source, tmp_path / "kit")
+        deploy(source, tmp_path / "kit")
     finally:
         os.umask(old)
     modes = {p.name: stat.S_IMODE(p.stat().st_mode) for p in (tmp_path / "kit").iterdir()}
@@ -109,7 +110,7 @@ def test_permissions_follow_the_umask(a8w8: Path, tmp_path: Path) -> None:
 def test_external_data_comes_along(tmp_path: Path) -> None:
     (tmp_path / "src").mkdir()
     path = float_model(tmp_path / "src" / "m.onnx", external="weights/m.data")
-    kit = write_kit(path, tmp_path / "kit")
+    kit = deploy(path, tmp_path / "kit")
     assert "weights/m.data" in kit.files
     assert (tmp_path / "kit/weights/m.data").read_bytes() == (tmp_path / "src/weights/m.data").read_bytes()
     weight = onnx.load(tmp_path / "kit" / "model.onnx").graph.initializer[0]
@@ -118,11 +119,11 @@ def test_external_data_comes_along(tmp_path: Path) -> None:
 
 def test_the_cache_key_follows_external_data(tmp_path: Path) -> None:
     path = float_model(tmp_path / "m.onnx", external="m.data")
-    first = write_kit(path, tmp_path / "one").options["cache_key"]
+    first = deploy(path, tmp_path / "one").options["cache_key"]
     data = bytearray((tmp_path / "m.data").read_bytes())
     data[0] ^= 1
     (tmp_path / "m.data").write_bytes(data)
-    assert write_kit(path, tmp_path / "two").options["cache_key"] != first
+    assert deploy(path, tmp_path / "two").options["cache_key"] != first
 
 
 def test_external_data_may_not_escape(tmp_path: Path) -> None:
@@ -131,12 +132,12 @@ def test_external_data_may_not_escape(tmp_path: Path) -> None:
     secret = (tmp_path / "src" / "m.data").rename(tmp_path / "secret")
     (tmp_path / "src" / "m.data").symlink_to(secret)
     with pytest.raises(ModelError):
-        write_kit(path, tmp_path / "kit")
+        deploy(path, tmp_path / "kit")
     model = onnx.load(path, load_external_data=False)
     model.graph.initializer[0].external_data[0].value = "../secret"
     onnx.save(model, path)
     with pytest.raises(ModelError):
-        write_kit(path, tmp_path / "kit")
+        deploy(path, tmp_path / "kit")
     assert not (tmp_path / "kit").exists()
 
 
@@ -144,21 +145,21 @@ def test_external_data_may_not_escape(tmp_path: Path) -> None:
 def test_external_data_may_not_take_a_name_of_the_kit(tmp_path: Path, name: str) -> None:
     path = float_model(tmp_path / "m.onnx", external=name)
     with pytest.raises(OutputError, match="name of another file"):
-        write_kit(path, tmp_path / "kit")
+        deploy(path, tmp_path / "kit")
     assert not (tmp_path / "kit").exists()
 
 
 def test_the_parent_must_exist(a8w8: Path, tmp_path: Path) -> None:
     with pytest.raises(OutputError, match="does not exist"):
-        write_kit(a8w8, tmp_path / "a" / "b")
+        deploy(a8w8, tmp_path / "a" / "b")
     (tmp_path / "file").write_text("mine")
     with pytest.raises(OutputError, match="is a file"):
-        write_kit(a8w8, tmp_path / "file")
+        deploy(a8w8, tmp_path / "file")
 
 
 def test_foreign_files_stay(a8w8: Path, tmp_path: Path) -> None:
     (tmp_path / "notes.txt").write_text("mine")
-    write_kit(a8w8, tmp_path)
+    deploy(a8w8, tmp_path)
     assert (tmp_path / "notes.txt").read_text() == "mine"
     assert (tmp_path / "run.py").exists()
     assert not list(tmp_path.glob(".*"))
@@ -168,7 +169,7 @@ def test_foreign_files_stay(a8w8: Path, tmp_path: Path) -> None:
 def test_a_foreign_file_in_the_way_is_refused(a8w8: Path, tmp_path: Path, name: str) -> None:
     (tmp_path / name).write_text("mine")
     with pytest.raises(OutputError, match="in the way"):
-        write_kit(a8w8, tmp_path)
+        deploy(a8w8, tmp_path)
     assert tree(tmp_path) == {name: b"mine"}
 
 
@@ -177,24 +178,24 @@ def test_a_link_in_the_way_is_refused(a8w8: Path, tmp_path: Path) -> None:
     (tmp_path / "kit").mkdir()
     (tmp_path / "kit" / "run.py").symlink_to(tmp_path / "victim")
     with pytest.raises(OutputError, match="symbolic link"):
-        write_kit(a8w8, tmp_path / "kit")
+        deploy(a8w8, tmp_path / "kit")
     assert (tmp_path / "victim").read_text() == "mine"
 
 
 def test_an_edited_file_is_refused(a8w8: Path, tmp_path: Path) -> None:
-    write_kit(a8w8, tmp_path / "kit")
+    deploy(a8w8, tmp_path / "kit")
     (tmp_path / "kit" / "run.py").write_text("# better")
     with pytest.raises(OutputError, match="edited since"):
-        write_kit(a8w8, tmp_path / "kit")
+        deploy(a8w8, tmp_path / "kit")
     assert (tmp_path / "kit" / "run.py").read_text() == "# better"
 
 
 def test_a_new_model_takes_the_place_of_the_old(a8w8: Path, tmp_path: Path) -> None:
     old = float_model(tmp_path / "m.onnx", external="m.data")
-    write_kit(old, tmp_path / "kit")
+    deploy(old, tmp_path / "kit")
     (tmp_path / "kit" / "cache").mkdir()
     (tmp_path / "kit" / "cache" / "compiled").write_text("blob")
-    write_kit(a8w8, tmp_path / "kit")
+    deploy(a8w8, tmp_path / "kit")
     files = tree(tmp_path / "kit")
     assert "vaiml_config.json" not in files
     assert "m.data" not in files
@@ -205,19 +206,19 @@ def test_a_new_model_takes_the_place_of_the_old(a8w8: Path, tmp_path: Path) -> N
 def test_a_forged_manifest_deletes_nothing_outside(a8w8: Path, tmp_path: Path) -> None:
     victim = tmp_path / "victim"
     victim.write_text("mine")
-    write_kit(a8w8, tmp_path / "kit")
+    deploy(a8w8, tmp_path / "kit")
     manifest = json.loads((tmp_path / "kit" / "kit.json").read_text())
     digest = KitFile("v", victim).digest()
     manifest["files"] |= {"../victim": digest, str(victim): digest}
     (tmp_path / "kit" / "kit.json").write_text(json.dumps(manifest))
-    write_kit(a8w8, tmp_path / "kit")
+    deploy(a8w8, tmp_path / "kit")
     assert victim.read_text() == "mine"
 
 
 def test_a_model_may_lie_in_the_kit_already(a8w8: Path, tmp_path: Path) -> None:
     path = tmp_path / "model.onnx"
     path.write_bytes(a8w8.read_bytes())
-    write_kit(path, tmp_path)
+    deploy(path, tmp_path)
     assert path.read_bytes() == a8w8.read_bytes()
 
 
@@ -238,7 +239,7 @@ def test_names_stay_inside(tmp_path: Path, name: str) -> None:
 def test_notes_about_the_model(tmp_path: Path) -> None:
     model = qdq_model(shape=[8, 2, "height", 4])
     model.graph.node[-1].op_type = "Conv"
-    kit = write_kit(saved(model, tmp_path / "m.onnx"), tmp_path / "kit")
+    kit = deploy(saved(model, tmp_path / "m.onnx"), tmp_path / "kit")
     text = " ".join(kit.notes)
     assert "fixed batch of 8" in text
     assert "open dimensions" in text

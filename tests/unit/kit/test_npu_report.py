@@ -10,10 +10,10 @@ from hypothesis import given
 from hypothesis import strategies as st
 from rich.console import Console
 
-from roundel.kit import PlacementReport, ReportError, compare_placements, read_report, verdicts
-from roundel.kit.console import show_placement, show_placement_comparison
+from roundel.kit import NpuReport, PlacementReport, ReportError, compare_placements, read_report, verdicts
+from roundel.kit.console import show_report
 from roundel.kit.npu_report import parse_json, parse_log
-from roundel.kit.placement import model_operators, places
+from roundel.kit.placement import PlacementComparison, model_operators, places
 
 IPU = (
     "[Vitis AI EP] No. of Operators :   CPU     2    IPU   398  99.50%\n"
@@ -257,9 +257,11 @@ def test_tables_fit_eighty_columns(a8w8: Path) -> None:
     many["deviceStat"][2]["supportedOpType"] = [f"::Operator{i}" for i in range(60)]
     console = Console(width=80, record=True, file=None, force_terminal=False, quiet=False)
     with console.capture() as captured:
-        show_placement(console, parse_json(many), model_operators(a8w8))
-        show_placement(console, report(ALL_CPU))
-        show_placement_comparison(console, compare_placements(parse_json(tree()), 0, 398, 1))
+        show_report(console, NpuReport(parse_json(many), model_operators(a8w8)))
+        show_report(console, NpuReport(report(ALL_CPU)))
+        rows = compare_placements(parse_json(tree()), 0, 398, 1)
+        compared = PlacementComparison("a8w8", "stx", rows, ())
+        show_report(console, NpuReport(parse_json(tree()), comparison=compared))
     lines = captured.get().splitlines()
     assert max(map(len, lines)) <= 80
     assert any("VITIS_EP_CPU" in line for line in lines)

@@ -13,7 +13,7 @@ import numpy as np
 import pytest
 
 from roundel.example import load_example
-from roundel.kit import write_kit
+from roundel.kit import deploy
 
 from .conftest import qdq_model, saved
 
@@ -58,7 +58,7 @@ def run(kit: Path, *words: object, cwd: Path, **env: str) -> subprocess.Complete
 @pytest.fixture(scope="module")
 def kit(a8w8: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
     folder = tmp_path_factory.mktemp("kits") / "a kit"
-    write_kit(a8w8, folder)
+    deploy(a8w8, folder)
     return folder
 
 
@@ -71,7 +71,7 @@ def npu(tmp_path: Path) -> dict[str, str]:
 
 
 def stand_in_kit(tmp_path: Path, device: str) -> Path:
-    write_kit(saved(qdq_model(), tmp_path / "m.onnx"), tmp_path / "kit", device=device)
+    deploy(saved(qdq_model(), tmp_path / "m.onnx"), tmp_path / "kit", device=device)
     return tmp_path / "kit"
 
 

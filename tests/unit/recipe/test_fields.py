@@ -113,9 +113,9 @@ def test_the_name_is_recorded(tmp_path: Path) -> None:
 
 
 def test_the_title_is_listed(capsys: pytest.CaptureFixture[str]) -> None:
-    from roundel.cli.presets import presets
+    from roundel.cli.look import presets_command
 
-    presets(None, as_json=True)
+    presets_command(None, as_json=True)
     assert load_recipe("a8w8").title in capsys.readouterr().out
 
 

@@ -11,15 +11,12 @@ import pytest
 import typer
 from typer.testing import CliRunner
 
-from roundel.cli import check as command
+from roundel.cli.app import app as commands
 
 
 @pytest.fixture
 def app() -> typer.Typer:
-    made = typer.Typer()
-    command.register(made)
-    made.callback()(lambda: None)
-    return made
+    return commands
 
 
 @pytest.fixture

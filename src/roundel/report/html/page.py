@@ -2,6 +2,13 @@
 
 from __future__ import annotations
 
+import base64
+import hashlib
+import html
+import json
+import re
+from functools import cache
+from importlib import resources
 from typing import TYPE_CHECKING, Any
 
 from roundel.report.html.layers import layer_values, weight_values
@@ -9,7 +16,7 @@ from roundel.report.html.values import (
     ReportContent,
     command,
     count_values,
-    data_words,
+    data_title,
     npu_values,
     preset_values,
     recipe_text,
@@ -22,13 +29,6 @@ from roundel.report.record import versions
 
 if TYPE_CHECKING:
     from roundel.measure.types import OutputComparison
-import base64
-import hashlib
-import html
-import json
-import re
-from functools import cache
-from importlib import resources
 
 
 def payload(content: ReportContent) -> dict[str, Any]:
@@ -40,7 +40,7 @@ def payload(content: ReportContent) -> dict[str, Any]:
         "quantized": {"name": c.quantized_model, "bytes": c.quantized_bytes},
         "samples": {
             "count": c.samples,
-            "words": data_words(c.data),
+            "words": data_title(c.data),
             "random": bool(c.data.get("random")),
         },
         "outputs": [_output(out) for out in c.outputs],

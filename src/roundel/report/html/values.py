@@ -1,31 +1,23 @@
-"""What a report is made of."""
+"""What a report is made of, and the values and words of its page."""
 
 from __future__ import annotations
 
+import math
+import shlex
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any
-
-if TYPE_CHECKING:
-    from roundel.measure.types import Comparison
-    from roundel.rules.types import CheckReport
-import math
-from typing import TYPE_CHECKING
-
-if TYPE_CHECKING:
-    from roundel.measure.types import Difference, TensorComparison, WeightComparison
-from typing import TYPE_CHECKING
-
-if TYPE_CHECKING:
-    from roundel.rules.types import CheckReport, Finding, NodePlace
-import shlex
 from pathlib import PurePath
+from typing import TYPE_CHECKING, Any
 
 import yaml
 from pydantic import ValidationError
 
 from roundel.recipe.load import dump_yaml
 from roundel.recipe.settings import Recipe
+
+if TYPE_CHECKING:
+    from roundel.measure.types import Comparison, Difference, TensorComparison, WeightComparison
+    from roundel.rules.types import CheckReport, Finding, NodePlace
 
 Tree = Mapping[str, Any]
 
@@ -295,7 +287,7 @@ def command(record: Tree) -> str:
     return shlex.join(words)
 
 
-def data_words(description: Tree) -> str:
+def data_title(description: Tree) -> str:
     """What the samples were; of a path only the last part, since a report is made to be handed on."""
     kind = str(description.get("kind", "samples"))
     return f"{kind} {PurePath(description['path']).name}" if "path" in description else kind

@@ -34,24 +34,27 @@ class DemoRow:
     seconds: float | None
 
 
-def run_demo(
-    presets: Sequence[str] | None = None, output: Path | None = None, listener: Listener | None = None
+def demo(
+    preset: Sequence[str] | None = None,
+    output: str | Path | None = None,
+    *,
+    listener: Listener | None = None,
 ) -> list[DemoRow]:
     """Quantize the example with each preset; the first row is the float model.
 
     Args:
-        presets: names, or None for all that do not fine-tune, which would take minutes and need torch.
+        preset: names, or None for all that do not fine-tune, which would take minutes and need torch.
         output: an existing folder to keep the models in; None keeps nothing.
         listener: told about progress.
     """
     every = [name for name in preset_names() if load_recipe(name).finetuning == "none"]
-    names = [load_recipe(name).name for name in presets] if presets else every
+    names = [load_recipe(name).name for name in preset] if preset else every
     example, told = load_example(), listener or Silent()
     reference = _logits(example, example.model_path)
     rows = [_row("float", example, reference, reference, (example.model_path.stat().st_size, None))]
     try:
         told.step("presets", len(names))
-        with _folder(output) as folder:
+        with _folder(None if output is None else Path(output)) as folder:
             for done, name in enumerate(names):
                 path = folder / f"digits.{name}.onnx"
                 start = time.perf_counter()

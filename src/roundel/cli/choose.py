@@ -1,0 +1,259 @@
+"""`roundel auto` and `roundel search`: commands that try many recipes and keep the best."""
+
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+from typing import Annotated, Any
+
+import typer
+
+from roundel.cli.options import (
+    DataWords,
+    Exclude,
+    ExcludeSubgraph,
+    Include,
+    Json,
+    Model,
+    Output,
+    Preset,
+    Quiet,
+    RecipeFile,
+    Set,
+    WorkWords,
+    names,
+    needed_data,
+    put_json,
+    settings_tree,
+    takes,
+    work_words,
+)
+
+NOT_MET = 9  # exit code: no rung meets the budget; the best one was written
+
+AUTO_EXAMPLES = """[bold]Examples[/]
+
+roundel auto model.onnx -o out.onnx --data calib/ --eval-data val/ --labels folders --max-drop '1 point'
+
+roundel auto model.onnx -o out.onnx --data calib.npz --max-drop 1% --time 10m --device stx
+
+roundel auto model.onnx -o out.onnx --data calib/ --metric mine.py:map50 --max-drop 0.005
+
+Exit code 9: no rung meets the budget, and the best one was written all the same.
+"""
+SEARCH_EXAMPLES = """[bold]Examples[/]
+
+roundel search model.onnx --data calib/ --space weights.method=minmax,mse --space calibration.margin=1.0..2.0
+
+roundel search model.onnx --data calib/ --space preset=xint8,a8w8,a16w8 --also size --study my.db -o best.onnx
+
+roundel search model.onnx --data calib/ --space space.yaml --trials 50 --study my.db   (killed? run it again)
+"""
+_BUDGET, _JUDGE = "Budget", "Judging"
+_EVAL_DATA = "Data to judge by; without it a quarter of --data is held out."
+_OWN = "Your own metric is an error."
+
+Device = Annotated[
+    str | None, typer.Option(help="The NPU it is for: phx, hpt, stx, krk …", show_default=False)
+]
+
+
+@takes(data=needed_data)
+def auto_command(
+    model: Model,
+    output: Output,
+    max_drop: Annotated[
+        str,
+        typer.Option(
+            help="'1%' of the float model's metric, '1 point' of a hundred, or '0.01' in its own units.",
+            rich_help_panel=_BUDGET,
+        ),
+    ] = "1%",
+    eval_data: Annotated[
+        Path | None, typer.Option(help=_EVAL_DATA, rich_help_panel=_BUDGET, show_default=False)
+    ] = None,
+    labels: Annotated[
+        str | None,
+        typer.Option(
+            help="Of what judges: a file of class numbers, 'folders', or 're:REGEX'; see `roundel evaluate`.",
+            rich_help_panel=_BUDGET,
+            show_default=False,
+        ),
+    ] = None,
+    metric: Annotated[
+        str | None,
+        typer.Option(
+            help="top1, top5, agreement, fidelity, cosine, or your own module:function or file.py:function.",
+            rich_help_panel=_BUDGET,
+            show_default=False,
+        ),
+    ] = None,
+    lower_is_better: Annotated[
+        bool, typer.Option("--lower-is-better", help=_OWN, rich_help_panel=_BUDGET)
+    ] = False,
+    time: Annotated[
+        str | None,
+        typer.Option(
+            help="Most time for the whole walk: 10m, 90s, 1h30m.",
+            rich_help_panel=_BUDGET,
+            show_default=False,
+        ),
+    ] = None,
+    device: Device = None,
+    rungs: Annotated[
+        str | None,
+        typer.Option(
+            help="Only these, e.g. xint8,xint8-fast,a8w8,a16w8,mixed,bf16 (also xint8-adaround, -adaquant).",
+            show_default=False,
+        ),
+    ] = None,
+    exclude: Exclude = None,
+    include: Include = None,
+    exclude_subgraph: ExcludeSubgraph = None,
+    settings: Set = None,
+    quiet: Quiet = False,
+    as_json: Json = False,
+    *,
+    data: DataWords,
+) -> None:
+    """Find the fastest number format that keeps the model within an accuracy budget, and write that model."""
+    from roundel.api.making import auto
+    from roundel.measure.yardstick import measure_of
+    from roundel.report.console import ProgressListener, terminal
+    from roundel.report.judged import show_ladder, step_line
+    from roundel.trials.budget import parse_drop
+    from roundel.trials.rungs import RungStep
+
+    silent = quiet or as_json
+    drop, own = parse_drop(max_drop), measure_of(metric, lower=lower_is_better)
+    words = own.text if own is not None else "{:.2%}".format
+
+    def heard(step: RungStep) -> None:
+        text = step_line(step.to_dict(), words, drop.words)
+        terminal(stderr=True).print(text, markup=False, highlight=False)
+
+    found = auto(
+        model,
+        output,
+        **data,
+        max_drop=max_drop,
+        eval_data=eval_data,
+        labels=labels,
+        metric=metric,
+        lower_is_better=lower_is_better,
+        time=time,
+        device=device,
+        rungs=None if rungs is None else names(rungs),
+        exclude=exclude or (),
+        include=include or (),
+        exclude_subgraph=exclude_subgraph or (),
+        changes=settings_tree(settings),
+        listener=None if silent else ProgressListener(),
+        on_step=None if silent else heard,
+    )
+    if as_json:
+        sys.stdout.write(found.to_json())
+    elif not quiet:
+        show_ladder(terminal(), found.to_dict(), words, drop.words)
+    if not found.met:
+        raise typer.Exit(NOT_MET)
+
+
+@takes(data=needed_data, work=work_words)
+def search_command(
+    model: Model,
+    space: Annotated[
+        list[str],
+        typer.Option(
+            help="FIELD=a,b,c or FIELD=low..high[:log] of a recipe, preset=a,b, or a YAML file of them.",
+            show_default=False,
+        ),
+    ],
+    trials: Annotated[int, typer.Option(help="How many in all, those of earlier runs among them.")] = 20,
+    study: Annotated[
+        Path | None,
+        typer.Option(help="SQLite file of the study: a later run goes on with it.", show_default=False),
+    ] = None,
+    output: Annotated[
+        Path | None,
+        typer.Option("--output", "-o", help="Write the best model there.", show_default=False),
+    ] = None,
+    preset: Preset = None,
+    recipe: RecipeFile = None,
+    save_recipe: Annotated[
+        Path | None, typer.Option(help="Write the best recipe there.", show_default=False)
+    ] = None,
+    eval_data: Annotated[
+        Path | None, typer.Option(help=_EVAL_DATA, rich_help_panel=_JUDGE, show_default=False)
+    ] = None,
+    labels: Annotated[
+        str | None,
+        typer.Option(
+            help="Of what judges; see `roundel evaluate`.", rich_help_panel=_JUDGE, show_default=False
+        ),
+    ] = None,
+    metric: Annotated[
+        str | None,
+        typer.Option(
+            help="sqnr (the default without labels), top1, top5, agreement, fidelity, cosine, or your own.",
+            rich_help_panel=_JUDGE,
+            show_default=False,
+        ),
+    ] = None,
+    lower_is_better: Annotated[
+        bool, typer.Option("--lower-is-better", help=_OWN, rich_help_panel=_JUDGE)
+    ] = False,
+    also: Annotated[
+        str | None,
+        typer.Option(help="Further objectives: size, time, npu.", rich_help_panel=_JUDGE, show_default=False),
+    ] = None,
+    sampler: Annotated[str, typer.Option(help="tpe or random.")] = "tpe",
+    seed: Annotated[int, typer.Option(help="Of the sampler.")] = 0,
+    device: Device = None,
+    exclude: Exclude = None,
+    settings: Set = None,
+    as_json: Json = False,
+    *,
+    data: DataWords,
+    work: WorkWords,
+) -> None:
+    """Search recipe values for the best model, in a study that a later run goes on with (needs Optuna)."""
+    from roundel.api.making import search
+    from roundel.report.console import ProgressListener, terminal
+    from roundel.report.judged import show_study
+    from roundel.trials.study import Trial
+
+    kind: Any = sampler  # `search` says what there is
+
+    def heard(trial: Trial) -> None:
+        values = ", ".join(f"{value:.5g}" for value in trial.values) or f"refused, {trial.reason}"
+        terminal(stderr=True).print(f"trial {trial.number}: {values}", markup=False, highlight=False)
+
+    found = search(
+        model,
+        output,
+        **data,
+        space=space,
+        trials=trials,
+        study=study,
+        preset=preset,
+        recipe=recipe,
+        save_recipe=save_recipe,
+        eval_data=eval_data,
+        labels=labels,
+        metric=metric,
+        lower_is_better=lower_is_better,
+        also=names(also),
+        sampler=kind,
+        seed=seed,
+        device=device,
+        exclude=exclude or (),
+        changes=settings_tree(settings),
+        **work,
+        listener=None if as_json else ProgressListener(),
+        on_trial=None if as_json else heard,
+    )
+    if as_json:
+        put_json(found.to_dict())
+    else:
+        show_study(terminal(), found.to_dict())

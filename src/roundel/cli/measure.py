@@ -1,0 +1,296 @@
+"""`roundel infer`, `evaluate`, `compare`, `sensitivity` and `lint-data`: models at work on data."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from roundel.cli.options import (
+    CheckpointWords,
+    DataWords,
+    EitherModel,
+    Exclude,
+    Include,
+    Json,
+    Model,
+    Preset,
+    Quiet,
+    RecipeFile,
+    Report,
+    Set,
+    WorkWords,
+    data_words,
+    kept_words,
+    needed_data,
+    put_json,
+    settings_tree,
+    takes,
+    work_words,
+)
+
+INFER_EXAMPLES = """[bold]Examples[/]
+
+roundel infer model.onnx --data images/ --out baseline_results/
+
+roundel infer model.a8w8.onnx --data images/ --out quantized_results/
+
+roundel evaluate --baseline baseline_results/ --quantized quantized_results/
+"""
+EVALUATE_EXAMPLES = """[bold]Examples[/]
+
+roundel evaluate --baseline baseline_results/ --quantized quantized_results/ --csv scores.csv
+
+roundel evaluate model.onnx model.a8w8.onnx --data val/ --labels folders --mean 0.5 --std 0.5
+
+roundel evaluate model.onnx model.xint8.onnx --data x.npz --labels x.npz --metric mine.py:f1
+"""
+COMPARE_EXAMPLES = """[bold]Examples[/]
+
+roundel compare model.onnx model.a8w8.onnx --data images/ --samples 32
+
+roundel compare model.onnx other-tools.onnx --data inputs.npz --all --csv layers.csv
+
+roundel compare model.onnx model.a8w8.onnx --data images/ --report report.html
+"""
+SENSITIVITY_EXAMPLES = """[bold]Examples[/]
+
+roundel sensitivity model.onnx --data images/
+
+roundel sensitivity model.onnx -p xint8 --data inputs.npz --worst 3 --json
+"""
+LINT_EXAMPLES = """[bold]Examples[/]
+
+roundel lint-data model.onnx --data calib/ --mean 0.485,0.456,0.406 --std 0.229,0.224,0.225
+
+roundel lint-data model.onnx --data calib/ --against val/
+
+Exit code: 0 when there is no warning, 1 when there is one.
+"""
+_FOLDERS, _MODELS = "Two folders of results", "Models on data"
+
+
+@takes(data=needed_data)
+def infer_command(
+    model: EitherModel,
+    out: Annotated[
+        Path, typer.Option("--out", "-o", help="Folder to write to; created if missing.", show_default=False)
+    ],
+    data: DataWords,
+    output: Annotated[
+        list[str] | None, typer.Option("--output", help="Save only this output of the model.")
+    ] = None,
+    images: Annotated[
+        bool, typer.Option("--images", help="Save PNG pictures (values 0..1) instead of .npy arrays.")
+    ] = False,
+    quiet: Quiet = False,
+    as_json: Json = False,
+) -> None:
+    """Run a model over data and save each output, named after its input."""
+    from roundel.api.judging import infer
+    from roundel.plain import to_plain
+    from roundel.report.console import ProgressListener, terminal
+
+    listener = None if quiet or as_json else ProgressListener()
+    done = infer(model, **data, out=out, outputs=output or (), images=images, listener=listener)
+    if as_json:
+        put_json(to_plain(done))
+    elif not quiet:
+        terminal().print(
+            f"{len(done.files)} files in {done.folder} ({', '.join(done.outputs)}), {done.seconds:.1f} s",
+            highlight=False,
+            markup=False,
+        )
+
+
+@takes(data=data_words, work=work_words, kept=kept_words)
+def evaluate_command(
+    models: Annotated[
+        list[Path] | None,
+        typer.Argument(
+            metavar="MODEL",
+            help="Models, the float one first. Or two folders of results.",
+            show_default=False,
+        ),
+    ] = None,
+    baseline: Annotated[
+        Path | None,
+        typer.Option(
+            "--baseline",
+            "--baseline_results_folder",
+            "--baseline-results-folder",
+            help="Results of the float model: .jpg, .png or .npy.",
+            rich_help_panel=_FOLDERS,
+        ),
+    ] = None,
+    quantized: Annotated[
+        Path | None,
+        typer.Option(
+            "--quantized",
+            "--quantized_results_folder",
+            "--quantized-results-folder",
+            help="Results of the quantized model, under the same names.",
+            rich_help_panel=_FOLDERS,
+        ),
+    ] = None,
+    labels: Annotated[
+        str | None,
+        typer.Option(
+            help="File of class numbers (.npy, .npz, .json, .csv, .txt), 'folders', or 're:REGEX'.",
+            rich_help_panel=_MODELS,
+        ),
+    ] = None,
+    metric: Annotated[
+        str | None,
+        typer.Option(
+            help="Your own: module:function or file.py:function, called with (outputs, labels).",
+            rich_help_panel=_MODELS,
+        ),
+    ] = None,
+    csv: Annotated[
+        Path | None, typer.Option("--csv", help="Also write the scores of each file (or model) there.")
+    ] = None,
+    as_json: Json = False,
+    *,
+    data: DataWords,
+    work: WorkWords,
+    kept: CheckpointWords,
+) -> None:
+    """Judge results: two folders file by file, or models side by side on data."""
+    from roundel.api.judging import evaluate
+    from roundel.report.console import ProgressListener, terminal
+    from roundel.report.judged import show_folders, show_models
+
+    scores = evaluate(
+        models or (),
+        **data,
+        baseline=baseline,
+        quantized=quantized,
+        labels=labels,
+        metric=metric,
+        csv=csv,
+        **work,
+        **kept,
+        listener=None if as_json else ProgressListener(),
+    )
+    if isinstance(scores, tuple):
+        tree = [score.to_dict() for score in scores]
+        if as_json:
+            put_json({"models": tree})
+        else:
+            show_models(terminal(), tree)
+    elif as_json:
+        put_json(scores.to_dict())
+    else:
+        show_folders(terminal(), scores.to_dict())
+
+
+@takes(data=needed_data, work=work_words, kept=kept_words)
+def compare_command(
+    float_model: Model,
+    quantized_model: Annotated[
+        Path, typer.Argument(help="Its quantized form, from any tool.", show_default=False)
+    ],
+    data: DataWords,
+    work: WorkWords,
+    kept: CheckpointWords,
+    everything: Annotated[
+        bool, typer.Option("--all", help="All tensors, in order of execution, not only the worst.")
+    ] = False,
+    weights: Annotated[bool, typer.Option("--weights", help="Also list the weights.")] = False,
+    csv: Annotated[Path | None, typer.Option("--csv", help="Also write all tensors there.")] = None,
+    report: Report = None,
+    device: Annotated[
+        str | None,
+        typer.Option(help="The NPU whose split the report predicts; else stx.", show_default=False),
+    ] = None,
+    as_json: Json = False,
+) -> None:
+    """Compare a float model and its quantized form tensor by tensor: which layer hurts, and why."""
+    from roundel.api.judging import compare
+    from roundel.report.console import ProgressListener, terminal
+    from roundel.report.views import show_comparison
+
+    result = compare(
+        float_model,
+        quantized_model,
+        **data,
+        csv=csv,
+        report=report,
+        device=device,
+        **work,
+        **kept,
+        listener=None if as_json else ProgressListener(),
+    )
+    if as_json:
+        put_json(result.to_dict())
+        return
+    show_comparison(terminal(), result.to_dict(), everything=everything, weights=weights)
+    if report is not None:
+        terminal().print(f"report: {report}", markup=False, highlight=False, soft_wrap=True)
+
+
+@takes(data=needed_data, work=work_words, kept=kept_words)
+def sensitivity_command(
+    model: Model,
+    data: DataWords,
+    work: WorkWords,
+    kept: CheckpointWords,
+    preset: Preset = None,
+    recipe: RecipeFile = None,
+    exclude: Exclude = None,
+    include: Include = None,
+    settings: Set = None,
+    look: Annotated[int, typer.Option(help="Samples that each layer is measured with.")] = 8,
+    worst: Annotated[int, typer.Option(help="Layers that get proposals, at most.")] = 5,
+    everything: Annotated[bool, typer.Option("--all", help="List all layers, not only the worst.")] = False,
+    as_json: Json = False,
+) -> None:
+    """Rank the layers by what quantizing them costs at the output, and say what would help."""
+    from roundel.api.judging import sensitivity
+    from roundel.report.console import ProgressListener, terminal
+    from roundel.report.views import show_sensitivity
+
+    found = sensitivity(
+        model,
+        preset=preset,
+        recipe=recipe,
+        **data,
+        exclude=exclude or (),
+        include=include or (),
+        changes=settings_tree(settings),
+        look=look,
+        worst=worst,
+        **work,
+        **kept,
+        listener=None if as_json else ProgressListener(),
+    )
+    if as_json:
+        put_json(found.to_dict())
+    else:
+        show_sensitivity(terminal(), found.to_dict(), everything=everything)
+
+
+@takes(data=needed_data)
+def lint_data_command(
+    model: Model,
+    data: DataWords,
+    against: Annotated[
+        Path | None,
+        typer.Option(help="Other data, preprocessed alike, that should look the same (evaluation data)."),
+    ] = None,
+    as_json: Json = False,
+) -> None:
+    """Look for what would spoil a calibration: odd samples, wrong scaling or colours, too few samples."""
+    from roundel.api.judging import lint_data
+    from roundel.report.console import ProgressListener, terminal
+    from roundel.report.judged import show_findings
+
+    report = lint_data(model, **data, against=against, listener=None if as_json else ProgressListener())
+    if as_json:
+        put_json(report.to_dict())
+    else:
+        show_findings(terminal(), report.to_dict())
+    if not report.clean:
+        raise typer.Exit(1)

@@ -1,0 +1,117 @@
+"""`roundel check`, `deploy` and `npu-report`: before, at and after the way to an NPU."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from roundel.cli.options import EitherModel, Json, put_json
+
+CHECK_EXAMPLES = """[bold]Examples[/]
+
+roundel check model.onnx --preset xint8 --device stx
+
+roundel check model.int8.onnx --nodes   (a model that any tool has quantized)
+
+Exit code: 0 when no finding is an error, 1 when one is.
+"""
+DEPLOY_EXAMPLES = """[bold]Examples[/]
+
+roundel deploy model.a8w8.onnx --device stx -o kit/
+
+python kit/run.py --random --report
+"""
+REPORT_EXAMPLES = """[bold]Examples[/]
+
+roundel npu-report kit/cache/*/vitisai_ep_report.json
+
+roundel npu-report session.log --model kit/model.onnx --device krk   (beside what `roundel check` predicts)
+
+roundel npu-report session.log --json
+"""
+
+Device = Annotated[str, typer.Option("--device", "-d", help="phx, hpt, stx, stx-halo or krk.")]
+
+
+def check_command(
+    model: EitherModel,
+    preset: Annotated[
+        str | None,
+        typer.Option(
+            "--preset",
+            "-p",
+            help="xint8, a8w8, a16w8 or bf16; else a8w8, or what a quantized model shows.",
+            show_default=False,
+        ),
+    ] = None,
+    device: Device = "stx",
+    nodes: Annotated[bool, typer.Option("--nodes", help="List the place of every node, and why.")] = False,
+    as_json: Json = False,
+) -> None:
+    """Say what will run on the NPU and what stands in the way. Needs no NPU and no data."""
+    from roundel.api.judging import check
+    from roundel.report.console import terminal
+    from roundel.report.views import show_check
+
+    report = check(model, preset=preset, device=device)
+    tree = report.to_dict(nodes=nodes)
+    if as_json:
+        put_json(tree)
+    else:
+        show_check(terminal(), tree)
+    if not report.passed:
+        raise typer.Exit(1)
+
+
+def deploy_command(
+    model: Annotated[
+        Path, typer.Argument(help="The model to deploy: quantized or float.", show_default=False)
+    ],
+    output: Annotated[
+        Path, typer.Option("--output", "-o", help="The folder to write; may be new.", show_default=False)
+    ],
+    device: Device = "stx",
+    optimize_level: Annotated[int, typer.Option(help="Effort of the BF16 compiler, 1 to 3.")] = 2,
+    as_json: Json = False,
+) -> None:
+    """Write a folder to run a model on a Ryzen AI NPU: model, provider options, run script, instructions."""
+    from roundel.kit.console import show_kit
+    from roundel.kit.kit import deploy
+    from roundel.report.console import terminal
+
+    kit = deploy(model, output, device=device, optimize_level=optimize_level)
+    if as_json:
+        put_json(kit.to_dict())
+    else:
+        show_kit(terminal(), kit)
+
+
+def npu_report_command(
+    file: Annotated[
+        Path, typer.Argument(help="vitisai_ep_report.json, or a log of the session.", show_default=False)
+    ],
+    model: Annotated[
+        Path | None,
+        typer.Option(help="The model that ran: shows where each operator type went, and what was predicted."),
+    ] = None,
+    preset: Annotated[
+        str | None,
+        typer.Option("--preset", "-p", help="Its format; else what it shows, or bf16.", show_default=False),
+    ] = None,
+    device: Annotated[
+        str | None, typer.Option("--device", "-d", help="Where it ran; else stx.", show_default=False)
+    ] = None,
+    as_json: Json = False,
+) -> None:
+    """Show which operators ran on the NPU and which on the CPU, from the provider's report or console log."""
+    from roundel.kit.console import show_report
+    from roundel.kit.npu_report import npu_report
+    from roundel.report.console import terminal
+
+    report = npu_report(file, model=model, preset=preset, device=device)
+    if as_json:
+        put_json(report.to_dict())
+    else:
+        show_report(terminal(), report)
