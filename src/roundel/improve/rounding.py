@@ -42,7 +42,7 @@ class Problem:
     Attributes:
         weight: (G, O, K) float weights.
         bias: (G, O) float bias; zeros where the layer has none.
-        has_bias: whether the layer has one, so that an offset can be corrected.
+        has_bias: whether it has one number for each output, so that offsets can be corrected.
         input_scale: step of the input codes; moments count in codes.
         params: the weight's scale so far, shaped to broadcast against (G, O, 1).
         limits: smallest and largest weight code.
@@ -281,13 +281,12 @@ class _Walker:
         given, weight = self.state.params[layer.data], self.state.params[layer.weight]
         train, held = self._moments(layer, glimpses, int(given.zero_point))
         matrix = layer.matrix(self._float(layer.weight)).astype(np.float64)
-        bias = np.zeros(matrix.shape[:2])
-        if layer.bias is not None:
-            bias = self._float(layer.bias).astype(np.float64).reshape(matrix.shape[:2])
+        given_bias = np.zeros(1) if layer.bias is None else self._float(layer.bias).reshape(-1)
+        rows = matrix.shape[0] * matrix.shape[1]
         return Problem(
             weight=matrix,
-            bias=bias,
-            has_bias=layer.bias is not None,
+            bias=np.broadcast_to(given_bias.astype(np.float64), rows).reshape(matrix.shape[:2]),
+            has_bias=layer.bias is not None and given_bias.size == rows,
             input_scale=float(given.scale),
             scale=_shaped(weight, matrix.shape),
             limits=_limits(weight, self.state.plan.tensors[layer.weight].integer.symmetric),
@@ -337,7 +336,8 @@ class _Walker:
         self._replace(layer.weight, codes[layer.weight], params[layer.weight])
         if layer.bias is not None:
             params[layer.bias] = self._bias_params(layer, solution, params)
-            real = solution.bias.reshape(self._float(layer.bias).shape)
+            stored = self._float(layer.bias)  # of one number for all rows, one is written
+            real = solution.bias.reshape(-1)[: stored.size].reshape(stored.shape)
             codes[layer.bias] = quantize(real, params[layer.bias], narrow=True)
             self._replace(layer.bias, codes[layer.bias], params[layer.bias])
         self.state = replace(self.state, params=params, codes=codes)
