@@ -27,10 +27,14 @@ roundel.quantize(model, out, recipe=preset, data=data)
 
 
 def digest(model: Path, out: Path, preset: str, threads: str, seed: str) -> str:
-    environment = {**os.environ, "OMP_NUM_THREADS": threads, "PYTHONHASHSEED": seed}
+    counts = dict.fromkeys(("OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS"), threads)
+    environment = {**os.environ, **counts, "PYTHONHASHSEED": seed}
     command = [sys.executable, "-c", SCRIPT, str(model), str(out), preset, threads]
     subprocess.run(command, env=environment, check=True, capture_output=True)
     return hashlib.sha256(out.read_bytes()).hexdigest()
+
+
+RESNET = Path(__file__).parents[3] / "shared" / "models" / "cifar10_resnet20.onnx"
 
 
 @pytest.mark.parametrize("preset", ["xint8", "a8w8", "bf16"])
@@ -40,4 +44,13 @@ def test_same_bytes(preset: str, name: str, index: int, tmp_path: Path) -> None:
     onnx.save(models()[index], model)
     one = digest(model, tmp_path / "one.onnx", preset, "1", "1")
     two = digest(model, tmp_path / "two.onnx", preset, "2", "4711")
+    assert one == two
+
+
+@pytest.mark.shared
+@pytest.mark.skipif(not RESNET.is_file(), reason="needs the shared models")
+@pytest.mark.parametrize("preset", ["a8w8", "a16w8"])
+def test_same_bytes_of_a_real_model(preset: str, tmp_path: Path) -> None:
+    one = digest(RESNET, tmp_path / "one.onnx", preset, "1", "1")
+    two = digest(RESNET, tmp_path / "two.onnx", preset, "2", "4711")
     assert one == two

@@ -23,6 +23,7 @@ from roundel.improve.finetune_units import Block, Unit, find_units, with_blocks
 from roundel.improve.memory import params_as_arrays, unpacked_params
 from roundel.improve.reports import FinetuneReport, Moment
 from roundel.improve.torch_device import infer_device, optim_device, require_torch
+from roundel.numerics.blas import one_blas_thread
 from roundel.numerics.metrics import layer_db
 from roundel.recipe.settings import Recipe
 from roundel.types import QParams, Sample
@@ -77,6 +78,7 @@ Listener = Callable[[Moment], None]
 Item = Unit | Block
 
 
+@one_blas_thread()
 def finetune(
     model: ir.Model,
     state: QuantState,

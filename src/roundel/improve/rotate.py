@@ -12,6 +12,7 @@ from numpy.typing import NDArray
 
 from roundel.improve.layers import Linear, read_linear, splice
 from roundel.improve.norms import Norm, Slot, find_norms
+from roundel.numerics.blas import one_blas_thread
 from roundel.numerics.hadamard import rotation
 from roundel.passes.base import (
     Editor,
@@ -274,6 +275,7 @@ class RotateReport:
     where: str
 
 
+@one_blas_thread()
 def rotate(model: ir.Model, options: Rotate) -> tuple[RotateReport, ...]:
     """Rotate every residual stream that allows it, in place.
 

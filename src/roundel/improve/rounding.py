@@ -21,6 +21,7 @@ from roundel.improve.stepwise import Frontier
 from roundel.improve.targets import Glimpse, float_targets, importance, visible_ranges
 from roundel.model.graph import constant_array, values_by_name
 from roundel.numerics.affine import quantize
+from roundel.numerics.blas import one_blas_thread
 from roundel.numerics.metrics import layer_db
 from roundel.numerics.rounding import compensated, damped, descend, factor, least_squares
 from roundel.plan.types import Fixed
@@ -189,6 +190,7 @@ _FLOAT_FACTORS = (1.0, 0.85, 0.7, 0.6, 0.5, 0.4)
 _POWER_FACTORS = (2.0, 1.0, 0.5, 0.25)
 
 
+@one_blas_thread()
 def walk(
     model: ir.Model,
     state: QuantState,

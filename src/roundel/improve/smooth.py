@@ -19,6 +19,7 @@ from roundel.improve.layers import Linear, read_linear, splice
 from roundel.improve.reports import LayerReport
 from roundel.improve.smooth_trace import Edits, trace
 from roundel.numerics.affine import fake_quantize, params_from_range, weight_params
+from roundel.numerics.blas import one_blas_thread
 from roundel.passes.base import Editor, dims
 from roundel.plan.types import QuantPlan
 from roundel.recipe.settings import Recipe
@@ -309,6 +310,7 @@ class SmoothReport:
     where: str
 
 
+@one_blas_thread()
 def smooth(
     model: ir.Model,
     groups: tuple[Group, ...],

@@ -20,6 +20,7 @@ from roundel.improve.reports import FEWEST, LayerReport, held_out_count
 from roundel.improve.stepwise import Frontier
 from roundel.model.graph import constant_array, values_by_name
 from roundel.model.session import open_session
+from roundel.numerics.blas import one_blas_thread
 from roundel.numerics.packed import Packed, round_packed
 from roundel.numerics.rounding import ErrorSpread, gptq, spread
 from roundel.plan.types import QuantPlan
@@ -220,6 +221,7 @@ class PackedWeights:
     steps: tuple[StepReport, ...] = ()
 
 
+@one_blas_thread()
 def pack_weights(
     model: ir.Model, plan: QuantPlan, samples: Sequence[Sample], options: WeightOnly, told: Listener
 ) -> PackedWeights:
