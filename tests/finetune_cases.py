@@ -16,8 +16,9 @@ from roundel.calibrate.positions import refine
 from roundel.calibrate.resolve import resolve
 from roundel.calibrate.statistics import QuantState
 from roundel.evidence import gather
-from roundel.improve.finetune import FinetuneReport, finetune
+from roundel.improve.finetune import finetune
 from roundel.improve.memory import run_key
+from roundel.improve.reports import LayerReport
 from roundel.model.session import open_session
 from roundel.numerics.metrics import Closeness
 from roundel.plan import build_plan
@@ -45,7 +46,7 @@ class Case:
     recipe: Recipe
     samples: Sequence[Sample]
 
-    def tune(self, **settings: Any) -> tuple[QuantState, tuple[FinetuneReport, ...]]:
+    def tune(self, **settings: Any) -> tuple[QuantState, tuple[LayerReport, ...]]:
         """Fine-tune with these settings; those of the call itself are named so."""
         progress, store = settings.pop("progress", None), settings.pop("store", None)
         recipe, memory = self.with_settings(**settings), None

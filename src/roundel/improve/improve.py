@@ -16,14 +16,13 @@ from roundel.improve.finetune import finetune
 from roundel.improve.judge import StepReport, as_if_rounded, output_sqnr, verdict
 from roundel.improve.memory import once, run_key
 from roundel.improve.ranges import choose_ranges
-from roundel.improve.reports import FEWEST, FinetuneReport, LayerReport, Moment, held_out_count
+from roundel.improve.reports import FEWEST, LayerReport, held_out_count
 from roundel.improve.rounding import walk
 from roundel.recipe.settings import Recipe
 from roundel.types import Listener, Sample
 from roundel.work.checkpoints import Memory, Store
 
-_NAMES = {"adaround": "AdaRound", "adaquant": "AdaQuant"}
-Worked = tuple[QuantState, tuple[LayerReport, ...] | tuple[FinetuneReport, ...]]
+Worked = tuple[QuantState, tuple[LayerReport, ...]]
 
 
 @dataclass(frozen=True, slots=True)
@@ -95,7 +94,7 @@ def improve(
         )
 
     def tuned(now: QuantState) -> Worked:
-        return _tuned(model, now, samples, recipe, told, memory("finetune", now))
+        return finetune(model, now, samples, recipe, progress=told, memory=memory("finetune", now))
 
     work: list[tuple[str, Callable[[QuantState], Worked]]] = []
     if recipe.improve.ranges:
@@ -120,21 +119,3 @@ def improve(
         state = better if report.kept else state
         steps.append(report)
     return Improved(state, tuple(steps))
-
-
-def _tuned(
-    model: ir.Model,
-    state: QuantState,
-    samples: Sequence[Sample],
-    recipe: Recipe,
-    told: Told,
-    memory: Memory | None,
-) -> Worked:
-    def heard(now: Moment) -> None:
-        if now.loss is None:
-            told.step(f"fine-tune by {_NAMES[recipe.finetuning]}", now.total)
-        else:
-            told.say(f"loss {now.loss:.1e}")
-        told.advance(now.done)
-
-    return finetune(model, state, samples, recipe, progress=heard, memory=memory)

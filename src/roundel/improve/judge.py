@@ -11,7 +11,7 @@ import onnx_ir as ir
 from roundel.calibrate.statistics import QuantState
 from roundel.improve.layers import quantized_layers
 from roundel.improve.probe import OutputErrors, together
-from roundel.improve.reports import FinetuneReport, LayerReport
+from roundel.improve.reports import LayerReport
 from roundel.model.session import open_session
 from roundel.qdq import simulate, write_qdq
 from roundel.recipe.settings import Recipe
@@ -40,7 +40,7 @@ class StepReport:
     after_db: float
     kept: bool
     seconds: float
-    layers: tuple[LayerReport, ...] | tuple[FinetuneReport, ...] = ()
+    layers: tuple[LayerReport, ...] = ()
     refused_db: float | None = None
     foreseen: bool = False
 
@@ -49,7 +49,7 @@ def verdict(
     step: str,
     errors: tuple[float, float],
     seconds: float,
-    layers: tuple[LayerReport, ...] | tuple[FinetuneReport, ...] = (),
+    layers: tuple[LayerReport, ...] = (),
     *,
     foreseen: bool = False,
 ) -> StepReport:

@@ -13,6 +13,7 @@ from typing import Any
 
 import numpy as np
 import onnx_ir as ir
+import onnxruntime as ort
 from numpy.typing import NDArray
 
 from roundel.calibrate.statistics import QuantState
@@ -23,6 +24,7 @@ from roundel.numerics.metrics import Closeness, comparable
 from roundel.numerics.packed import Packed
 from roundel.plan.float_parts import joined_outputs, paired_parts
 from roundel.plan.weight_only import WeightLayer
+from roundel.qdq import simulate, write_qdq
 from roundel.qdq.nodes import MICROSOFT, Dialect, Names, constant, dequantize_node, quantize_node
 from roundel.qdq.write import weight_codes
 from roundel.recipe.settings import Recipe
@@ -30,6 +32,18 @@ from roundel.targets.operators import is_operand
 from roundel.types import QParams, Sample
 
 Errors = Mapping[str, Closeness]
+
+
+def simulated(model: ir.Model, state: QuantState, recipe: Recipe) -> ir.Model:
+    """The model as a state quantizes it, with the NPU's arithmetic where the recipe has it."""
+    written = write_qdq(model, state, recipe)
+    simulate(written, state, recipe.npu)
+    return written
+
+
+def session_of(model: ir.Model, state: QuantState, recipe: Recipe) -> ort.InferenceSession:
+    """The same, ready to run."""
+    return open_session(simulated(model, state, recipe), simulate=True)
 
 
 class OutputErrors:

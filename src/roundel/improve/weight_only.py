@@ -17,7 +17,7 @@ from roundel.improve.judge import StepReport, verdict
 from roundel.improve.moments import HeldMoments, InputMoments
 from roundel.improve.probe import Carried, Errors, OutputErrors, together
 from roundel.improve.reports import FEWEST, LayerReport, held_out_count
-from roundel.improve.stepwise import Frontier
+from roundel.improve.stepwise import StepwiseRunner
 from roundel.model.graph import constant_array, values_by_name
 from roundel.model.session import open_session
 from roundel.numerics.blas import one_blas_thread
@@ -81,8 +81,8 @@ class _Walker:
         for layer in layers:
             self.readers[layer.key].append(layer)
         self.carried = Carried(model, layers)
-        self.seen = Frontier(self.carried.model, samples)
-        self.plain = Frontier(model, samples)
+        self.seen = StepwiseRunner(self.carried.model, samples)
+        self.plain = StepwiseRunner(model, samples)
 
     def stages(self) -> Iterator[Stage]:
         """Layers to solve together, one for each weight, in the order in which the data reach them."""
