@@ -337,3 +337,26 @@ def test_equalization_without_integer_weights_is_told() -> None:
     whole = QLayerConfig(input_tensors=Int8Spec(), weight=Int8Spec())
     assert translate(QConfig(whole), algorithms=[CLEConfig()]).notes == ()
     assert translate(get_default_config("BF16")).notes == ()  # it is a default there, not a wish
+
+
+@pytest.mark.parametrize(
+    ("key", "value"),
+    [
+        ("LRAdjust", (1.0, 0.2)),
+        ("SelectiveUpdate", True),
+        ("OutputQDQ", True),
+        ("DropRatio", 0.5),
+        ("MemOptLevel", 2),
+        ("Parallel", True),
+    ],
+)
+def test_tuning_options_that_are_only_told(key: str, value: Any) -> None:
+    plain = translate(config(Case(None), FastFinetune={}))
+    told = translate(config(Case(None), FastFinetune={key: value}))
+    assert told.recipe == plain.recipe
+    assert any(f"{key}: " in note for note in told.notes)
+
+
+def test_batches_whose_gradients_are_added_up_are_one_batch() -> None:
+    told = translate(config(Case(None), FastFinetune={"BatchSize": 3, "NumBatches": 4}))
+    assert told.recipe.improve.finetune.batch_size == 12
