@@ -14,7 +14,16 @@ from typing import Protocol
 import numpy as np
 import onnx_ir as ir
 
-from roundel.improve.channels import UNKNOWN, Bounds, ChannelLayer, Channels, Flow, Ids, bounded, read_layer
+from roundel.improve.channels import (
+    UNKNOWN,
+    Bounds,
+    ChannelLayer,
+    Channels,
+    Flow,
+    Ids,
+    bounded,
+    channel_layer,
+)
 from roundel.model.graph import FLOAT_TYPES, clip_bounds, op_key
 from roundel.passes.base import (
     any_reduced_axes,
@@ -309,7 +318,7 @@ class Trace:
         self._flows: dict[ir.Value, Flow] = {}
         self._flows.update((v, _FLOAT_INPUT) for v in graph.inputs if v.dtype in FLOAT_TYPES)
         # Read ahead: what a layer absorbs is added before the walk gets to it.
-        self._by_node = {node: layer for node in graph if (layer := read_layer(node)) is not None}
+        self._by_node = {node: layer for node in graph if (layer := channel_layer(node)) is not None}
         for node in graph:
             self._visit(node)
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Any, Protocol
+from typing import Any
 
 import numpy as np
 import onnx_ir as ir
@@ -26,30 +26,6 @@ from roundel.types import Scheme
 
 NORMS = ("InstanceNormalization", "LayerNormalization")
 _FUSED = ("Relu", "PRelu", "LeakyRelu", "Gelu", "Tanh", "Clip", "Sigmoid", "HardSigmoid", "Softmax")
-
-
-class Tunable(Protocol):
-    """A layer seen as a matrix: rows of inputs in, rows of outputs out."""
-
-    @property
-    def name(self) -> str: ...
-    @property
-    def op(self) -> str: ...
-    @property
-    def data(self) -> str: ...
-    @property
-    def weight(self) -> str: ...
-    @property
-    def bias(self) -> str | None: ...
-    @property
-    def output(self) -> str: ...
-    def matrix(self, weight: NDArray[Any]) -> NDArray[Any]: ...
-    def tensor(self, matrix: NDArray[Any], shape: tuple[int, ...]) -> NDArray[Any]: ...
-    def places(self, shape: tuple[int, ...], most: int, rng: np.random.Generator) -> NDArray[np.intp]: ...
-    def targets(self, output: NDArray[Any], places: NDArray[np.intp]) -> NDArray[np.float32]: ...
-    def inputs(
-        self, data: NDArray[Any], places: NDArray[np.intp], spatial: tuple[int, ...]
-    ) -> NDArray[Any]: ...
 
 
 @dataclass(frozen=True, slots=True)
@@ -103,6 +79,9 @@ class NormLayer:
         mean = data.mean(axes, keepdims=True)
         spread = np.sqrt(data.var(axes, keepdims=True) + self.epsilon)
         return self.targets((data - mean) / spread, places)
+
+
+Tunable = Layer | NormLayer  # as a matrix: rows of inputs in, rows of outputs out
 
 
 @dataclass(frozen=True, slots=True, eq=False)

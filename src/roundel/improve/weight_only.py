@@ -34,7 +34,7 @@ Stage = tuple[WeightLayer, ...]
 _RIDGES = (1.0, 0.1, 0.01)
 
 
-def gptq_walk(
+def gptq_layers(
     model: ir.Model,
     layers: Sequence[WeightLayer],
     rounded: Mapping[Key, Packed],
@@ -56,17 +56,17 @@ def gptq_walk(
         progress: told the number of layers, and how many are done.
     """
     progress.step("gptq layer by layer", len(layers))
-    walker = _Walker(model, layers, rounded, samples, options)
+    work = _LayerByLayer(model, layers, rounded, samples, options)
     reports: list[LayerReport] = []
     done = 0
-    for stage in walker.stages():
-        reports += walker.solve(stage)
-        done += sum(len(walker.readers[layer.key]) for layer in stage)
+    for stage in work.stages():
+        reports += work.solve(stage)
+        done += sum(len(work.readers[layer.key]) for layer in stage)
         progress.advance(done)
-    return walker.packed, tuple(reports)
+    return work.packed, tuple(reports)
 
 
-class _Walker:
+class _LayerByLayer:
     def __init__(
         self,
         model: ir.Model,
@@ -266,7 +266,7 @@ def _gptq(
     told: Listener,
 ) -> PackedWeights:
     start = time.perf_counter()
-    solved, reports = gptq_walk(model, layers, rounded, samples, options, told)
+    solved, reports = gptq_layers(model, layers, rounded, samples, options, told)
     held = samples[-held_out_count(len(samples)) :]
     errors = _sqnr(model, layers, rounded, held), _sqnr(model, layers, solved, held)
     step = verdict("gptq", errors, time.perf_counter() - start, reports)

@@ -18,7 +18,7 @@ from roundel.calibrate.statistics import QuantState
 from roundel.errors import RecipeError
 from roundel.evidence import gather
 from roundel.improve.memory import run_key
-from roundel.improve.probe import Toggles
+from roundel.improve.probe import QuantizerProbe
 from roundel.measure.advice import combined, find_head, remedies, widening
 from roundel.measure.layers import Head, Layer, LayerCost, LayerKind, Sensitivity, cost_db, layers_of
 from roundel.model.files import Portable
@@ -75,9 +75,9 @@ class Board:
         outputs: Sequence[Sample],
         work: Work,
     ) -> None:
-        self._parts = state, tuple(tensors), recipe, list(samples), list(outputs)
+        self._parts = state, [(name,) for name in tensors], recipe, list(samples), list(outputs)
         self._model, self._work = model, work
-        self._toggles: Toggles | None = None
+        self._probe: QuantizerProbe | None = None
 
     def answers(self, step: str, questions: Iterable[ProbeQuestion]) -> Iterator[float]:
         """The error of each question, in their order: power over that of the outputs.
@@ -87,9 +87,9 @@ class Board:
             questions: any number of them.
         """
         if self._work.alone:
-            self._toggles = self._toggles or Toggles(self._model, *self._parts)
+            self._probe = self._probe or QuantizerProbe(self._model, *self._parts)
             for question in questions:
-                yield self._toggles.error(question.on, question.count)
+                yield _error(self._probe, question)
             return
         state, _, recipe, samples, _ = self._parts
         memory = None
@@ -104,23 +104,29 @@ class Board:
 class _Task:
     model: Portable
     state: QuantState
-    tensors: tuple[str, ...]
+    groups: list[tuple[str]]
     recipe: Recipe
     samples: list[Sample]
     outputs: list[Sample]
 
     def open(self, cores: int) -> _Opened:
-        parts = self.state, self.tensors, self.recipe, self.samples, self.outputs
-        return _Opened(Toggles(self.model.model(), *parts, threads=cores))
+        parts = self.state, self.groups, self.recipe, self.samples, self.outputs
+        return _Opened(QuantizerProbe(self.model.model(), *parts, threads=cores))
 
 
 @dataclass(frozen=True, slots=True, eq=False)
 class _Opened:
-    toggles: Toggles
+    probe: QuantizerProbe
     parallel: int = 1
 
     def __call__(self, part: ProbeQuestion) -> Arrays:
-        return {"error": np.array(self.toggles.error(part.on, part.count))}
+        return {"error": np.array(_error(self.probe, part))}
+
+
+def _error(probe: QuantizerProbe, question: ProbeQuestion) -> float:
+    """Power of the error over that of the outputs, which count alike."""
+    close = probe.error(dict.fromkeys(question.on), question.count)
+    return close.noise / close.signal if close.signal > 0 else 0.0
 
 
 _LOOKED = 8  # samples that each layer is measured with

@@ -11,7 +11,7 @@ import onnx_ir as ir
 import pytest
 
 from helpers import build, feeds, node, normal
-from roundel.improve.channels import read_layer
+from roundel.improve.channels import channel_layer
 from roundel.improve.equalize import EqualizeReport, check_equalized, equalize
 from roundel.model.session import open_session
 from roundel.passes.shapes import refresh_shapes
@@ -255,7 +255,7 @@ def test_bounds_hold_on_data(
     op: str, weight: tuple[int, ...], outputs: int, attributes: dict[str, Any], lowest: float
 ) -> None:
     model, shape = layer_of(op, normal(*weight), normal(outputs, seed=1), **attributes)
-    layer = read_layer(next(iter(model.graph)))
+    layer = channel_layer(next(iter(model.graph)))
     assert layer is not None
     size = len(layer.columns)
     low, high = np.linspace(lowest, 0.5, size), np.linspace(1.5, 3, size)
