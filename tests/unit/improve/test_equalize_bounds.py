@@ -281,7 +281,7 @@ def test_real_models_compute_the_same(path: Path, scaled: bool) -> None:
     before = load_prepared(str(path), recipe).model
     after = before.clone()
     report = equalize(after, Equalize(), power_of_two=scaled)
-    assert report.spaces > 0
+    assert (report.spaces > 0) == (path.stem != "vit")  # nothing but norms lies between its layers
     value = before.graph.inputs[0]
     shape = tuple(d if isinstance(d, int) else 1 for d in value.shape or ())
     generator = np.random.default_rng(0)
