@@ -18,12 +18,12 @@ from roundel.calibrate.statistics import QuantState
 from roundel.evidence import gather
 from roundel.improve.finetune import finetune
 from roundel.improve.memory import run_key
+from roundel.improve.probe import session_of
 from roundel.improve.reports import LayerReport
 from roundel.model.session import open_session
 from roundel.numerics.metrics import Closeness
 from roundel.plan import build_plan
 from roundel.preparation import load_prepared
-from roundel.qdq import simulate, write_qdq
 from roundel.recipe.load import load_recipe
 from roundel.recipe.settings import Recipe
 from roundel.types import Sample, Silent
@@ -62,9 +62,7 @@ class Case:
 
     def sqnr(self, state: QuantState, samples: Sequence[Sample]) -> float:
         """Of the whole model's outputs, in dB."""
-        quantized = write_qdq(self.model, state, self.recipe)
-        simulate(quantized, state, self.recipe.npu)
-        plain, tuned = open_session(self.model), open_session(quantized, simulate=True)
+        plain, tuned = open_session(self.model), session_of(self.model, state, self.recipe)
         total = Closeness()
         for sample in samples:
             for a, b in zip(plain.run(None, sample), tuned.run(None, sample), strict=True):

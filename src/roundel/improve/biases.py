@@ -18,7 +18,7 @@ from numpy.typing import NDArray
 
 from roundel.calibrate.statistics import QuantState
 from roundel.improve.constants import Changed, Constants, Held, Written
-from roundel.improve.reports import LayerReport, held_out_count
+from roundel.improve.reports import LayerReport, held_from
 from roundel.improve.stepwise import StepwiseRunner
 from roundel.model.graph import attribute_float, constant_array, rank
 from roundel.numerics.metrics import layer_db
@@ -116,7 +116,7 @@ class _Correction:
         self._short = StepwiseRunner(self._written.model, samples)
         self._plain = StepwiseRunner(model, samples)
         self._made = {str(node.name): str(node.outputs[0].name) for node in model.graph}
-        self._learn = len(samples) - held_out_count(len(samples))
+        self._learn = held_from(len(samples))
 
     def correct(self, shift: Shift) -> LayerReport:
         """One layer; everything behind it sees the corrected values."""

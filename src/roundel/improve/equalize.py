@@ -14,10 +14,9 @@ from roundel.calibrate.collect import collect
 from roundel.calibrate.positions import refine
 from roundel.calibrate.resolve import requests_for, resolve
 from roundel.calibrate.statistics import QuantState
-from roundel.improve.channel_walk import Trace
+from roundel.improve.channel_rules import Trace
 from roundel.improve.channels import ChannelLayer, Ids, Settled
 from roundel.improve.judge import StepReport, as_if_rounded, output_sqnr, verdict
-from roundel.model.session import open_session
 from roundel.passes.base import Editor
 from roundel.plan import build_plan
 from roundel.recipe.settings import Equalize, Recipe
@@ -249,19 +248,6 @@ def equalize(model: ir.Model, options: Equalize, *, power_of_two: bool) -> Equal
         layers=tuple(changed),
         seconds=time.perf_counter() - started,
     )
-
-
-def check_equalized(before: ir.Model, after: ir.Model, samples: Sequence[Sample]) -> float:
-    """The largest difference between the outputs of two models, relative to the largest output value."""
-    sessions = [open_session(model) for model in (before, after)]
-    worst = 0.0
-    for sample in samples:
-        for old, new in zip(*(session.run(None, sample) for session in sessions), strict=True):
-            if not old.size or old.dtype.kind != "f":
-                continue
-            size = float(np.abs(old).max()) or 1.0
-            worst = max(worst, float(np.abs(old.astype(np.float64) - new).max()) / size)
-    return worst
 
 
 def _spread(layer: ChannelLayer, *, plain: bool = False) -> float:

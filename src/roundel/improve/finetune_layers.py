@@ -159,7 +159,7 @@ def find_units(
         behind = _behind(node, state.plan)
         activation = None
         if behind is not None:
-            activation = read_activation(_computed(behind, simulated), node, state)
+            activation = _activation(_computed(behind, simulated), node, state)
         output = str(behind.outputs[0].name) if behind is not None and activation else tuned.output
         found.append(Unit(tuned, activation, output))
     return tuple(found)
@@ -219,7 +219,7 @@ def _computed(node: ir.Node, simulated: Mapping[str, ir.Node]) -> ir.Node:
     return other if other.op_type in ("LeakyRelu", "HardSigmoid", "Clip") else node
 
 
-def read_activation(node: ir.Node, layer: ir.Node, state: QuantState) -> Activation | None:
+def _activation(node: ir.Node, layer: ir.Node, state: QuantState) -> Activation | None:
     """The activation of a node, or None where rows of channels are not enough to compute it."""
     op = node.op_type
     if op == "LeakyRelu":

@@ -15,7 +15,7 @@ from numpy.typing import NDArray
 from roundel.improve.constants import LayerWeights
 from roundel.improve.finetune_layers import Unit
 from roundel.improve.moments import Moments
-from roundel.improve.reports import held_out_count
+from roundel.improve.reports import held_from
 from roundel.improve.rounding import Problem, solve
 from roundel.model.memory import budget
 from roundel.types import Doubles, QParams
@@ -54,11 +54,6 @@ class Rows:
     def power(self) -> float:
         """Variance of the held-out targets around their channels' means, summed over channels."""
         return float(self.targets[self.first_held :].var(0, dtype=np.float64).sum())
-
-
-def held_from(samples: int) -> int:
-    """The number of the first sample of the last fifth."""
-    return samples - held_out_count(samples)
 
 
 def layer_seed(seed: int, layer: str) -> int:
@@ -173,7 +168,7 @@ def solved_codes(weights: LayerWeights, rows: Rows) -> Solved | None:
     """
     if weights.low.size != 1 or rows.linear is None:
         return None
-    middle = rows.starts[max(1, rows.held_from - held_out_count(rows.held_from))]
+    middle = rows.starts[max(1, held_from(rows.held_from))]
     early = _moments(rows, 0, middle)
     late = _moments(rows, middle, rows.first_held)
     held = _moments(rows, rows.first_held, rows.starts[-1])

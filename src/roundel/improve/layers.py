@@ -1,4 +1,4 @@
-"""Put one node with a constant behind a tensor, for some or all of its readers."""
+"""Layers with constant weights: what they are computed from, and how the graph around them is edited."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ from roundel.plan.types import QuantPlan
 Readers = Iterable[tuple[ir.Node, int]]
 
 
-def splice(
+def insert_node(
     editor: Editor,
     value: ir.Value,
     op_type: str,
@@ -310,7 +310,7 @@ class Linear:
             new = shift if old is None else old + shift
             editor.set_constant(node, index, new.astype(self.weight.dtype), "bias")
             return
-        splice(editor, self.node.outputs[0], "Add", shift.astype(self.weight.dtype))
+        insert_node(editor, self.node.outputs[0], "Add", shift.astype(self.weight.dtype))
 
     def _bias_slot(self) -> tuple[ir.Node, int] | None:
         if self.node.op_type == "Gemm":

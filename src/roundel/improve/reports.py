@@ -34,3 +34,8 @@ _SHARE = 0.2
 def held_out_count(count: int) -> int:
     """How many of the last samples judge the steps that learn from the others."""
     return max(1, round(count * _SHARE))
+
+
+def held_from(count: int) -> int:
+    """The number of the first of them."""
+    return count - held_out_count(count)

@@ -10,7 +10,7 @@ import numpy as np
 import onnx_ir as ir
 from numpy.typing import NDArray
 
-from roundel.improve.layers import Linear, read_linear, splice
+from roundel.improve.layers import Linear, insert_node, read_linear
 from roundel.improve.norms import Norm, Slot, find_norms
 from roundel.numerics.blas import one_blas_thread
 from roundel.numerics.hadamard import rotation
@@ -371,11 +371,11 @@ def _turn_ends(editor: Editor, stream: Stream, turn: Doubles) -> None:
         outside = {end.reader for end in leaving.pop(value, ())}
         uses = [(use.node, use.idx) for use in value.uses()]
         inside = [use for use in uses if use not in outside]
-        splice(editor, value, "MatMul", _typed(turn, value), readers=inside, outputs=False)
+        insert_node(editor, value, "MatMul", _typed(turn, value), readers=inside, outputs=False)
     for value, ends in leaving.items():
         readers = [end.reader for end in ends if end.reader is not None]
         outputs = any(end.reader is None for end in ends)
-        splice(editor, value, "MatMul", _typed(turn.T, value), readers=readers, outputs=outputs)
+        insert_node(editor, value, "MatMul", _typed(turn.T, value), readers=readers, outputs=outputs)
 
 
 def _typed(matrix: Doubles, value: ir.Value) -> NDArray[Any]:

@@ -1,4 +1,4 @@
-"""One layer: the best codes for its weights and its bias, given what it sees and what it should give."""
+"""Rounding layer by layer: the best codes and bias, given what a layer sees and what it should give."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from roundel.improve.constants import Changed, Constants, Written
 from roundel.improve.layers import Layer, quantized_layers
 from roundel.improve.memory import load_layer, save_layer
 from roundel.improve.moments import Centred, Moments
-from roundel.improve.reports import LayerReport, held_out_count
+from roundel.improve.reports import LayerReport, held_from
 from roundel.improve.stepwise import StepwiseRunner
 from roundel.improve.targets import Glimpse, float_targets, importance, visible_ranges
 from roundel.numerics.affine import quantize
@@ -224,7 +224,7 @@ class _LayerByLayer:
         self.adjusts_cut = recipe.npu.adjust_shift_cut
         self.importance = importance(model.graph)
         self.visible = visible_ranges(model.graph)
-        self.held_from = len(samples) - held_out_count(len(samples))
+        self.held_from = held_from(len(samples))
 
     @property
     def state(self) -> QuantState:

@@ -15,7 +15,7 @@ from numpy.typing import NDArray
 
 from roundel.calibrate.runner import Runner
 from roundel.errors import DataError
-from roundel.improve.layers import Linear, read_linear, splice
+from roundel.improve.layers import Linear, insert_node, read_linear
 from roundel.improve.reports import LayerReport
 from roundel.improve.smooth_trace import Edits, trace
 from roundel.numerics.affine import fake_quantize, params_from_range, weight_params
@@ -362,7 +362,7 @@ def _apply(editor: Editor, group: Group, choice: SmoothChoice, edits: Edits | No
     if edits is None:
         readers = [(layer.node, 0) for layer in group.layers]
         inverse = (1 / choice.factors).astype(group.layers[0].weight.dtype)
-        splice(editor, group.value, "Mul", inverse, readers=readers, outputs=False)
+        insert_node(editor, group.value, "Mul", inverse, readers=readers, outputs=False)
     else:
         for edit in edits:
             edit.apply(editor, choice.factors)

@@ -90,7 +90,7 @@ def tune(task: TrainingTask, heard: Heard) -> TrainingOutcome:
         before *= max(1.0, first.error / max(whole.error, 1e-30))
         if first.error * (1 - _CLEAR_GAIN) <= learned.error:
             best = replace(whole, error=first.error)
-    tuned = Tuned(numbers(best.codes), best.stored, best.params)
+    tuned = Tuned(as_doubles(best.codes), best.stored, best.params)
     return TrainingOutcome(tuned, before, best.error, trained.steps, power)
 
 
@@ -130,7 +130,7 @@ class TrainingBench:
     def measured(self, codes: Tensor, bias: Tensor) -> Candidate:
         """The codes with this bias."""
         task = self._task
-        stored, params = task.constants.rounded_bias(task.unit.layer, task.weights, numbers(bias))
+        stored, params = task.constants.rounded_bias(task.unit.layer, task.weights, as_doubles(bias))
         held = layer_channel_errors(self.layer, self.feed.held(), codes, tensor(stored, self._device))
         return Candidate(codes, bias, stored, params, float(held.sum()))
 
@@ -152,7 +152,7 @@ class Trained:
 def train(task: TrainingTask, bench: TrainingBench, start: Candidate, heard: Heard) -> Trained:
     """Follow the gradient; of the looks taken on the way the best one counts."""
     settings = task.settings
-    weights = replace(task.weights, codes=numbers(start.codes))
+    weights = replace(task.weights, codes=as_doubles(start.codes))
     learner = LEARNERS[task.algorithm](weights, settings, task.device)
     learner.set_bias(start.bias)
     generator = torch.Generator().manual_seed(layer_seed(settings.seed, task.unit.layer.name))
@@ -210,7 +210,7 @@ class LossWatch:
         return not self._patient and self._misses >= _PATIENCE
 
 
-def numbers(values: Tensor) -> Doubles:
+def as_doubles(values: Tensor) -> Doubles:
     """A tensor's content."""
     array: Doubles = values.detach().cpu().double().numpy()
     return array

@@ -16,7 +16,7 @@ from roundel.errors import DataError, RecipeError
 from roundel.improve.judge import StepReport, verdict
 from roundel.improve.moments import HeldMoments, InputMoments
 from roundel.improve.probe import Carried, Errors, OutputErrors, together
-from roundel.improve.reports import FEWEST, LayerReport, held_out_count
+from roundel.improve.reports import FEWEST, LayerReport, held_from
 from roundel.improve.stepwise import StepwiseRunner
 from roundel.model.graph import constant_array, values_by_name
 from roundel.model.session import open_session
@@ -129,7 +129,7 @@ class _LayerByLayer:
 
     def _moments(self, stage: Stage) -> tuple[InputMoments, HeldMoments]:
         width = self.packed[stage[0].key].codes.shape[1]
-        border = len(self.samples) - held_out_count(len(self.samples))
+        border = held_from(len(self.samples))
         train = InputMoments.of(self._inputs(stage, range(border)), width)
         held = HeldMoments.of(self._inputs(stage, range(border, len(self.samples))), width)
         for found in (train, held.moments):
@@ -267,7 +267,7 @@ def _gptq(
 ) -> PackedWeights:
     start = time.perf_counter()
     solved, reports = gptq_layers(model, layers, rounded, samples, options, told)
-    held = samples[-held_out_count(len(samples)) :]
+    held = samples[held_from(len(samples)) :]
     errors = _sqnr(model, layers, rounded, held), _sqnr(model, layers, solved, held)
     step = verdict("gptq", errors, time.perf_counter() - start, reports)
     return PackedWeights(layers, solved if step.kept else rounded, (step,))

@@ -18,7 +18,7 @@ import onnx_ir as ir
 from numpy.typing import NDArray
 from pydantic import ValidationError
 
-from roundel.improve.channel_walk import Trace
+from roundel.improve.channel_rules import Trace
 from roundel.improve.channels import channel_layer
 from roundel.improve.equalize import equalize
 from roundel.measure.match import Matches

@@ -10,9 +10,10 @@ import onnx
 import onnx_ir as ir
 import pytest
 
+from equalize_cases import check_equalized
 from helpers import build, feeds, node, normal
 from roundel.improve.channels import channel_layer
-from roundel.improve.equalize import EqualizeReport, check_equalized, equalize
+from roundel.improve.equalize import EqualizeReport, equalize
 from roundel.model.session import open_session
 from roundel.passes.shapes import refresh_shapes
 from roundel.pipeline import load_prepared
