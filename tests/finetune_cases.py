@@ -13,11 +13,12 @@ from numpy.typing import NDArray
 
 from helpers import build, node, normal
 from roundel.calibrate.statistics import QuantState
-from roundel.improve.finetune import FinetuneReport, finetune
+from roundel.improve.finetune import finetune
 from roundel.improve.memory import run_key
+from roundel.improve.probe import session_of
+from roundel.improve.reports import LayerReport
 from roundel.model.session import open_session
 from roundel.numerics.metrics import Closeness
-from roundel.qdq import simulate, write_qdq
 from roundel.recipe.load import load_recipe
 from roundel.recipe.settings import Recipe
 from roundel.stages import collect, plan, prepare, resolve
@@ -41,7 +42,7 @@ class Case:
     recipe: Recipe
     samples: Sequence[Sample]
 
-    def tune(self, **settings: Any) -> tuple[QuantState, tuple[FinetuneReport, ...]]:
+    def tune(self, **settings: Any) -> tuple[QuantState, tuple[LayerReport, ...]]:
         """Fine-tune with these settings; those of the call itself are named so."""
         progress, store = settings.pop("progress", None), settings.pop("store", None)
         recipe, memory = self.with_settings(**settings), None
@@ -57,9 +58,7 @@ class Case:
 
     def sqnr(self, state: QuantState, samples: Sequence[Sample]) -> float:
         """Of the whole model's outputs, in dB."""
-        quantized = write_qdq(self.model, state, self.recipe)
-        simulate(quantized, state, self.recipe.npu)
-        plain, tuned = open_session(self.model), open_session(quantized, simulate=True)
+        plain, tuned = open_session(self.model), session_of(self.model, state, self.recipe)
         total = Closeness()
         for sample in samples:
             for a, b in zip(plain.run(None, sample), tuned.run(None, sample), strict=True):

@@ -173,7 +173,7 @@ def _seconds(facts: Footprint, recipe: Recipe, count: int, one: float) -> float:
         total += _STEPS * one + 2 * facts.nodes * _SETUP_SECONDS
     if recipe.finetuning != "none":
         tuning = recipe.improve.finetune
-        total += tuning.iterations * tuning.num_batches * (_TUNING * one * tuning.batch_size / 2)
+        total += tuning.iterations * (_TUNING * one * tuning.batch_size / 2)
     return total
 
 

@@ -15,6 +15,7 @@ from roundel.improve.finetune import check_tuning
 from roundel.improve.steps import GRAPH_STEPS, PLAN_STEPS, STATE_STEPS, keep_if_better, take_few, too_few
 from roundel.model.memory import parse_size, within
 from roundel.model.structure import blaming
+from roundel.numerics.blas import one_blas_thread
 from roundel.qdq.weight_only import check_kernel
 from roundel.recipe.load import RecipeSource, load_recipe
 from roundel.request import as_onnx, changed, checked_output
@@ -109,6 +110,7 @@ def quantize(
         return gate(found, request, cleanup)
 
 
+@one_blas_thread()  # sums of products keep their order, whatever the threads
 def _quantized(state: State, data: Samples | None, stats: str | Path | None, context: Context) -> State:
     """The way of the data. What is tried stays only where an error on unseen samples falls."""
     state = take_few(state, data)

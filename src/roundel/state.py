@@ -21,10 +21,10 @@ from roundel.work.executors import Work
 
 if TYPE_CHECKING:
     from roundel.calibrate.observers import Observer
-    from roundel.improve.reports import FinetuneReport, LayerReport
+    from roundel.improve.reports import LayerReport
     from roundel.numerics.packed import Packed
 
-Layers = tuple["LayerReport", ...] | tuple["FinetuneReport", ...]
+Layers = tuple["LayerReport", ...]
 
 
 @dataclass(frozen=True, slots=True)

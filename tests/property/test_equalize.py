@@ -11,8 +11,9 @@ import onnx_ir as ir
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
+from equalize_cases import check_equalized
 from helpers import build, node
-from roundel.improve.equalize import check_equalized, equalize
+from roundel.improve.equalize import equalize
 from roundel.passes.shapes import refresh_shapes
 from roundel.recipe.settings import Equalize
 

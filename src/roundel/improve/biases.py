@@ -17,10 +17,9 @@ import onnx_ir as ir
 from numpy.typing import NDArray
 
 from roundel.calibrate.statistics import QuantState
-from roundel.improve.finetune_constants import Changed, Constants, Held
-from roundel.improve.finetune_data import Delivered
-from roundel.improve.reports import LayerReport, held_out_count
-from roundel.improve.stepwise import Frontier
+from roundel.improve.constants import Changed, Constants, Held, Written
+from roundel.improve.reports import LayerReport, held_from
+from roundel.improve.stepwise import StepwiseRunner
 from roundel.model.graph import attribute_float, constant_array, rank
 from roundel.numerics.metrics import layer_db
 from roundel.plan.types import QuantPlan
@@ -114,15 +113,16 @@ def _channels(value: ir.Value, axis: int) -> object:
 class _Correction:
     def __init__(self, model: ir.Model, state: QuantState, samples: Sequence[Sample], recipe: Recipe) -> None:
         self.constants = Constants(model.graph, state, recipe)
-        self._delivered = Delivered(model, state, recipe)
-        self._short, self._plain = Frontier(self._delivered.model, samples), Frontier(model, samples)
+        self._written = Written(model, state, recipe)
+        self._short = StepwiseRunner(self._written.model, samples)
+        self._plain = StepwiseRunner(model, samples)
         self._made = {str(node.name): str(node.outputs[0].name) for node in model.graph}
-        self._learn = len(samples) - held_out_count(len(samples))
+        self._learn = held_from(len(samples))
 
     def correct(self, shift: Shift) -> LayerReport:
         """One layer; everything behind it sees the corrected values."""
         start = time.perf_counter()
-        name = self._delivered.output_of(shift.node)
+        name = self._written.output_of(shift.node)
         got, wanted = self._short.reach(name), self._plain.reach(self._made[shift.node])
         learn, judge = slice(0, self._learn), slice(self._learn, None)
         stored = self.constants.format_of(shift.constant)
@@ -147,8 +147,8 @@ class _Correction:
 
     def _take(self, shift: Shift, content: NDArray[np.float32], moved: Doubles, name: str) -> None:
         changed: Changed = {shift.constant: (content, None)}
-        self.constants.restore(changed)
-        self._delivered.replace(changed)
+        self.constants.take(changed)
+        self._written.replace(changed)
         # The layer has run: what it gave moves by as much as its bias.
         before = self._short.values[name]
         self._short.change(

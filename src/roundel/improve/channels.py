@@ -266,7 +266,7 @@ def _times(matrix: Doubles, inputs: Doubles) -> Doubles:
     return np.asarray(total)
 
 
-def read_layer(node: ir.Node) -> ChannelLayer | None:
+def channel_layer(node: ir.Node) -> ChannelLayer | None:
     """The node as a layer, where its weight and bias are constants that can be rescaled."""
     if not is_op(node, "Conv", "ConvTranspose", "Gemm", "MatMul") or len(node.inputs) < 2:
         return None

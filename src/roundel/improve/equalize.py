@@ -4,18 +4,17 @@ from __future__ import annotations
 
 import math
 import time
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable
 from dataclasses import dataclass
 
 import numpy as np
 import onnx_ir as ir
 
-from roundel.improve.channel_walk import Trace
+from roundel.improve.channel_rules import Trace
 from roundel.improve.channels import ChannelLayer, Ids, Settled
 from roundel.model.edit import Editor
-from roundel.model.session import open_session
 from roundel.recipe.settings import Equalize
-from roundel.types import Doubles, Sample
+from roundel.types import Doubles
 
 _LIMIT = 2.0**16  # no channel is scaled further than this
 _BIAS_SHARE = 0.5  # a bias of 32 bits only widens the activation: it counts half
@@ -243,19 +242,6 @@ def equalize(model: ir.Model, options: Equalize, *, power_of_two: bool) -> Equal
         layers=tuple(changed),
         seconds=time.perf_counter() - started,
     )
-
-
-def check_equalized(before: ir.Model, after: ir.Model, samples: Sequence[Sample]) -> float:
-    """The largest difference between the outputs of two models, relative to the largest output value."""
-    sessions = [open_session(model) for model in (before, after)]
-    worst = 0.0
-    for sample in samples:
-        for old, new in zip(*(session.run(None, sample) for session in sessions), strict=True):
-            if not old.size or old.dtype.kind != "f":
-                continue
-            size = float(np.abs(old).max()) or 1.0
-            worst = max(worst, float(np.abs(old.astype(np.float64) - new).max()) / size)
-    return worst
 
 
 def _spread(layer: ChannelLayer, *, plain: bool = False) -> float:

@@ -1,80 +1,30 @@
-"""Where fine-tuning keeps its arrays: in memory, or in memory-mapped temporary files."""
+"""The rows that fine-tuning learns a layer from, and the codes that least squares finds for them."""
 
 from __future__ import annotations
 
 import hashlib
 import math
-import os
 import tempfile
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
-from typing import Any, Literal
+from typing import Any
 
 import numpy as np
-import onnx_ir as ir
-import onnxruntime as ort
 from numpy.typing import NDArray
 
-from roundel.improve.finetune_constants import UnitWeights
-from roundel.improve.finetune_units import Unit
+from roundel.improve.constants import LayerWeights
+from roundel.improve.finetune_layers import Unit
 from roundel.improve.moments import Moments
-from roundel.improve.reports import held_out_count
+from roundel.improve.reports import held_from
 from roundel.improve.rounding import Problem, solve
-from roundel.improve.stepwise import Frontier
 from roundel.model.memory import budget
-from roundel.model.session import move_to_cuda
-from roundel.types import Doubles, QParams, Sample
-
-_IN_MEMORY = 4  # times what else is kept of one kind: rows of a layer are read again and again
-
-
-@dataclass(frozen=True, slots=True)
-class ArrayStore:
-    """Allocates arrays as the memory level asks.
-
-    Attributes:
-        level: 2 allocates in temporary files that vanish with their array, 0 and 1 only what is large.
-    """
-
-    level: Literal[0, 1, 2]
-
-    def empty(self, shape: tuple[int, ...], dtype: np.dtype[Any]) -> NDArray[Any]:
-        """An array to be filled."""
-        size = int(np.prod(shape, dtype=np.int64)) * dtype.itemsize
-        if size == 0 or (self.level < 2 and size <= _IN_MEMORY * budget().held):
-            return np.empty(shape, dtype)
-        with tempfile.TemporaryFile(prefix="roundel-") as file:  # the mapping outlives the handle
-            return np.memmap(file, dtype, "w+", shape=shape)
-
-
-class StoredFrontier(Frontier):
-    """A frontier whose values lie where the store puts them, on the device that was asked for."""
-
-    def __init__(
-        self, model: ir.Model, samples: Sequence[Sample], store: ArrayStore, *, cuda: int | None
-    ) -> None:
-        room = None if store.level < 2 else 0
-        super().__init__(model, samples, threads=max(2, os.cpu_count() or 2), room=room)
-        self._cuda = cuda
-
-    def _session(
-        self, nodes: Sequence[ir.Node], wanted: Sequence[str]
-    ) -> tuple[ort.InferenceSession, list[str]]:
-        session, feeds = super()._session(nodes, wanted)
-        if self._cuda is not None:
-            on_cuda(session, self._cuda)
-        return session, feeds
-
-
-def on_cuda(session: ort.InferenceSession, device: int) -> None:
-    """Move a session to a GPU; what has no kernel there stays on the CPU."""
-    move_to_cuda(session, device)
-
+from roundel.types import Doubles, QParams
 
 _ROWS = 256  # places of each sample
 _GROUPED_WORK = 512  # rows x kernel size of a grouped layer: few weights for each channel need few rows
 _LEAST_ROWS = 16
 _MOST_ELEMENTS = 96_000_000  # of one layer's inputs
+_IN_MEMORY = 4  # times what else is kept of one kind: rows of a layer are read again and again
 _MOST_IN_SAMPLE = 2_000_000  # of one sample's inputs: bounds the time of a step
 
 
@@ -84,15 +34,13 @@ class Rows:
 
     Attributes:
         inputs: (n, groups, inputs per output); codes less their zero point, or real or normalized values.
-        plain: the float branch's inputs in the same unit, where the settings mix the two.
         targets: (n, groups, outputs per group) of the float model, behind the activation.
-        linear: the same before the activation, where the walk's solution is wanted.
+        linear: the same before the activation, where a solution by least squares is wanted.
         starts: first row of each sample, and the number of rows.
         held_from: first sample that judges instead of teaching.
     """
 
     inputs: NDArray[Any]
-    plain: NDArray[Any] | None
     targets: NDArray[np.float32]
     linear: NDArray[np.float32] | None
     starts: tuple[int, ...]
@@ -108,11 +56,6 @@ class Rows:
         return float(self.targets[self.first_held :].var(0, dtype=np.float64).sum())
 
 
-def held_from(samples: int) -> int:
-    """The number of the first sample of the last fifth."""
-    return samples - held_out_count(samples)
-
-
 def layer_seed(seed: int, layer: str) -> int:
     """A seed for one layer: the same whatever was tuned before it, and by whom."""
     digest = hashlib.blake2b(f"{seed}:{layer}".encode(), digest_size=8).digest()
@@ -125,29 +68,24 @@ class SeenRows:
 
     Attributes:
         codes: its input in the quantized model.
-        plain: its input in the float model, where wanted.
         linear: its float output before the activation, where wanted.
         outputs: its float output behind the activation.
         params: format of its input; None where `codes` are real numbers already.
     """
 
     codes: Sequence[NDArray[Any]]
-    plain: Sequence[NDArray[Any]] | None
     linear: Sequence[NDArray[Any]] | None
     outputs: Sequence[NDArray[Any]]
     params: QParams | None
 
 
-def gather_rows(
-    unit: Unit, seen: SeenRows, shape: tuple[int, int, int], store: ArrayStore, seed: int
-) -> Rows:
+def gather_rows(unit: Unit, seen: SeenRows, shape: tuple[int, int, int], seed: int) -> Rows:
     """Look at a few places of each sample.
 
     Args:
         unit: the layer.
         seen: its tensors.
         shape: of its weights as a matrix.
-        store: allocates the rows.
         seed: of the layer.
     """
     rng = np.random.default_rng(seed)
@@ -155,23 +93,26 @@ def gather_rows(
     places = [unit.layer.places(out.shape, most, rng) for out in seen.outputs]
     starts = tuple(int(n) for n in np.cumsum([0, *(len(p) for p in places)]))
     groups, channels, size = shape
-    dtype = np.dtype(np.float32) if unit.normalizes or store.level == 0 else narrow_type(seen.params)
-    inputs = store.empty((starts[-1], groups, size), dtype)
-    plain = None
-    if seen.plain is not None:
-        plain = store.empty((starts[-1], groups, size), np.dtype(np.float32))
-    targets = store.empty((starts[-1], groups, channels), np.dtype(np.float32))
-    linear = None if seen.linear is None else store.empty(targets.shape, targets.dtype)
+    dtype = np.dtype(np.float32) if unit.normalizes else narrow_type(seen.params)
+    inputs = _empty((starts[-1], groups, size), dtype)
+    targets = _empty((starts[-1], groups, channels), np.dtype(np.float32))
+    linear = None if seen.linear is None else _empty(targets.shape, targets.dtype)
     for index, (out, where) in enumerate(zip(seen.outputs, places, strict=True)):
         rows = slice(starts[index], starts[index + 1])
-        spatial = out.shape[2:]
         targets[rows] = unit.layer.targets(out, where)
-        inputs[rows] = unit.layer.inputs(_shifted(unit, seen, index), where, spatial)
+        inputs[rows] = unit.layer.inputs(_shifted(unit, seen, index), where, out.shape[2:])
         if linear is not None and seen.linear is not None:
             linear[rows] = unit.layer.targets(seen.linear[index], where)
-        if plain is not None and seen.plain is not None:
-            plain[rows] = unit.layer.inputs(_plain(unit, seen.plain[index], seen.params), where, spatial)
-    return Rows(inputs, plain, targets, linear, starts, held_from(len(seen.outputs)))
+    return Rows(inputs, targets, linear, starts, held_from(len(seen.outputs)))
+
+
+def _empty(shape: tuple[int, ...], dtype: np.dtype[Any]) -> NDArray[Any]:
+    """An array to be filled: in memory, or what is large in a temporary file that vanishes with it."""
+    size = math.prod(shape) * dtype.itemsize
+    if size <= _IN_MEMORY * budget().held:
+        return np.empty(shape, dtype)
+    with tempfile.TemporaryFile(prefix="roundel-") as file:  # the mapping outlives the handle
+        return np.memmap(file, dtype, "w+", shape=shape)
 
 
 def narrow_type(params: QParams | None) -> np.dtype[Any]:
@@ -194,10 +135,6 @@ def _shifted(unit: Unit, seen: SeenRows, index: int) -> NDArray[Any]:
     if unit.normalizes:
         return np.asarray(whole * seen.params.scale, np.float32)
     return whole.astype(narrow_type(seen.params))
-
-
-def _plain(unit: Unit, array: NDArray[Any], params: QParams | None) -> NDArray[Any]:
-    return array if unit.normalizes or params is None else np.asarray(array / params.scale, np.float32)
 
 
 def _most_rows(shape: tuple[int, int, int], samples: int) -> int:
@@ -223,7 +160,7 @@ class Solved:
     whole: Doubles
 
 
-def solved_codes(weights: UnitWeights, rows: Rows) -> Solved | None:
+def solved_codes(weights: LayerWeights, rows: Rows) -> Solved | None:
     """Codes solved anew; None where nothing was rounded before or zero points differ between channels.
 
     A layer that the walk has rounded was rounded for the inputs of that time. Tuning the layers before it
@@ -231,7 +168,7 @@ def solved_codes(weights: UnitWeights, rows: Rows) -> Solved | None:
     """
     if weights.low.size != 1 or rows.linear is None:
         return None
-    middle = rows.starts[max(1, rows.held_from - held_out_count(rows.held_from))]
+    middle = rows.starts[max(1, held_from(rows.held_from))]
     early = _moments(rows, 0, middle)
     late = _moments(rows, middle, rows.first_held)
     held = _moments(rows, rows.first_held, rows.starts[-1])
@@ -255,7 +192,7 @@ def _chunks(rows: Rows, first: int, last: int) -> Iterator[slice]:
         yield slice(start, min(start + width, last))
 
 
-def _solve(weights: UnitWeights, train: Moments, held: Moments) -> Doubles:
+def _solve(weights: LayerWeights, train: Moments, held: Moments) -> Doubles:
     problem = Problem(
         weight=weights.real,
         bias=weights.bias,

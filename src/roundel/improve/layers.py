@@ -1,4 +1,4 @@
-"""Layers with weights: what algorithms read of them, and how they write it back."""
+"""Layers with constant weights: what they are computed from, and how the graph around them is edited."""
 
 from __future__ import annotations
 
@@ -149,27 +149,30 @@ def _flipped(array: NDArray[Any], axes: int) -> NDArray[Any]:
 
 
 def quantized_layers(graph: ir.Graph, plan: QuantPlan) -> tuple[Layer, ...]:
-    """The layers whose input and weight are quantized, in graph order."""
-    found = []
-    for node in graph:
-        verdict = plan.nodes.get(str(node.name))
-        if verdict is None or not verdict.quantized or len(node.inputs) < 2:
-            continue
-        layer = _layer(node, plan)
-        if layer is not None:
-            found.append(layer)
-    return tuple(found)
+    """The layers whose input, weight and bias are all in integers, in graph order."""
+    read = (read_layer(node) for node in graph if runs_quantized(node, plan))
+    return tuple(layer for layer in read if layer is not None and _in_integers(layer, plan))
 
 
-def _layer(node: ir.Node, plan: QuantPlan) -> Layer | None:
-    data, weight = node.inputs[0], node.inputs[1]
-    if data is None or weight is None or not (plan.in_integers(data.name) and plan.in_integers(weight.name)):
-        return None
+def runs_quantized(node: ir.Node, plan: QuantPlan) -> bool:
+    """Whether the plan quantizes the node."""
+    verdict = plan.nodes.get(str(node.name))
+    return verdict is not None and verdict.quantized
+
+
+def _in_integers(layer: Layer, plan: QuantPlan) -> bool:
+    names = [name for name in (layer.data, layer.weight, layer.bias) if name is not None]
+    return all(map(plan.in_integers, names)) and plan.tensors[layer.weight].integer.symmetric
+
+
+def read_layer(node: ir.Node) -> Layer | None:
+    """The node as a layer, where its weight and bias are constants of its own and its attributes plain."""
+    inputs = [*node.inputs, None, None, None][:3]
+    data, weight, bias = inputs
     array = constant_array(weight)
-    if array is None or len(weight.uses()) != 1 or not plan.tensors[str(weight.name)].integer.symmetric:
+    if data is None or weight is None or array is None or len(weight.uses()) != 1:
         return None
-    bias = node.inputs[2] if len(node.inputs) > 2 else None
-    if bias is not None and (not plan.in_integers(bias.name) or len(bias.uses()) != 1):
+    if bias is not None and (constant_array(bias) is None or len(bias.uses()) != 1):
         return None
     names = (str(data.name), str(weight.name), None if bias is None else str(bias.name))
     common = (str(node.name), node.op_type, *names, str(node.outputs[0].name))

@@ -13,14 +13,17 @@ from numpy.typing import NDArray
 
 from roundel.calibrate.statistics import QuantState
 from roundel.data.shards import SampleDigest
+from roundel.improve.constants import Changed
 from roundel.improve.reports import LayerReport
 from roundel.model.graph import fingerprint
 from roundel.recipe.settings import Recipe
 from roundel.types import Arrays, QParams, QType, Sample
 from roundel.work.checkpoints import Memory, as_array, as_tree
 
+_FACTS = "facts"
 
-def params_as_arrays(params: Mapping[str, QParams]) -> tuple[list[list[Any]], Arrays]:
+
+def _packed(params: Mapping[str, QParams]) -> tuple[list[list[Any]], Arrays]:
     """Formats as plain words, and scales and zero points as arrays, by their numbers."""
     words = [[name, p.qtype.value, p.axis] for name, p in params.items()]
     arrays: Arrays = {}
@@ -29,18 +32,46 @@ def params_as_arrays(params: Mapping[str, QParams]) -> tuple[list[list[Any]], Ar
     return words, arrays
 
 
-def unpacked_params(words: Sequence[Sequence[Any]], arrays: Mapping[str, NDArray[Any]]) -> dict[str, QParams]:
-    """The inverse of `packed_params`."""
+def _unpacked(words: Sequence[Sequence[Any]], arrays: Mapping[str, NDArray[Any]]) -> dict[str, QParams]:
+    """The inverse of `_packed`."""
     return {
         name: QParams(arrays[f"{number}.scale"], arrays[f"{number}.zero"], QType(kind), axis)
         for number, (name, kind, axis) in enumerate(words)
     }
 
 
+def save_layer(memory: Memory, number: int, report: LayerReport, changed: Changed) -> None:
+    """Write one layer down: what is said of it, and its new constants.
+
+    Raises:
+        OutputError: it cannot be written.
+    """
+    words, arrays = _packed({name: p for name, (_, p) in changed.items() if p is not None})
+    arrays |= {f"codes.{place}": codes for place, (codes, _) in enumerate(changed.values())}
+    facts = {"report": asdict(report), "params": words, "names": list(changed)}
+    memory.save(number, {**arrays, _FACTS: as_array(facts)})
+
+
+def load_layer(memory: Memory, number: int) -> tuple[LayerReport, Changed] | None:
+    """What an earlier run has written down of a layer; None where it has not.
+
+    Raises:
+        DataError: the file is damaged, or of another run.
+    """
+    arrays = memory.load(number)
+    if arrays is None:
+        return None
+    facts = as_tree(arrays[_FACTS])
+    params = _unpacked(facts["params"], arrays)
+    changed: Changed = {
+        name: (arrays[f"codes.{place}"], params.get(name)) for place, name in enumerate(facts["names"])
+    }
+    return LayerReport(**facts["report"]), changed
+
+
 # These change neither what is learned nor what it is learned from.
 _BESIDE_THE_POINT = {"name", "title", "output", "verify"}
 _WHOLE = "whole"
-_FACTS = "facts"
 
 Done = tuple[QuantState, tuple[LayerReport, ...]]
 
@@ -89,7 +120,7 @@ _TABLES = ("float_scales", "values", "codes")
 
 def _changes(before: QuantState, after: QuantState, reports: Sequence[LayerReport]) -> Arrays:
     new = {name: p for name, p in after.params.items() if p is not before.params.get(name)}
-    words, arrays = params_as_arrays(new)
+    words, arrays = _packed(new)
     names: dict[str, list[str]] = {}
     for table in _TABLES:
         old, now = getattr(before, table), getattr(after, table)
@@ -106,7 +137,7 @@ def _changes(before: QuantState, after: QuantState, reports: Sequence[LayerRepor
 
 
 def _restored(before: QuantState, arrays: Mapping[str, NDArray[Any]], facts: Mapping[str, Any]) -> QuantState:
-    known = {**before.params, **unpacked_params(facts["params"], arrays)}
+    known = {**before.params, **_unpacked(facts["params"], arrays)}
     tables: dict[str, Any] = {
         table: {
             **getattr(before, table),

@@ -7,12 +7,13 @@ one that a detection head has joined.
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
 import numpy as np
 import onnx_ir as ir
+import onnxruntime as ort
 from numpy.typing import NDArray
 
 from roundel.calibrate.statistics import QuantState
@@ -23,6 +24,7 @@ from roundel.numerics.metrics import Closeness, comparable
 from roundel.numerics.packed import Packed
 from roundel.plan.float_parts import joined_outputs, paired_parts
 from roundel.plan.weight_only import WeightLayer
+from roundel.qdq import simulate, write_qdq
 from roundel.qdq.names import MICROSOFT, Names
 from roundel.qdq.nodes import Chain, Dialect, add_constant
 from roundel.qdq.write import weight_codes
@@ -31,6 +33,18 @@ from roundel.targets.operators import is_operand
 from roundel.types import QParams, Sample
 
 Errors = Mapping[str, Closeness]
+
+
+def simulated(model: ir.Model, state: QuantState, recipe: Recipe) -> ir.Model:
+    """The model as a state quantizes it, with the NPU's arithmetic where the recipe has it."""
+    written = write_qdq(model, state, recipe)
+    simulate(written, state, recipe.npu)
+    return written
+
+
+def session_of(model: ir.Model, state: QuantState, recipe: Recipe) -> ort.InferenceSession:
+    """The same, ready to run."""
+    return open_session(simulated(model, state, recipe), simulate=True)
 
 
 class OutputErrors:
@@ -62,15 +76,19 @@ def together(errors: Iterable[Errors]) -> Closeness:
     return Closeness(signal=float(len(shares)), noise=float(sum(shares)), count=len(shares))
 
 
-class Switchboard:
-    """One session for all tensors: building one for each would take longer than running it.
+class QuantizerProbe:
+    """The float model with a switch at each quantizer, in one session: with all of them on, it is quantized.
+
+    Building one for each quantizer would take longer than running it.
 
     Args:
         model: the prepared float model.
         state: says how each tensor is stored.
-        groups: tensors that are switched together and have one scale.
+        groups: tensors, all stored in integers, that are switched together; those of one group that are not
+            constants have one scale. A group is called by its first tensor.
         recipe: the domain of Q/DQ nodes.
         samples, outputs: inputs, and the float model's own outputs for them.
+        threads: samples that run at once.
     """
 
     def __init__(
@@ -81,38 +99,43 @@ class Switchboard:
         recipe: Recipe,
         samples: Sequence[Sample],
         outputs: Sequence[Sample],
+        *,
+        threads: int = 2,
     ) -> None:
-        self._samples, self._outputs = samples, outputs
+        self._samples, self._outputs, self._threads = samples, outputs, threads
         self._errors = OutputErrors(model.graph)
-        wired = Wiring(model.clone(), state, recipe)
-        self._switches = [wired.group(names) for names in groups]
-        self._idle: dict[str, NDArray[Any]] = {}
-        for switch, scale in self._switches:
-            self._idle[switch], self._idle[scale] = np.asarray(False), np.asarray(1.0, np.float32)
+        wired = _Wiring(model.clone(), state, recipe)
+        self._switches = {names[0]: wired.group(names) for names in groups}
+        self._off: dict[str, NDArray[Any]] = {}
+        for name, (switch, scale) in self._switches.items():
+            self._off[switch] = np.asarray(False)
+            if scale is not None:
+                self._off[scale] = np.asarray(state.params[name].scale)
         self._session = open_session(wired.model, threads=1, simulate=True)
 
-    def error(self, group: int, scale: NDArray[np.float32], count: int, threads: int = 2) -> Closeness:
-        """What quantizing one group does to the outputs of the first `count` samples."""
-        return self.joint_error({group: scale}, count, threads)
+    def error(self, scales: Mapping[str, NDArray[np.float32] | None], count: int) -> Closeness:
+        """What quantizing some groups does to the outputs of the first `count` samples.
 
-    def joint_error(
-        self, scales: Mapping[int, NDArray[np.float32]], count: int, threads: int = 2
-    ) -> Closeness:
-        """The same for several groups at once, each with its scale."""
-        feeds = dict(self._idle)
-        for group, scale in scales.items():
-            switch, step = self._switches[group]
-            feeds[switch], feeds[step] = np.asarray(True), np.asarray(scale, np.float32)
+        Args:
+            scales: the groups with their scales; None for the one that the state has.
+            count: samples.
+        """
+        feeds = dict(self._off)
+        for group, given in scales.items():
+            switch, scale = self._switches[group]
+            feeds[switch] = np.asarray(True)
+            if scale is not None and given is not None:
+                feeds[scale] = np.asarray(given, np.float32)
 
         def one(index: int) -> Errors:
             given = self._session.run(None, {**feeds, **self._samples[index]})
             return self._errors.of(self._outputs[index], given)
 
-        with ThreadPoolExecutor(threads) as pool:
+        with ThreadPoolExecutor(self._threads) as pool:
             return together(pool.map(one, range(min(count, len(self._samples)))))
 
 
-class Wiring:
+class _Wiring:
     """Puts an If around each quantizer: only the branch that is taken costs time."""
 
     def __init__(self, model: ir.Model, state: QuantState, recipe: Recipe) -> None:
@@ -121,31 +144,22 @@ class Wiring:
         self._names = Names(model.graph)
         self._dialect = Dialect.of(recipe, opset_version(model))
 
-    def group(self, tensors: Sequence[str]) -> tuple[str, str]:
-        """Names of the inputs that switch these tensors and give their scale."""
-        switch = self._input(f"{tensors[0]}_switch", ir.DataType.BOOL)
-        scale = self._input(f"{tensors[0]}_step", ir.DataType.FLOAT)
+    def group(self, tensors: Sequence[str]) -> tuple[str, str | None]:
+        """Names of the inputs that switch the tensors and that give the scale of those that are computed."""
+        switch, scale = self._input(f"{tensors[0]}_switch", ir.DataType.BOOL), None
         for name in tensors:
+            array = constant_array(self._values[name])
+            if array is not None:
+                self._constant(name, switch, array)
+                continue
+            scale = scale or self._input(f"{tensors[0]}_step", ir.DataType.FLOAT)
             self._tensor(name, switch, scale)
-        return str(switch.name), str(scale.name)
+        return str(switch.name), None if scale is None else str(scale.name)
 
     def _input(self, name: str, dtype: ir.DataType) -> ir.Value:
         value = ir.Value(name=self._names(name), shape=ir.Shape(()), type=ir.TensorType(dtype))
         self.model.graph.inputs.append(value)
         return value
-
-    def toggle(self, name: str) -> str:
-        """Name of the input that switches one tensor, with the scale (and, of a constant, codes) it has."""
-        switch = self._input(f"{name}_switch", ir.DataType.BOOL)
-        array = constant_array(self._values[name])
-        if array is None:
-            scale = add_constant(
-                self.model.graph, self._names(f"{name}_scale"), np.asarray(self.state.params[name].scale)
-            )
-            self._tensor(name, switch, scale)
-        else:
-            self._constant(name, switch, array)
-        return str(switch.name)
 
     def _tensor(self, name: str, switch: ir.Value, scale: ir.Value) -> None:
         graph, value = self.model.graph, self._values[name]
@@ -206,52 +220,6 @@ class Wiring:
         out = ir.Value(name=self._names(f"{name}_same"), shape=value.shape, type=value.type)
         node = ir.Node("", "Identity", [value], outputs=[out], name=self._names(f"{name}_id"))
         return ir.Graph([], [out], nodes=[node], name=self._names(name))
-
-
-_THREADS = 2
-
-
-class Toggles:
-    """One session for all sets: with every quantizer on, it is the quantized model.
-
-    Args:
-        model: the prepared float model.
-        state: says how each tensor is stored.
-        tensors: those that can be switched; all are stored in integers.
-        recipe: the domain of Q/DQ nodes.
-        samples, outputs: inputs, and the float model's own outputs for them.
-        threads: samples that run at once.
-    """
-
-    def __init__(
-        self,
-        model: ir.Model,
-        state: QuantState,
-        tensors: Sequence[str],
-        recipe: Recipe,
-        samples: Sequence[Sample],
-        outputs: Sequence[Sample],
-        *,
-        threads: int = _THREADS,
-    ) -> None:
-        self._samples, self._outputs, self._threads = samples, outputs, threads
-        self._errors = OutputErrors(model.graph)
-        wired = Wiring(model.clone(), state, recipe)
-        self._switches = {name: wired.toggle(name) for name in tensors}
-        self._session = open_session(wired.model, threads=1, simulate=True)
-
-    def error(self, on: Collection[str], count: int) -> float:
-        """Power of the error over that of the outputs, which count alike, for the first `count` samples."""
-        chosen = set(on)
-        feeds = {switch: np.asarray(name in chosen) for name, switch in self._switches.items()}
-
-        def one(index: int) -> Errors:
-            given = self._session.run(None, {**feeds, **self._samples[index]})
-            return self._errors.of(self._outputs[index], given)
-
-        with ThreadPoolExecutor(self._threads) as pool:
-            total = together(pool.map(one, range(min(count, len(self._samples)))))
-        return total.noise / total.signal if total.signal > 0 else 0.0
 
 
 class Carried:

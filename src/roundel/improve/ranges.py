@@ -17,7 +17,7 @@ import onnx_ir as ir
 from numpy.typing import NDArray
 
 from roundel.calibrate.statistics import QuantState
-from roundel.improve.probe import Switchboard
+from roundel.improve.probe import QuantizerProbe
 from roundel.improve.reports import LayerReport
 from roundel.model.graph import values_by_name
 from roundel.numerics.affine import bias_params, round_scale
@@ -66,10 +66,11 @@ def choose_ranges(
         return state, ()
     if progress is not None:
         progress.step("look at each tensor's error", len(groups))
-    board = Switchboard(model, state, groups, recipe, samples, outputs)
+    probe = QuantizerProbe(model, state, groups, recipe, samples, outputs)
     size = _size(model, groups, samples[0])
-    scales = [state.params[names[0]].scale for names in groups]
-    noise, total = _noise(board, scales, _at_most(_RUNS, _FEWEST_RUNS, _RUN_ELEMENTS // size), progress)
+    noise, total = _noise(
+        probe, [names[0] for names in groups], _at_most(_RUNS, _FEWEST_RUNS, _RUN_ELEMENTS // size), progress
+    )
     least = max(_WORTH * total, *sorted(noise)[-_MOST - 1 : -_MOST], 0.0)
     moved: dict[str, QParams] = {}
     reports: list[LayerReport] = []
@@ -81,7 +82,7 @@ def choose_ranges(
         names = groups[index]
         start = time.perf_counter()
         kind = state.plan.tensors[names[0]].integer.scale
-        found = _search(board, index, state.params[names[0]].scale, kind, tried)
+        found = _search(probe, names[0], state.params[names[0]].scale, kind, tried)
         for name in names if found.moved else ():
             moved[name] = replace(state.params[name], scale=found.scale)
         took = time.perf_counter() - start
@@ -107,14 +108,14 @@ def _at_most(most: int, least: int, wanted: int) -> int:
 
 
 def _noise(
-    board: Switchboard, scales: Sequence[NDArray[np.float32]], runs: int, progress: Listener | None
+    probe: QuantizerProbe, groups: Sequence[str], runs: int, progress: Listener | None
 ) -> tuple[list[float], float]:
     """What quantizing each group alone does to the outputs, and the sum of it all.
 
     A run takes time by the size of the model. Where there are more groups than runs for them, neighbours are
     looked at together first, and one by one only in the worst bundles.
     """
-    many = len(scales)
+    many = len(groups)
     few = _at_most(_LOOKED, _LEAST_LOOKED, runs // many)
     noise = [0.0] * many
     looked: Iterable[int] = range(many)
@@ -122,12 +123,12 @@ def _noise(
     if many * few > runs:
         size = -(-2 * many * few // runs)  # half of the runs for the bundles, half for what is in the worst
         bundles = [range(first, min(first + size, many)) for first in range(0, many, size)]
-        joint = [board.joint_error({i: scales[i] for i in bundle}, few).noise for bundle in bundles]
+        joint = [probe.error({groups[i]: None for i in bundle}, few).noise for bundle in bundles]
         worst = sorted(range(len(bundles)), key=joint.__getitem__)[-max(1, runs // (2 * few * size)) :]
         looked = [i for number in sorted(worst) for i in bundles[number]]
         total = sum(joint)
     for index in looked:
-        noise[index] = board.error(index, scales[index], few).noise
+        noise[index] = probe.error({groups[index]: None}, few).noise
         if progress is not None:
             progress.advance(index + 1)
     return noise, sum(noise) if total is None else total
@@ -155,14 +156,14 @@ class _Found:
 
 
 def _search(
-    board: Switchboard, group: int, scale: NDArray[np.float32], kind: ScaleKind, count: int
+    probe: QuantizerProbe, group: str, scale: NDArray[np.float32], kind: ScaleKind, count: int
 ) -> _Found:
     """Downhill in the better direction, while it pays on a few samples, and then on more."""
     factor, more = _FACTORS.get(kind, _FACTOR), min(_MEASURED, 2 * count)
 
     @cache  # both directions start alike, and without more samples the second stage repeats the first
     def error(tried: float, samples: int) -> Closeness:
-        return board.error(group, np.asarray(tried, np.float32), samples)
+        return probe.error({group: np.asarray(tried, np.float32)}, samples)
 
     def downhill(
         start: NDArray[np.float32], step: float, samples: int

@@ -26,6 +26,7 @@ from roundel.model.graph import (
     producer,
     real_constant,
 )
+from roundel.numerics.blas import one_blas_thread
 from roundel.numerics.hadamard import rotation
 from roundel.recipe.settings import Rotate
 from roundel.targets.operators import Trait, ops_with
@@ -272,6 +273,7 @@ class RotateReport:
     where: str
 
 
+@one_blas_thread()
 def rotate(model: ir.Model, options: Rotate) -> tuple[RotateReport, ...]:
     """Rotate every residual stream that allows it, in place.
 

@@ -1,34 +1,32 @@
-"""One layer: the best codes for its weights and its bias, given what it sees and what it should give."""
+"""Rounding layer by layer: the best codes and bias, given what a layer sees and what it should give."""
 
 from __future__ import annotations
 
 import time
 from collections.abc import Sequence
-from dataclasses import asdict, dataclass, replace
+from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
 import onnx_ir as ir
 from numpy.typing import NDArray
 
-from roundel.calibrate.positions import LayerLimits, layer_limits
 from roundel.calibrate.statistics import QuantState
+from roundel.improve.constants import Changed, Constants, Written
 from roundel.improve.layers import Layer, quantized_layers
-from roundel.improve.memory import params_as_arrays, unpacked_params
+from roundel.improve.memory import load_layer, save_layer
 from roundel.improve.moments import Centred, Moments
-from roundel.improve.reports import LayerReport, held_out_count
-from roundel.improve.stepwise import Frontier
+from roundel.improve.reports import LayerReport, held_from
+from roundel.improve.stepwise import StepwiseRunner
 from roundel.improve.targets import Glimpse, float_targets, importance, visible_ranges
-from roundel.model.graph import constant_array, values_by_name
 from roundel.numerics.affine import quantize
+from roundel.numerics.blas import one_blas_thread
 from roundel.numerics.metrics import layer_db
 from roundel.numerics.rounding import compensated, damped, descend, factor, least_squares
 from roundel.plan.types import Fixed
-from roundel.qdq import simulate, write_qdq
-from roundel.qdq.names import BEFORE, CODES
 from roundel.recipe.settings import Recipe
-from roundel.types import Arrays, Doubles, Listener, QParams, QType, Sample, ScaleKind
-from roundel.work.checkpoints import Memory, as_array, as_tree
+from roundel.types import Doubles, Listener, QParams, QType, Sample, ScaleKind
+from roundel.work.checkpoints import Memory
 
 _RIDGES = (1.0, 0.1, 0.01)
 _DAMPING = 0.3
@@ -43,7 +41,7 @@ class Problem:
     Attributes:
         weight: (G, O, K) float weights.
         bias: (G, O) float bias; zeros where the layer has none.
-        has_bias: whether the layer has one, so that an offset can be corrected.
+        has_bias: whether it has one number for each output, so that offsets can be corrected.
         input_scale: step of the input codes; moments count in codes.
         params: the weight's scale so far, shaped to broadcast against (G, O, 1).
         limits: smallest and largest weight code.
@@ -177,12 +175,6 @@ def _promising(problem: Problem, target: Doubles, moment: Doubles) -> list[Doubl
     return [scales[index] for index in np.argsort(costs, kind="stable")[:_TRIED]]
 
 
-def with_scale(params: QParams, scale: NDArray[Any]) -> QParams:
-    """The same parameters with another scale of the same shape."""
-    shaped = np.asarray(scale, np.float32).reshape(params.scale.shape)
-    return replace(params, scale=shaped)
-
-
 _CHUNK = 2048  # rows added up in float32 before they join the float64 sums
 _CHUNK_ELEMENTS = 2_000_000  # fewer rows where they have more in all, but no fewer than a sum has columns
 _UNSEEN = 0.1  # weight of a row whose output is cut off
@@ -190,6 +182,7 @@ _FLOAT_FACTORS = (1.0, 0.85, 0.7, 0.6, 0.5, 0.4)
 _POWER_FACTORS = (2.0, 1.0, 0.5, 0.25)
 
 
+@one_blas_thread()
 def walk(
     model: ir.Model,
     state: QuantState,
@@ -214,81 +207,68 @@ def walk(
     if progress is not None:
         progress.step("round layer by layer", len(layers))
     glimpses = float_targets(model, layers, samples)
-    walker = _Walker(model, state, samples, recipe)
+    work = _LayerByLayer(model, state, samples, recipe)
     reports = []
     for done, layer in enumerate(layers, 1):
-        reports.append(walker.remembered(layer, glimpses[done - 1], done, memory))
+        reports.append(work.remembered(layer, glimpses[done - 1], done, memory))
         glimpses[done - 1] = []  # not needed any more
         if progress is not None:
             progress.advance(done)
-    return walker.state, tuple(reports)
+    return work.state, tuple(reports)
 
 
-class _Walker:
+class _LayerByLayer:
     def __init__(self, model: ir.Model, state: QuantState, samples: Sequence[Sample], recipe: Recipe) -> None:
-        self.state, self.recipe = state, recipe
-        self.constants = model.graph.initializers
-        self.quantized = write_qdq(model, state, recipe)
-        simulate(self.quantized, state, recipe.npu)
-        self.values = values_by_name(self.quantized.graph)
-        self.frontier = Frontier(self.quantized, samples)
-        self.limits = layer_limits(model.graph, state, recipe.npu)
+        self.constants, self.written = Constants(model.graph, state, recipe), Written(model, state, recipe)
+        self.runner = StepwiseRunner(self.written.model, samples)
         self.importance = importance(model.graph)
         self.visible = visible_ranges(model.graph)
-        self.held_from = len(samples) - held_out_count(len(samples))
+        self.held_from = held_from(len(samples))
+
+    @property
+    def state(self) -> QuantState:
+        """With the layers that are done."""
+        return self.constants.state
 
     def remembered(
         self, layer: Layer, glimpses: Sequence[Glimpse], number: int, memory: Memory | None
     ) -> LayerReport:
         """Take one layer over from an earlier run, or solve it and write it down."""
-        known = None if memory is None else memory.load(number)
-        if known is not None:
-            return self._restore(layer, known)
-        report = self.improve(layer, glimpses)
-        if memory is not None:
-            names = [name for name in (layer.weight, layer.bias) if name is not None and report.kept]
-            words, arrays = params_as_arrays({name: self.state.params[name] for name in names})
-            arrays |= {f"codes.{place}": self.state.codes[name] for place, name in enumerate(names)}
-            memory.save(number, {**arrays, "facts": as_array({"params": words, "report": asdict(report)})})
+        known = None if memory is None else load_layer(memory, number)
+        # The same pieces of the model run as in a run without a break: later layers see the same bits.
+        codes = self.runner.reach(self.written.codes_of(layer.data))
+        report, changed = known or self.improve(layer, codes, glimpses)
+        self.constants.take(changed)
+        self.written.replace(changed)
+        if memory is not None and known is None:
+            save_layer(memory, number, report, changed)
+        self.runner.release()
         return report
 
-    def _restore(self, layer: Layer, arrays: Arrays) -> LayerReport:
-        # The same pieces of the model run as in a run without a break: later layers see the same bits.
-        self.frontier.reach(self._codes_of(layer.data))
-        facts = as_tree(arrays["facts"])
-        params, codes = dict(self.state.params), dict(self.state.codes)
-        for place, (name, new) in enumerate(unpacked_params(facts["params"], arrays).items()):
-            params[name], codes[name] = new, arrays[f"codes.{place}"]
-            self._replace(name, codes[name], new)
-        self.state = replace(self.state, params=params, codes=codes)
-        self.frontier.release()
-        return LayerReport(**facts["report"])
-
-    def improve(self, layer: Layer, glimpses: Sequence[Glimpse]) -> LayerReport:
-        """Solve one layer, and take the solution over where held-out data agrees."""
+    def improve(
+        self, layer: Layer, codes: Sequence[NDArray[Any]], glimpses: Sequence[Glimpse]
+    ) -> tuple[LayerReport, Changed]:
+        """Solve one layer; its new constants where held-out data agrees."""
         start = time.perf_counter()
-        problem = self._problem(layer, glimpses)
+        problem = self._problem(layer, codes, glimpses)
         power = float(problem.held.centred().yy.sum())
         solution = solve(problem)
-        if solution.kept:
-            self._accept(layer, solution)
-        self.frontier.release()
+        changed = self._changes(layer, solution) if solution.kept else {}
         after = solution.after if solution.kept else solution.before
         took = time.perf_counter() - start
         ratios = [layer_db(power, error) for error in (solution.before, after)]
-        return LayerReport(layer.name, layer.op, ratios[0], ratios[1], solution.kept, took)
+        return LayerReport(layer.name, layer.op, ratios[0], ratios[1], solution.kept, took), changed
 
-    def _problem(self, layer: Layer, glimpses: Sequence[Glimpse]) -> Problem:
+    def _problem(self, layer: Layer, codes: Sequence[NDArray[Any]], glimpses: Sequence[Glimpse]) -> Problem:
         given, weight = self.state.params[layer.data], self.state.params[layer.weight]
-        train, held = self._moments(layer, glimpses, int(given.zero_point))
-        matrix = layer.matrix(self._float(layer.weight)).astype(np.float64)
-        bias = np.zeros(matrix.shape[:2])
-        if layer.bias is not None:
-            bias = self._float(layer.bias).astype(np.float64).reshape(matrix.shape[:2])
+        train, held = self._moments(layer, codes, glimpses, int(given.zero_point))
+        matrix = layer.matrix(self.constants.float(layer.weight)).astype(np.float64)
+        bias = np.zeros(1) if layer.bias is None else self.constants.float(layer.bias).reshape(-1)
+        rows = matrix.shape[0] * matrix.shape[1]
         return Problem(
             weight=matrix,
-            bias=bias,
-            has_bias=layer.bias is not None,
+            bias=np.broadcast_to(bias.astype(np.float64), rows).reshape(matrix.shape[:2]),
+            has_bias=layer.bias is not None and bias.size == rows,
             input_scale=float(given.scale),
             scale=_shaped(weight, matrix.shape),
             limits=_limits(weight, self.state.plan.tensors[layer.weight].integer.symmetric),
@@ -302,8 +282,9 @@ class _Walker:
         known = self.importance.get(layer.output)
         return np.ones(shape) if known is None or known.size != np.prod(shape) else known.reshape(shape)
 
-    def _moments(self, layer: Layer, glimpses: Sequence[Glimpse], zero: int) -> tuple[Moments, Moments]:
-        codes = self.frontier.reach(self._codes_of(layer.data))
+    def _moments(
+        self, layer: Layer, codes: Sequence[NDArray[Any]], glimpses: Sequence[Glimpse], zero: int
+    ) -> tuple[Moments, Moments]:
         sums = Moments(), Moments()
         seen = self.visible.get(layer.output) if layer.groups > 1 else None
         rows: list[tuple[NDArray[Any], NDArray[Any]]] = []
@@ -323,59 +304,32 @@ class _Walker:
             return (1.0,)
         if self.state.plan.tensors[layer.weight].integer.scale is not ScaleKind.POWER_OF_TWO:
             return _FLOAT_FACTORS
-        limits = self.limits.get(layer.name)
+        limits = self.constants.limits.get(layer.name)
         if limits is None:
             return _POWER_FACTORS
         return tuple(f for f in _POWER_FACTORS if limits.allows_weight(float(weight.scale) * f)) or (1.0,)
 
-    def _accept(self, layer: Layer, solution: Solution) -> None:
-        params, codes = dict(self.state.params), dict(self.state.codes)
-        weight = params[layer.weight]
-        scale = np.asarray(_unshaped(solution.scale, weight), np.float32)
-        params[layer.weight] = replace(weight, scale=scale)
-        shape = self._float(layer.weight).shape
-        codes[layer.weight] = layer.tensor(solution.codes, shape).astype(weight.qtype.dtype)
-        self._replace(layer.weight, codes[layer.weight], params[layer.weight])
+    def _changes(self, layer: Layer, solution: Solution) -> Changed:
+        weight = self.state.params[layer.weight]
+        scaled = replace(weight, scale=np.asarray(_unshaped(solution.scale, weight), np.float32))
+        whole = layer.tensor(solution.codes, self.constants.float(layer.weight).shape)
+        changed: Changed = {layer.weight: (whole.astype(weight.qtype.dtype), scaled)}
         if layer.bias is not None:
-            params[layer.bias] = self._bias_params(layer, solution, params)
-            real = solution.bias.reshape(self._float(layer.bias).shape)
-            codes[layer.bias] = quantize(real, params[layer.bias], narrow=True)
-            self._replace(layer.bias, codes[layer.bias], params[layer.bias])
-        self.state = replace(self.state, params=params, codes=codes)
+            params = self._bias_params(layer, layer.bias, solution, scaled)
+            stored = self.constants.float(layer.bias)  # of one number for all rows, one is written
+            real = solution.bias.reshape(-1)[: stored.size].reshape(stored.shape)
+            changed[layer.bias] = (quantize(real, params, narrow=True), params)
+        return changed
 
-    def _bias_params(self, layer: Layer, solution: Solution, params: dict[str, QParams]) -> QParams:
-        assert layer.bias is not None
-        old = params[layer.bias]
+    def _bias_params(self, layer: Layer, bias: str, solution: Solution, weight: QParams) -> QParams:
+        old = self.state.params[bias]
         if old.qtype in (QType.INT32, QType.INT16):
-            step = solution.scale.reshape(solution.scale.shape[:2]) * float(params[layer.data].scale)
+            step = solution.scale.reshape(solution.scale.shape[:2]) * float(
+                self.state.params[layer.data].scale
+            )
             scale = step if old.scale.ndim else step.reshape(-1)[0]
             return replace(old, scale=np.asarray(scale, np.float32).reshape(old.scale.shape))
-        limits = self.limits.get(layer.name)
-        wscale = float(params[layer.weight].scale)
-        return _best_bias_scale(solution.bias, old, limits, wscale)
-
-    def _replace(self, name: str, codes: NDArray[Any], params: QParams) -> None:
-        """Let the model that the next layers are fed from have the new constants."""
-        stored = self.values[f"{name}{CODES}"]
-        node = stored.consumers()[0]
-        stored.const_value = ir.tensor(codes, name=stored.name)
-        for value, array in ((node.inputs[1], params.scale), (node.inputs[2], params.zero_point)):
-            if value is not None:
-                value.const_value = ir.tensor(array, name=value.name)
-
-    def _codes_of(self, tensor: str) -> str:
-        """The name of a tensor's integer codes in the written model."""
-        for name in (tensor, f"{tensor}{BEFORE}"):
-            value = self.values.get(name)
-            for node in value.consumers() if value is not None else ():
-                if node.op_type == "QuantizeLinear":
-                    return str(node.outputs[0].name)
-        raise KeyError(tensor)
-
-    def _float(self, name: str) -> NDArray[Any]:
-        array = constant_array(self.constants[name])
-        assert array is not None
-        return array
+        return self.constants.best_bias_scale(layer.name, solution.bias, old, weight)
 
 
 def _enough(groups: int, size: int) -> int:
@@ -392,23 +346,6 @@ def _weights(wanted: NDArray[Any], seen: tuple[float, float] | None) -> NDArray[
     low, high = seen
     inside = (wanted[:, :, 0] > low) & (wanted[:, :, 0] < high)
     return np.where(inside, np.float32(1), np.float32(_UNSEEN))
-
-
-def _best_bias_scale(
-    bias: NDArray[Any], old: QParams, limits: LayerLimits | None, weight_scale: float
-) -> QParams:
-    """The power of two next to the old one with the least error, within the shifters' reach."""
-    best: tuple[float, QParams] | None = None
-    for power in range(-6, 7):
-        scale = float(old.scale) * 2.0**power
-        if limits is not None and not limits.allows_bias(scale, weight_scale):
-            continue
-        tried = replace(old, scale=np.asarray(scale, np.float32))
-        codes = np.clip(np.rint(bias / scale), old.qtype.qmin + 1, old.qtype.qmax)
-        error = float(((codes * scale - bias) ** 2).sum())
-        if best is None or error < best[0]:
-            best = (error, tried)
-    return old if best is None else best[1]
 
 
 def _shaped(params: QParams, shape: tuple[int, ...]) -> NDArray[np.float64]:

@@ -21,6 +21,7 @@ from roundel.improve.smooth_trace import Edits, trace
 from roundel.model.edit import Editor
 from roundel.model.graph import dims
 from roundel.numerics.affine import fake_quantize, params_from_range, weight_params
+from roundel.numerics.blas import one_blas_thread
 from roundel.plan.types import QuantPlan
 from roundel.recipe.settings import Recipe
 from roundel.types import Doubles, PerChannel, QType, Sample, Scheme
@@ -310,6 +311,7 @@ class SmoothReport:
     where: str
 
 
+@one_blas_thread()
 def smooth(
     model: ir.Model,
     groups: tuple[Group, ...],

@@ -19,21 +19,19 @@ from roundel.improve.finetune import finetune
 from roundel.improve.memory import once, run_key
 from roundel.improve.mixed import mix_layers
 from roundel.improve.ranges import choose_ranges
-from roundel.improve.reports import FEWEST, LayerReport, Moment, held_out_count
+from roundel.improve.reports import FEWEST, LayerReport, held_out_count
 from roundel.improve.rotate import rotate
 from roundel.improve.rounding import walk
 from roundel.improve.smooth import find_groups, look_at_channels, smooth
-from roundel.improve.weight_only import gptq_walk
+from roundel.improve.weight_only import gptq_layers
 from roundel.passes import refresh_shapes
 from roundel.plan import build_plan
 from roundel.plan.weight_only import weight_layers
 from roundel.stages import float_outputs, most_samples
 from roundel.state import Context, Few, Layers, State, StepReport
-from roundel.types import Listener
 from roundel.work.checkpoints import Memory
 
 Judge = Callable[[State], float]
-_NAMES = {"adaround": "AdaRound", "adaquant": "AdaQuant"}
 _ROUNDING = "rounding"
 
 
@@ -272,19 +270,9 @@ def _rounded(state: State, context: Context) -> State:
 
 def _tuned(state: State, context: Context) -> State:
     inputs, memory = judges.to_learn(state)[0], _memory("finetune", state, context)
-    heard = _heard(context.told, _NAMES[state.recipe.finetuning])
-    return _worked(state, *finetune(state.model, state, inputs, state.recipe, progress=heard, memory=memory))
-
-
-def _heard(told: Listener, name: str) -> Callable[[Moment], None]:
-    def hear(now: Moment) -> None:
-        if now.loss is None:
-            told.step(f"fine-tune by {name}", now.total)
-        else:
-            told.say(f"loss {now.loss:.1e}")
-        told.advance(now.done)
-
-    return hear
+    return _worked(
+        state, *finetune(state.model, state, inputs, state.recipe, progress=context.told, memory=memory)
+    )
 
 
 def _packed(state: State, context: Context) -> State:
@@ -301,7 +289,7 @@ def _packed(state: State, context: Context) -> State:
             expected=f"at least {FEWEST}, and 100 are usual: the last fifth judges what the others taught",
         )
     layers = weight_layers(state.model.graph, state.plan.nodes)
-    packed, reports = gptq_walk(
+    packed, reports = gptq_layers(
         state.model, layers, state.packed, state.inputs, state.recipe.weight_only, context.told
     )
     return replace(state, packed=packed, layers=reports)

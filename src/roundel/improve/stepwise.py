@@ -6,6 +6,7 @@ run's budget goes, else in temporary files.
 
 from __future__ import annotations
 
+import os
 from collections.abc import Iterable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any
@@ -18,27 +19,24 @@ from numpy.typing import NDArray
 from roundel.data.kept import Kept, KeptArrays, KeptSamples, Spool
 from roundel.model.graph import is_constant, values_by_name
 from roundel.model.memory import budget
-from roundel.model.session import open_session
+from roundel.model.session import move_to_cuda, open_session
 from roundel.types import Sample
 
 _DQ = "DequantizeLinear"
 
 
-class Frontier:
-    """The values of all samples at the border between what has run and what has not.
+class StepwiseRunner:
+    """Holds the values of all samples at the border between what has run and what has not.
 
     Args:
         model: the quantized model; its initializers may change between calls, nodes may not.
         samples: the model's inputs.
-        threads: samples that run side by side.
-        room: bytes of values that may lie in memory; what the run's budget gives when not given.
+        cuda: number of the GPU that runs the model; None for the CPU.
     """
 
-    def __init__(
-        self, model: ir.Model, samples: Sequence[Sample], threads: int = 2, room: int | None = None
-    ) -> None:
-        self._model, self._threads, self._count = model, threads, len(samples)
-        self._room = budget().held if room is None else room
+    def __init__(self, model: ir.Model, samples: Sequence[Sample], cuda: int | None = None) -> None:
+        self._model, self._cuda, self._count = model, cuda, len(samples)
+        self._threads, self._room = max(2, os.cpu_count() or 2), budget().held
         self._named = values_by_name(model.graph)
         self._order = {node: index for index, node in enumerate(model.graph)}
         self._done: set[ir.Node] = set()
@@ -117,6 +115,8 @@ class Frontier:
             graph, opset_imports=imports, functions=bodies, ir_version=self._model.ir_version or 8
         )
         session = open_session(proto.SerializeToString(), threads=1, simulate=True)
+        if self._cuda is not None:
+            move_to_cuda(session, self._cuda)
         return session, list(feeds)
 
     def _run(

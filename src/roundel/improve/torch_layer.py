@@ -1,4 +1,4 @@
-"""One layer in torch: a product over rows, its activation, its output's quantizer; and the error it makes."""
+"""One layer in torch: a product over rows and its activation; the error it makes, and what learns."""
 
 from __future__ import annotations
 
@@ -9,9 +9,9 @@ from typing import Any, Protocol
 import numpy as np
 import torch
 
-from roundel.improve.finetune_constants import Format, Held, UnitWeights
+from roundel.improve.constants import Format, Held, LayerWeights
+from roundel.improve.finetune_layers import Activation, channel_slopes
 from roundel.improve.finetune_rows import Rows
-from roundel.improve.finetune_units import Activation, channel_slopes
 from roundel.recipe.settings import Finetune
 from roundel.types import Doubles
 
@@ -28,22 +28,17 @@ class TorchLayer:
     Args:
         weights: the layer's numbers.
         activation: fused behind it.
-        output: format of its output where the loss includes it.
         device: where to compute.
     """
 
-    def __init__(
-        self, weights: UnitWeights, activation: Activation | None, output: Format | None, device: str
-    ) -> None:
-        self._step = tensor(weights.scale * weights.input_scale, device)
-        self._activation, self._output = activation, output
+    def __init__(self, weights: LayerWeights, activation: Activation | None, device: str) -> None:
+        self._step, self._activation = tensor(weights.scale * weights.input_scale, device), activation
         slopes = channel_slopes(activation, weights.shape[:2])
         self._slopes = None if slopes is None else tensor(slopes, device)
 
     def outputs(self, x: Tensor, codes: Tensor, bias: Tensor) -> Tensor:
         """(n, groups, outputs per group)."""
-        result = self.activated(self.product(x, codes) + bias)
-        return result if self._output is None else fake_quantize_tensor(result, self._output)
+        return self.activated(self.product(x, codes) + bias)
 
     def product(self, x: Tensor, codes: Tensor) -> Tensor:
         """Inputs times weights, without bias."""
@@ -86,15 +81,6 @@ def activate(z: Tensor, activation: Activation, slopes: Tensor | None = None) ->
     return torch.sigmoid(z) if op == "Sigmoid" else torch.tanh(z)
 
 
-def fake_quantize_tensor(x: Tensor, params: Format) -> Tensor:
-    """Quantize and dequantize; the gradient passes where nothing saturates."""
-    if isinstance(params, Held):
-        return straight_held(x, params.hold)
-    scale, zero = float(params.scale), int(params.zero_point)
-    codes = torch.clamp(straight_round(x / scale), params.qtype.qmin - zero, params.qtype.qmax - zero)
-    return codes * scale
-
-
 def straight_round(x: Tensor) -> Tensor:
     """Round, with the gradient of not rounding."""
     return x + (torch.round(x) - x).detach()
@@ -112,36 +98,19 @@ def tensor(array: Any, device: str) -> Tensor:
 
 
 class LayerFeed:
-    """Hands out a layer's rows as tensors.
+    """Hands out a layer's rows as tensors on a device."""
 
-    Args:
-        rows: the data.
-        device: where to compute.
-        ratio: share of the inputs taken from the quantized branch while learning.
-        resident: whether all rows move to the device at once.
-    """
-
-    def __init__(self, rows: Rows, device: str, ratio: float, *, resident: bool) -> None:
-        self._device, self._ratio, self.rows = device, ratio, rows
-        home = device if resident else "cpu"
-        self._inputs = torch.from_numpy(rows.inputs).to(home)
-        self._plain = None if rows.plain is None else torch.from_numpy(rows.plain).to(home)
-        self._targets = torch.from_numpy(rows.targets).to(home)
+    def __init__(self, rows: Rows, device: str) -> None:
+        self.rows = rows
+        self._inputs = torch.from_numpy(rows.inputs).to(device)
+        self._targets = torch.from_numpy(rows.targets).to(device)
 
     def batch(self, generator: Any, size: int) -> tuple[Tensor, Tensor]:
         """All rows of a few random samples to learn from."""
         starts = self.rows.starts
         chosen = torch.randperm(self.rows.held_from, generator=generator)[:size].tolist()
         slices = [slice(starts[i], starts[i + 1]) for i in chosen]
-        x = self._cut(self._inputs, slices)
-        if self._plain is not None:
-            plain = self._cut(self._plain, slices)
-            if self._ratio <= 0:
-                x = plain
-            else:
-                keep = torch.rand(x.shape, generator=generator).to(self._device) < self._ratio
-                x = torch.where(keep, x, plain)
-        return x, self._cut(self._targets, slices)
+        return _cut(self._inputs, slices), _cut(self._targets, slices)
 
     def look(self) -> list[tuple[Tensor, Tensor]]:
         """Evenly spread rows to learn from: enough to watch the error, few enough to do so often."""
@@ -159,12 +128,12 @@ class LayerFeed:
         most = max(1, _CHUNK // width) * which.step
         for start in range(which.start, which.stop, most):
             part = slice(start, min(start + most, which.stop), which.step)
-            yield self._cut(self._inputs, [part]), self._cut(self._targets, [part])
+            yield _cut(self._inputs, [part]), _cut(self._targets, [part])
 
-    def _cut(self, source: Tensor, slices: list[slice]) -> Tensor:
-        parts = [source[s] for s in slices]
-        whole = parts[0] if len(parts) == 1 else torch.cat(parts)
-        return whole.to(self._device).to(torch.float32)
+
+def _cut(source: Tensor, slices: list[slice]) -> Tensor:
+    parts = [source[s] for s in slices]
+    return (parts[0] if len(parts) == 1 else torch.cat(parts)).to(torch.float32)
 
 
 def reconstruction(got: Tensor, wanted: Tensor) -> Tensor:
@@ -213,6 +182,7 @@ _MARGIN = 0.02  # a code that is not the nearest one starts just on its side of 
 class Learner(Protocol):
     """Codes and bias that follow gradients."""
 
+    def __init__(self, weights: LayerWeights, settings: Finetune, device: str) -> None: ...
     def parameters(self) -> list[Tensor]: ...
     def soft_codes(self) -> Tensor: ...
     def hard_codes(self) -> Tensor: ...
@@ -230,7 +200,7 @@ class AdaRound:
         device: where to compute.
     """
 
-    def __init__(self, weights: UnitWeights, settings: Finetune, device: str) -> None:
+    def __init__(self, weights: LayerWeights, settings: Finetune, device: str) -> None:
         base, share = rounding_start(weights)
         self._base = tensor(base, device)
         self._alpha = tensor(inverse_rectified(share), device).requires_grad_(True)
@@ -277,7 +247,7 @@ class AdaQuant:
         device: where to compute.
     """
 
-    def __init__(self, weights: UnitWeights, settings: Finetune, device: str) -> None:
+    def __init__(self, weights: LayerWeights, settings: Finetune, device: str) -> None:
         self._scale = tensor(weights.scale, device)
         self._low, self._high = tensor(weights.low, device), tensor(weights.high, device)
         self._hold = weights.hold
@@ -317,7 +287,7 @@ class AdaQuant:
         return torch.zeros((), device=self._weight.device)
 
 
-def rounding_start(weights: UnitWeights) -> tuple[Doubles, Doubles]:
+def rounding_start(weights: LayerWeights) -> tuple[Doubles, Doubles]:
     """The lower of the two codes of each weight, and how far above it the weight starts (0 to 1).
 
     The share lies on the side of the middle that the present code is on, so that learning starts from
@@ -361,6 +331,4 @@ def _stored(bias: Tensor, params: Format) -> Tensor:
     return torch.clamp(codes, params.qtype.qmin + 1, params.qtype.qmax) * scale.reshape(bias.shape)
 
 
-def make_learner(algorithm: str, weights: UnitWeights, settings: Finetune, device: str) -> Any:
-    """The learner of an algorithm."""
-    return (AdaRound if algorithm == "adaround" else AdaQuant)(weights, settings, device)
+LEARNERS: dict[str, type[Learner]] = {"adaround": AdaRound, "adaquant": AdaQuant}

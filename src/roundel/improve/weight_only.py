@@ -14,10 +14,11 @@ from numpy.typing import NDArray
 from roundel.errors import DataError, RecipeError
 from roundel.improve.moments import HeldMoments, InputMoments
 from roundel.improve.probe import Carried, Errors, OutputErrors, together
-from roundel.improve.reports import LayerReport, held_out_count
-from roundel.improve.stepwise import Frontier
+from roundel.improve.reports import LayerReport, held_from
+from roundel.improve.stepwise import StepwiseRunner
 from roundel.model.graph import constant_array, values_by_name
 from roundel.model.session import open_session
+from roundel.numerics.blas import one_blas_thread
 from roundel.numerics.packed import Packed
 from roundel.numerics.rounding import ErrorSpread, gptq, spread
 from roundel.plan.types import QuantPlan
@@ -31,7 +32,8 @@ Stage = tuple[WeightLayer, ...]
 _RIDGES = (1.0, 0.1, 0.01)
 
 
-def gptq_walk(
+@one_blas_thread()
+def gptq_layers(
     model: ir.Model,
     layers: Sequence[WeightLayer],
     rounded: Mapping[Key, Packed],
@@ -53,17 +55,17 @@ def gptq_walk(
         progress: told the number of layers, and how many are done.
     """
     progress.step("gptq layer by layer", len(layers))
-    walker = _Walker(model, layers, rounded, samples, options)
+    work = _LayerByLayer(model, layers, rounded, samples, options)
     reports: list[LayerReport] = []
     done = 0
-    for stage in walker.stages():
-        reports += walker.solve(stage)
-        done += sum(len(walker.readers[layer.key]) for layer in stage)
+    for stage in work.stages():
+        reports += work.solve(stage)
+        done += sum(len(work.readers[layer.key]) for layer in stage)
         progress.advance(done)
-    return walker.packed, tuple(reports)
+    return work.packed, tuple(reports)
 
 
-class _Walker:
+class _LayerByLayer:
     def __init__(
         self,
         model: ir.Model,
@@ -78,8 +80,8 @@ class _Walker:
         for layer in layers:
             self.readers[layer.key].append(layer)
         self.carried = Carried(model, layers)
-        self.seen = Frontier(self.carried.model, samples)
-        self.plain = Frontier(model, samples)
+        self.seen = StepwiseRunner(self.carried.model, samples)
+        self.plain = StepwiseRunner(model, samples)
 
     def stages(self) -> Iterator[Stage]:
         """Layers to solve together, one for each weight, in the order in which the data reach them."""
@@ -126,7 +128,7 @@ class _Walker:
 
     def _moments(self, stage: Stage) -> tuple[InputMoments, HeldMoments]:
         width = self.packed[stage[0].key].codes.shape[1]
-        border = len(self.samples) - held_out_count(len(self.samples))
+        border = held_from(len(self.samples))
         train = InputMoments.of(self._inputs(stage, range(border)), width)
         held = HeldMoments.of(self._inputs(stage, range(border, len(self.samples))), width)
         for found in (train, held.moments):

@@ -18,8 +18,8 @@ import onnx_ir as ir
 from numpy.typing import NDArray
 from pydantic import ValidationError
 
-from roundel.improve.channel_walk import Trace
-from roundel.improve.channels import read_layer
+from roundel.improve.channel_rules import Trace
+from roundel.improve.channels import channel_layer
 from roundel.improve.equalize import equalize
 from roundel.measure.match import Matches
 from roundel.model.graph import constant_array, values_by_name
@@ -182,7 +182,7 @@ def find_factors(
     tensors: dict[str, Factors] = {}
     for layer, (given, made) in zip(trace.layers, trace.sides, strict=True):
         node = matches.nodes.get(str(layer.node.name))
-        plain = None if node is None else read_layer(node)
+        plain = None if node is None else channel_layer(node)
         if node is None or plain is None or plain.weight.shape != layer.weight.shape:
             continue
         if given is not None:

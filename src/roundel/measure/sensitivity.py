@@ -15,7 +15,7 @@ from roundel import stages
 from roundel.calibrate.statistics import QuantState
 from roundel.errors import RecipeError
 from roundel.improve.memory import run_key
-from roundel.improve.probe import Toggles
+from roundel.improve.probe import QuantizerProbe
 from roundel.measure.advice import combined, find_head, remedies, widening
 from roundel.measure.layers import Head, LayerCost, RemedyKind, Sensitivity, StoredLayer, cost_db, layers_of
 from roundel.measure.runner import Travelling, answers
@@ -82,17 +82,24 @@ class _Board:
         return (float(arrays["error"]) for _, arrays in answers(work, step, key, self, questions))
 
     def open(self, cores: int) -> _Opened:
-        parts = self.state, self.tensors, self.recipe, self.samples, self.outputs
-        return _Opened(Toggles(self.model.model, *parts, threads=cores))
+        groups = [(name,) for name in self.tensors]
+        parts = self.state, groups, self.recipe, self.samples, self.outputs
+        return _Opened(QuantizerProbe(self.model.model, *parts, threads=cores))
 
 
 @dataclass(frozen=True, slots=True, eq=False)
 class _Opened:
-    toggles: Toggles
+    probe: QuantizerProbe
     parallel: int = 1
 
     def __call__(self, part: ProbeQuestion) -> Arrays:
-        return {"error": np.array(self.toggles.error(part.on, part.count))}
+        return {"error": np.array(_error(self.probe, part))}
+
+
+def _error(probe: QuantizerProbe, question: ProbeQuestion) -> float:
+    """Power of the error over that of the outputs, which count alike."""
+    close = probe.error(dict.fromkeys(question.on), question.count)
+    return close.noise / close.signal if close.signal > 0 else 0.0
 
 
 _LOOKED = 8  # samples that each layer is measured with

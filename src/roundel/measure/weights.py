@@ -10,7 +10,7 @@ import numpy as np
 import onnx_ir as ir
 from numpy.typing import NDArray
 
-from roundel.improve.channels import read_layer
+from roundel.improve.channels import channel_layer
 from roundel.measure.match import Matches, cut_to
 from roundel.measure.points import LAYER_OPS
 from roundel.measure.reference import Arrays
@@ -198,7 +198,7 @@ def _rescaled(
     rows, columns = factors
     if role == "bias":
         return wanted * rows.astype(wanted.dtype), array
-    layer = read_layer(pair.node)
+    layer = channel_layer(pair.node)
     assert layer is not None
     groups, outputs, inputs, _ = layer.weight.shape
     scaled = layer.weight * rows.reshape(groups, outputs, 1, 1) / columns.reshape(groups, 1, inputs, 1)

@@ -95,7 +95,7 @@ def translate(
     classic = with_algorithms(lowered(config), list(algorithms))
     request = Request(normalised(classic))
     _refuse_flags(request.config)
-    values, notes = dict(base_values(request)), list(_flag_notes(request.config))
+    values, notes = dict(base_values(request)), list(_flag_notes(request))
     run = _apply_options(request, values, notes)
     recipe = _recipe({}, values, run)
     if model is not None:
@@ -163,7 +163,11 @@ def _refuse_flags(config: QuantizationConfig) -> None:
         )
 
 
-def _flag_notes(config: QuantizationConfig) -> Iterable[str]:
+def _flag_notes(request: Request) -> Iterable[str]:
+    config = request.config
+    # A preset that was asked for by its name has not asked for equalization, which is on by default.
+    if config.include_cle and config.preset is None and not (request.integer_weights or request.few_bits):
+        yield f"include_cle: equalization evens out integer ranges; {request.weight} weights have none"
     others = [name for name in config.execution_providers or () if name != "CPUExecutionProvider"]
     if others:
         yield f"execution_providers: calibration runs on the CPU, not on {', '.join(others)}"

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from typing import TYPE_CHECKING
 
-from roundel.types import BlockScheme, BlockType, FloatScheme, QType, Scheme, needs_range
+from roundel.types import BlockType, FloatScheme, QType, Scheme, needs_range
 
 if TYPE_CHECKING:
     from roundel.recipe.settings import Recipe
@@ -170,8 +170,6 @@ def _steps(recipe: Recipe) -> Iterator[str]:
         yield f"AdaRound rounds integer codes, and weights.type is {stored.type}; use adaquant"
     if recipe.finetuning == "none" and not recipe.improve.biases:
         yield f"effort {recipe.effort} has nothing to do for {stored.type} weights; use none or high"
-    if recipe.improve.finetune.output_qdq and isinstance(moving.scheme, BlockScheme):
-        yield "improve.finetune.output_qdq needs one scale, and blocks have many"
 
 
 def _weight_only(recipe: Recipe) -> Iterator[str]:

@@ -275,16 +275,12 @@ class Finetune(Section):
     """0.1 for AdaRound and 1e-5 for AdaQuant when not given."""
     batch_size: Annotated[int, Field(ge=1)] = 2
     """Samples in each step."""
-    num_batches: Annotated[int, Field(ge=1)] = 1
-    """Batches whose gradients are added up for each step."""
     data_size: Annotated[int, Field(ge=1)] = 1000
     """Most samples."""
     seed: Annotated[int, Field(ge=0)] = 1705472343
     """The same seed gives the same model."""
     early_stop: bool = True
     """Stop a layer when its reconstruction loss has stopped falling."""
-    lr_adjust: tuple[float, float] | None = None
-    """[threshold, rate]: the rate for layers whose first loss is above the threshold."""
     target_op_types: tuple[str, ...] = (
         "Conv",
         "ConvTranspose",
@@ -294,30 +290,18 @@ class Finetune(Section):
         "LayerNormalization",
     )
     """Operators to tune."""
-    selective_update: bool = False
-    """Keep a layer only when the whole model's output error falls."""
     update_bias: bool = True
     """AdaQuant: tune biases, too."""
-    output_qdq: bool = False
-    """Quantize a layer's output inside its own loss."""
-    drop_ratio: Annotated[float, Field(ge=0, le=1)] = 1.0
-    """Share of input elements taken from the quantized branch; the rest are float."""
     reg_param: Annotated[float, Field(ge=0)] = 0.01
     """AdaRound: weight of the rounding regulariser."""
     beta_range: tuple[float, float] = (20.0, 2.0)
     """AdaRound: first and last exponent of the regulariser."""
     warm_start: Annotated[float, Field(ge=0, lt=1)] = 0.2
     """AdaRound: share of the steps without the regulariser."""
-    mem_opt_level: Literal[0, 1, 2] = 1
-    """0 keeps both branches in memory, 1 the codes only, 2 spills to memory-mapped files."""
     optim_device: str = "cpu"
     """Where gradients are computed: cpu, cuda, cuda:N."""
     infer_device: str = "cpu"
     """Where the model runs: cpu or cuda."""
-    parallel: bool = False
-    """Take all layers' inputs from the model before tuning, instead of one layer after the other."""
-    block_wise: bool = False
-    """Tune the layers of a residual block together, on the block's output."""
 
 
 class Smooth(Section):

@@ -23,14 +23,13 @@ from rich.text import Text
 
 from roundel.card import decibel
 from roundel.errors import RoundelError
-from roundel.improve.reports import FinetuneReport, LayerReport
+from roundel.improve.reports import LayerReport
 from roundel.plain import to_plain
 from roundel.plan.types import QuantPlan
 from roundel.recipe.settings import Recipe
 from roundel.report.record import Record
 from roundel.state import StepReport
 
-Report = LayerReport | FinetuneReport
 Tree = Mapping[str, Any]
 _STEPS = 2
 _NAME = 26  # characters of a layer's name: with two steps the table is just below 80 columns
@@ -73,7 +72,7 @@ def _title(count: int, shown: int) -> str:
     return f"{what}\nthe worst and the most improved {shown} of {count}; all with --verbose"
 
 
-def _telling(names: Sequence[str], found: Sequence[Mapping[str, Report]], most: int) -> set[str]:
+def _telling(names: Sequence[str], found: Sequence[Mapping[str, LayerReport]], most: int) -> set[str]:
     """Half of them the layers with the largest error left, the other half those that gained most."""
     if len(names) <= most:
         return set(names)
@@ -88,7 +87,7 @@ def _telling(names: Sequence[str], found: Sequence[Mapping[str, Report]], most: 
     return {*chosen, *others[: most - len(chosen)]}
 
 
-def _cells(report: Report | None) -> tuple[str, str]:
+def _cells(report: LayerReport | None) -> tuple[str, str]:
     if report is None:
         return "", ""
     time = f"{report.seconds:.1f}"

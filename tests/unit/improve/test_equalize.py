@@ -12,8 +12,9 @@ import pytest
 from numpy.typing import NDArray
 from onnx import TensorProto, helper
 
+from equalize_cases import check_equalized
 from helpers import build, feeds, node, normal
-from roundel.improve.equalize import EqualizeReport, check_equalized, equalize
+from roundel.improve.equalize import EqualizeReport, equalize
 from roundel.passes.shapes import refresh_shapes
 from roundel.recipe.settings import Equalize
 

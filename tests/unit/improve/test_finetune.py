@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import math
 import sys
 from collections.abc import Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -16,10 +18,11 @@ pytest.importorskip("torch")
 
 from roundel.errors import DataError, DependencyError, RecipeError
 from roundel.example import load_example
-from roundel.improve import finetune_data, finetune_rows, torch_device
-from roundel.improve.reports import Moment
+from roundel.improve import finetune, stepwise
 from roundel.improve.rounding import walk
+from roundel.model.memory import budget, within
 from roundel.numerics.affine import code_limits
+from roundel.types import Silent
 from roundel.work.checkpoints import Store
 
 
@@ -83,10 +86,10 @@ def test_same_seed_same_result(case: Case) -> None:
     assert same(case.tune()[0], case.tune()[0])
 
 
-@pytest.mark.parametrize("level", [0, 2])
-@pytest.mark.parametrize("extra", [{}, {"drop_ratio": 0.5}, {"parallel": True}])
-def test_memory_level_does_not_change_the_result(case: Case, level: int, extra: dict[str, Any]) -> None:
-    assert same(case.tune(mem_opt_level=1, **extra)[0], case.tune(mem_opt_level=level, **extra)[0])
+def test_rows_in_files_give_the_same_result(case: Case) -> None:
+    with within(replace(budget(), held=1)):
+        state, _ = case.tune()
+    assert same(state, case.tune()[0])
 
 
 @pytest.mark.parametrize("algorithm", ["adaround", "adaquant"])
@@ -132,38 +135,49 @@ def test_early_stop_stops(case: Case) -> None:
     assert min(r.iterations for r in stopped) < 400
 
 
+class _Heard(Silent):
+    """Notes what is told, and dies once so many layers are done."""
+
+    def __init__(self, survives: float = math.inf) -> None:
+        self.survives = survives
+        self.steps: list[tuple[str, int | None]] = []
+        self.done: list[float] = []
+        self.said: list[str] = []
+
+    def step(self, name: str, total: int | None = None) -> None:
+        self.steps.append((name, total))
+
+    def advance(self, done: float) -> None:
+        self.done.append(done)
+        if done == self.survives:
+            raise _KilledError
+
+    def say(self, text: str) -> None:
+        self.said.append(text)
+
+
 def test_progress_is_told(case: Case) -> None:
-    told: list[Moment] = []
-    case.tune(progress=told.append)
-    assert told[0] == Moment(0, 4, None)
-    assert {now.total for now in told} == {4}
-    done = [now.done for now in told]
-    assert done == sorted(done)
-    assert {1, 2, 3, 4} <= set(done)
-    assert any(0 < share < 1 for share in done), "a layer that learns says how far it is"
-    assert all(now.loss is not None and 0 <= now.loss < 1 for now in told[1:])
+    heard = _Heard()
+    case.tune(progress=heard)
+    assert heard.steps == [("fine-tune by AdaRound", 4)]
+    assert heard.done == sorted(heard.done)
+    assert {0, 1, 2, 3, 4} <= set(heard.done)
+    assert any(0 < share < 1 for share in heard.done), "a layer that learns says how far it is"
+    assert all(0 <= float(text.removeprefix("loss ")) < 1 for text in heard.said)
 
 
 class _KilledError(Exception):
     pass
 
 
-@pytest.mark.parametrize("extra", [{}, {"parallel": True}, {"selective_update": True}, {"mem_opt_level": 2}])
 @pytest.mark.parametrize("survived", [1, 3])
-def test_resume_gives_the_same_state(
-    case: Case, tmp_path: Path, extra: dict[str, Any], survived: int
-) -> None:
-    def kill(now: Moment) -> None:
-        if now.done == survived:
-            raise _KilledError
-
+def test_resume_gives_the_same_state(case: Case, tmp_path: Path, survived: int) -> None:
     with pytest.raises(_KilledError):
-        case.tune(store=Store(tmp_path), progress=kill, **extra)
-    told: list[Moment] = []
-    state, reports = case.tune(store=Store(tmp_path, resume=True), progress=told.append, **extra)
-    whole, expected = case.tune(**extra)
-    assert told[0] == Moment(survived, 4, None)
-    assert told[-1].done == 4
+        case.tune(store=Store(tmp_path), progress=_Heard(survived))
+    heard = _Heard()
+    state, reports = case.tune(store=Store(tmp_path, resume=True), progress=heard)
+    whole, expected = case.tune()
+    assert (heard.done[0], heard.done[-1]) == (survived, 4)
     assert same(state, whole)
     assert [(r.layer, r.after_db, r.kept) for r in reports] == [
         (r.layer, r.after_db, r.kept) for r in expected
@@ -184,33 +198,6 @@ def test_a_checkpoint_of_another_run_is_refused(case: Case, tmp_path: Path) -> N
     path.write_bytes(path.read_bytes()[:100])
     with pytest.raises(DataError, match="cannot be read"):
         case.tune(store=Store(tmp_path, resume=True))
-
-
-@pytest.mark.parametrize("parallel", [False, True])
-def test_selective_update_reverts_a_harmful_layer(
-    case: Case, monkeypatch: pytest.MonkeyPatch, parallel: bool
-) -> None:
-    errors = iter([1.0, 0.5, 0.7, 0.4, 0.6])  # before, then after each layer
-
-    def error(self: object, model: object) -> float:
-        return next(errors)
-
-    monkeypatch.setattr(finetune_data.Judge, "error", error)
-    settings = {"parallel": parallel, "target_op_types": ("Conv", "Gemm"), "learning_rate": 0.05}
-    state, reports = case.tune(selective_update=True, **settings)
-    free = case.tune(**settings)[1]
-    if not all(r.kept for r in free):
-        pytest.skip("a layer is already refused on its own error")
-    assert [r.kept for r in reports] == [True, False, True, False]
-    assert "w1" in state.codes
-    assert "w2" not in state.codes
-
-
-def test_selective_update_measures_the_outputs(case: Case, fresh: Sequence[Any]) -> None:
-    state, reports = case.tune(selective_update=True, iterations=150)
-    held = case.samples[-4:]
-    assert case.sqnr(state, held) > case.sqnr(case.state, held)
-    assert any(r.kept for r in reports)
 
 
 def test_missing_torch_says_what_to_install(case: Case, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -256,9 +243,8 @@ def test_models_run_on_the_device_that_was_asked_for(case: Case, monkeypatch: py
         moved.append(device)
         session.set_providers(["CPUExecutionProvider"])  # the session must survive being built again
 
-    monkeypatch.setattr(torch_device.ort, "get_available_providers", lambda: ["CUDAExecutionProvider"])
-    monkeypatch.setattr(finetune_rows, "on_cuda", move)
-    monkeypatch.setattr(finetune_data, "on_cuda", move)
-    state, _ = case.tune(infer_device="cuda:1", selective_update=True)
+    monkeypatch.setattr(finetune.ort, "get_available_providers", lambda: ["CUDAExecutionProvider"])
+    monkeypatch.setattr(stepwise, "move_to_cuda", move)
+    state, _ = case.tune(infer_device="cuda:1")
     assert set(moved) == {1}
-    assert same(state, case.tune(selective_update=True)[0])
+    assert same(state, case.tune()[0])

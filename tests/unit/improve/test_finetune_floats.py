@@ -76,22 +76,6 @@ def test_bfloat16_inputs_of_integer_weights(fresh: Sequence[Sample]) -> None:
         assert case.sqnr(state, fresh) > case.sqnr(case.state, fresh)
 
 
-def test_whole_blocks(fresh: Sequence[Sample]) -> None:
-    nodes = [
-        node("Conv", ["x", "w"], ["a"], name="stem", pads=[1, 1, 1, 1]),
-        node("Conv", ["a", "k"], ["b"], name="first", pads=[1, 1, 1, 1]),
-        node("Relu", ["b"], ["c"], name="relu"),
-        node("Conv", ["c", "m"], ["d"], name="second"),
-        node("Add", ["a", "d"], ["y"], name="join"),
-    ]
-    weights = {"w": normal(4, 3, 3, 3), "k": normal(4, 4, 3, 3, seed=1), "m": normal(4, 4, 1, 1, seed=2)}
-    model = build(nodes, {"x": [1, 3, 8, 8]}, ["y"], weights)
-    case = calibrated(model, pictures(24), "bf16")
-    state, reports = case.tune(algorithm="adaquant", block_wise=True, output_qdq=True, **FEW)
-    assert [r.layer for r in reports] == ["stem", "first+second"]
-    assert case.sqnr(state, fresh) >= case.sqnr(case.state, fresh)
-
-
 def test_a_normalization() -> None:
     nodes = [node("LayerNormalization", ["x", "g", "h"], ["y"], name="norm", axis=-1)]
     gain, shift = np.abs(normal(16)) + 1, normal(16, seed=1)
@@ -110,14 +94,6 @@ def test_a_checkpoint_holds_real_numbers(tmp_path: Path) -> None:
     assert whole.values.keys() == again.values.keys()
     for name, content in whole.values.items():
         np.testing.assert_array_equal(content, again.values[name])
-
-
-def test_only_what_helps_the_whole_model() -> None:
-    case = calibrated(conv_net(), pictures(24), "bf16")
-    state, reports = case.tune(algorithm="adaquant", selective_update=True, **FEW)
-    held = case.samples[-5:]
-    assert case.sqnr(state, held) >= case.sqnr(case.state, held)
-    assert len(reports) == 4
 
 
 def test_the_preset_runs_as_a_user_calls_it(tmp_path: Path) -> None:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
@@ -10,18 +9,17 @@ import onnx
 import pytest
 from numpy.typing import NDArray
 
-from finetune_cases import Case, array, calibrated, conv_net, pictures
-from helpers import build, node, run
+from finetune_cases import Case, array, calibrated, pictures
+from helpers import build, node
 
 pytest.importorskip("torch")
 
 import torch
 
-from roundel.errors import RecipeError
-from roundel.improve.finetune_constants import Constants, UnitWeights
-from roundel.improve.finetune_data import Branches, Delivered, LayerPlace
-from roundel.improve.finetune_rows import ArrayStore, gather_rows, layer_seed, narrow_type
-from roundel.improve.finetune_units import Block, Unit, find_units, with_blocks
+from roundel.improve.constants import Constants, LayerWeights, Written
+from roundel.improve.finetune_layers import Unit, find_units
+from roundel.improve.finetune_rows import SeenRows, gather_rows, layer_seed, narrow_type
+from roundel.improve.stepwise import StepwiseRunner
 from roundel.improve.torch_layer import (
     AdaRound,
     TorchLayer,
@@ -31,7 +29,6 @@ from roundel.improve.torch_layer import (
     rounding_start,
     tensor,
 )
-from roundel.improve.torch_training import BlockTask, _Tuner
 from roundel.recipe.settings import Finetune
 from roundel.types import QParams, QType
 
@@ -59,24 +56,24 @@ def _with_activation(op: str) -> onnx.ModelProto:
     return build(nodes, {"x": [1, 4, 8, 8]}, ["y"], {**weights, **constants}, opset=20)
 
 
-def _rows(case: Case, unit: Unit) -> tuple[Any, UnitWeights]:
-    delivered = Delivered(case.model, case.state, case.recipe)
-    store = ArrayStore(1)
-    branches = Branches(case.model, delivered, case.samples, LayerPlace(store, None, False))
-    seen = branches.look(unit.layer.data, unit.output, case.state.params[unit.layer.data])
+def _rows(case: Case, unit: Unit) -> tuple[Any, LayerWeights]:
+    written = Written(case.model, case.state, case.recipe)
+    codes = StepwiseRunner(written.model, case.samples).reach(written.codes_of(unit.layer.data))
+    outputs = StepwiseRunner(case.model, case.samples).reach(unit.output)
+    seen = SeenRows(codes, None, outputs, case.state.params[unit.layer.data])
     weights = Constants(case.model.graph, case.state, case.recipe).weights(unit)
-    return gather_rows(unit, seen, weights.shape, store, 0), weights
+    return gather_rows(unit, seen, weights.shape, 0), weights
 
 
 def _units(case: Case, algorithm: str = "adaround") -> tuple[Unit, ...]:
-    delivered = Delivered(case.model, case.state, case.recipe)
-    return find_units(case.model.graph, delivered.model.graph, case.state, Finetune(), algorithm)
+    written = Written(case.model, case.state, case.recipe)
+    return find_units(case.model.graph, written.model.graph, case.state, Finetune(), algorithm)
 
 
 def _agrees(case: Case, unit: Unit, tolerance: float = 0.03) -> None:
     """The layer in torch, with the quantized constants, stays near its float target."""
     rows, weights = _rows(case, unit)
-    layer = TorchLayer(weights, unit.activation, None, "cpu")
+    layer = TorchLayer(weights, unit.activation, "cpu")
     got = layer.outputs(
         torch.from_numpy(rows.inputs).float(), tensor(weights.codes, "cpu"), tensor(weights.bias, "cpu")
     ).numpy()
@@ -158,7 +155,7 @@ def test_rounding_starts_at_the_codes_there_are() -> None:
     real = generator.normal(0, 30, (2, 5, 40))
     codes = np.clip(np.rint(real + generator.normal(0, 0.8, real.shape)), -127, 127)
     one = np.ones((1, 1, 1))
-    weights = UnitWeights(real, codes, one, -127 * one, 127 * one, 1.0, np.zeros((2, 5)), None)
+    weights = LayerWeights(real, codes, one, -127 * one, 127 * one, 1.0, np.zeros((2, 5)), None)
     base, share = rounding_start(weights)
     assert ((base >= -127) & (base <= 126)).all()
     learner = AdaRound(weights, Finetune(), "cpu")
@@ -184,7 +181,7 @@ def test_the_exponent_follows_a_cosine() -> None:
 
 def test_the_regulariser_is_a_sum() -> None:
     one = np.ones((1, 1, 1))
-    weights = UnitWeights(
+    weights = LayerWeights(
         np.full((1, 1, 3), 0.3), np.zeros((1, 1, 3)), one, -127 * one, 127 * one, 1.0, np.zeros((1, 1)), None
     )
     learner = AdaRound(weights, Finetune(iterations=10, warm_start=0.0), "cpu")
@@ -212,56 +209,3 @@ def test_codes_take_the_smallest_type(qtype: str, zero: int, expected: str) -> N
 def test_each_layer_has_a_seed_of_its_own() -> None:
     assert len({layer_seed(1, "a"), layer_seed(1, "b"), layer_seed(2, "a")}) == 3
     assert layer_seed(1, "a") == layer_seed(1, "a") < 2**63
-
-
-def _block_of(case: Case) -> Block:
-    units = _units(case)
-    return next(item for item in with_blocks(case.model.graph, units, case.state) if isinstance(item, Block))
-
-
-def test_a_block_is_what_lies_between_split_and_add() -> None:
-    case = calibrated(conv_net(residual=True), pictures())
-    units = _units(case)
-    items = with_blocks(case.model.graph, units, case.state)
-    assert [item.name for item in items] == ["conv1", "conv2+conv3", "fc"]
-    block = items[1]
-    assert isinstance(block, Block)
-    assert (block.entry, block.output) == ("r1", "a")
-
-
-@pytest.mark.parametrize("preset", ["a8w8", "xint8"])
-def test_a_block_computes_what_the_quantized_model_computes(preset: str) -> None:
-    case = calibrated(conv_net(residual=True), pictures(), preset)
-    block = _block_of(case)
-    delivered = Delivered(case.model, case.state, case.recipe)
-    branches = Branches(case.model, delivered, case.samples, LayerPlace(ArrayStore(1), None, False))
-    seen = branches.look(block.entry, block.output, case.state.params[block.entry])
-    constants = Constants(case.model.graph, case.state, case.recipe)
-    weights = tuple(constants.weights(unit) for unit in block.units)
-    settings = Finetune(output_qdq=True)
-    tuner = _Tuner(BlockTask(block, weights, seen, constants, "adaround", settings, "cpu"))
-    content = [(tensor(w.codes, "cpu"), tensor(w.bias, "cpu")) for w in weights]
-    graph = delivered.model.graph
-    graph.outputs.append(next(v for n in graph for v in n.outputs if v.name == "a_DequantizeLinear_Output"))
-    for index in range(3):
-        got = tuner._forward(tuner._entry(index), content).detach().numpy()
-        wanted = run(delivered.model, case.samples[index])[-1]
-        step = float(case.state.params["a"].scale)
-        assert np.abs(got - wanted).max() <= 1.01 * step  # a tie may fall to either side
-        assert np.mean(np.abs(got - wanted) > step / 2) < 0.01
-
-
-@pytest.mark.parametrize("algorithm", ["adaround", "adaquant"])
-def test_blocks_are_tuned_together(algorithm: str) -> None:
-    case = calibrated(conv_net(residual=True), pictures(30), "xint8")
-    rate = 0.05 if algorithm == "adaround" else 1e-3
-    state, reports = case.tune(algorithm=algorithm, block_wise=True, iterations=150, learning_rate=rate)
-    assert [r.op for r in reports] == ["Conv", "Block", "Gemm"]
-    fresh: Sequence[Any] = pictures(30, seed=8)
-    assert case.sqnr(state, fresh) > case.sqnr(case.state, fresh)
-
-
-def test_a_graph_without_blocks_is_refused() -> None:
-    case = calibrated(conv_net(), pictures(4))
-    with pytest.raises(RecipeError, match="Block-wise"):
-        case.tune(block_wise=True)

@@ -14,9 +14,9 @@ pytest.importorskip("torch")
 import torch
 
 from roundel.improve import torch_training
-from roundel.improve.finetune_constants import UnitWeights
+from roundel.improve.constants import LayerWeights
+from roundel.improve.finetune_layers import Activation
 from roundel.improve.finetune_rows import Rows, solved_codes
-from roundel.improve.finetune_units import Activation
 from roundel.improve.rounding import walk
 from roundel.improve.torch_layer import (
     LayerFeed,
@@ -26,16 +26,16 @@ from roundel.improve.torch_layer import (
     refit_bias,
     tensor,
 )
-from roundel.improve.torch_training import LossWatch, learning_rate
+from roundel.improve.torch_training import LossWatch
 from roundel.recipe.settings import Finetune
 
 
 def _rows(inputs: Any, targets: Any, per_sample: int = 10) -> Rows:
     starts = tuple(range(0, len(inputs) + 1, per_sample))
-    return Rows(inputs, None, targets, targets, starts, (len(starts) - 1) * 4 // 5)
+    return Rows(inputs, targets, targets, starts, (len(starts) - 1) * 4 // 5)
 
 
-def _problem(seed: int = 0) -> tuple[UnitWeights, Rows]:
+def _problem(seed: int = 0) -> tuple[LayerWeights, Rows]:
     """A layer whose inputs are correlated, so that rounding one weight can make up for another."""
     generator = np.random.default_rng(seed)
     mix = generator.normal(0, 1, (6, 6))
@@ -43,7 +43,7 @@ def _problem(seed: int = 0) -> tuple[UnitWeights, Rows]:
     real = generator.normal(0, 3, (1, 4, 6))
     targets = np.asarray(inputs @ real[0].T + 5, np.float32)
     one = np.ones((1, 1, 1))
-    weights = UnitWeights(real, np.rint(real), one, -127 * one, 127 * one, 1.0, np.zeros((1, 4)), None)
+    weights = LayerWeights(real, np.rint(real), one, -127 * one, 127 * one, 1.0, np.zeros((1, 4)), None)
     return weights, _rows(inputs, targets)
 
 
@@ -56,8 +56,8 @@ def test_solved_codes_beat_nearest_rounding() -> None:
     weights, rows = _problem()
     solved = solved_codes(weights, rows)
     assert solved is not None
-    layer = TorchLayer(weights, None, None, "cpu")
-    look = LayerFeed(rows, "cpu", 1.0, resident=True).look()
+    layer = TorchLayer(weights, None, "cpu")
+    look = LayerFeed(rows, "cpu").look()
     errors = []
     for codes in (weights.codes, solved.taught, solved.whole):
         bias = refit_bias(layer, look, tensor(codes, "cpu"), torch.zeros(1, 4))
@@ -69,10 +69,10 @@ def test_solved_codes_beat_nearest_rounding() -> None:
 def test_the_bias_is_the_best_behind_the_activation(op: str | None) -> None:
     weights, rows = _problem()
     activation = None if op is None else Activation(op)
-    layer = TorchLayer(weights, activation, None, "cpu")
+    layer = TorchLayer(weights, activation, "cpu")
     codes = tensor(weights.real, "cpu")
     wanted = layer.outputs(torch.from_numpy(rows.inputs), codes, torch.full((1, 4), 5.0)).numpy()
-    look = LayerFeed(_rows(rows.inputs, wanted), "cpu", 1.0, resident=True).look()
+    look = LayerFeed(_rows(rows.inputs, wanted), "cpu").look()
     start = torch.full((1, 4), 4.0)
     before = layer_channel_errors(layer, look, codes, start)
     after = layer_channel_errors(layer, look, codes, refit_bias(layer, look, codes, start))
@@ -100,20 +100,11 @@ def test_the_warm_start_does_not_count() -> None:
     assert not watch.stalled
 
 
-def test_rates() -> None:
-    assert learning_rate(Finetune(), "adaround", 1.0) == 0.1
-    assert learning_rate(Finetune(), "adaquant", 1.0) == 1e-5
-    assert learning_rate(Finetune(learning_rate=0.3), "adaround", 1.0) == 0.3
-    adjusted = Finetune(lr_adjust=(0.5, 0.7))
-    assert learning_rate(adjusted, "adaround", 1.0) == 0.7
-    assert learning_rate(adjusted, "adaround", 0.4) == 0.1
-
-
 def test_codes_of_the_walk_are_solved_anew(monkeypatch: pytest.MonkeyPatch) -> None:
     case = calibrated(conv_net(), pictures(), "xint8")
     calls: list[bool] = []
 
-    def spy(weights: UnitWeights, rows: Rows) -> Any:
+    def spy(weights: LayerWeights, rows: Rows) -> Any:
         calls.append(rows.linear is not None)
         return solved_codes(weights, rows)
 

@@ -58,7 +58,7 @@ def test_a_step_that_hurts_is_dropped(monkeypatch: pytest.MonkeyPatch) -> None:
         zeros = (0.0,) * len(group.layers)
         return SmoothChoice(0.5, factors, zeros, zeros)
 
-    monkeypatch.setattr(smooth, "choose", worst)
+    monkeypatch.setattr(smooth, "choose_factors", worst)
     result = quantized(SMOOTH)
     (step,) = result.record.improvements
     assert not step.kept

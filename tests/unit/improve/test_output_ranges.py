@@ -1,4 +1,4 @@
-"""Ranges by their error at the output, and the switchboard that measures it."""
+"""Ranges by their error at the output, and the probe that measures it."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ import pytest
 
 from helpers import build, node, normal
 from roundel.calibrate.statistics import QuantState
-from roundel.improve.probe import Switchboard
+from roundel.improve.probe import QuantizerProbe
 from roundel.improve.ranges import choose_ranges, movable
 from roundel.model.session import open_session
 from roundel.numerics.affine import fake_quantize
@@ -47,10 +47,10 @@ def calibrated(preset: str, *, loud: float = 100.0, quiet: float = 1e-5) -> Case
 def test_one_switch_quantizes_one_tensor_and_nothing_else(preset: str) -> None:
     model, state, samples, outputs, recipe = calibrated(preset)
     groups = movable(state)
-    board = Switchboard(model, state, groups, recipe, samples, outputs)
-    group = next(i for i, names in enumerate(groups) if "x" in names)
+    probe = QuantizerProbe(model, state, groups, recipe, samples, outputs)
+    group = next(names[0] for names in groups if "x" in names)
     params = state.params["x"]
-    seen = board.error(group, params.scale, len(samples))
+    seen = probe.error({group: params.scale}, len(samples))
     session = open_session(model, simulate=True)
     wanted = Closeness()
     for sample, out in zip(samples, outputs, strict=True):

@@ -11,8 +11,8 @@ import onnx_ir as ir
 import pytest
 from numpy.typing import NDArray
 
+from equalize_cases import check_equalized
 from helpers import build, feeds, node, normal
-from roundel.improve.equalize import check_equalized
 from roundel.improve.rotate import RotateReport, rotate
 from roundel.model.graph import constant_array, values_by_name
 from roundel.model.session import open_session

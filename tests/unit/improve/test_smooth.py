@@ -9,8 +9,8 @@ import onnx
 import onnx_ir as ir
 import pytest
 
+from equalize_cases import check_equalized
 from helpers import build, feeds, node, normal
-from roundel.improve.equalize import check_equalized
 from roundel.improve.smooth import SmoothReport, find_groups, look_at_channels, smooth, smoothing_factors
 from roundel.model.graph import constant_array
 from roundel.passes.shapes import refresh_shapes

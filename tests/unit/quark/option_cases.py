@@ -164,17 +164,11 @@ FINETUNE: dict[str, Any] = {
     "DataSize": 4,
     "FixedSeed": 1,
     "EarlyStop": False,
-    "LRAdjust": (1.0, 0.2),
     "TargetOpType": ["Conv"],
-    "SelectiveUpdate": True,
     "UpdateBias": False,
-    "OutputQDQ": True,
-    "DropRatio": 0.5,
     "RegParam": 0.5,
     "BetaRange": (10, 2),
     "WarmStart": 0.4,
-    "MemOptLevel": 2,
-    "Parallel": True,
 }
 
 # Fields of the config itself, and a value that changes what comes out.

@@ -12,15 +12,16 @@ import onnx
 import pytest
 
 from helpers import build, node, normal
-from roundel.quark.algorithms import AdaRoundConfig, AutoMixprecisionConfig
+from roundel.quark.algorithms import AdaRoundConfig, AutoMixprecisionConfig, CLEConfig
 from roundel.quark.config import QuantizationConfig
 from roundel.quark.errors import QuarkConfigError
 from roundel.quark.options import OPTIONS
 from roundel.quark.options.algorithms import FEW_BITS, GPTQ, MIXED
 from roundel.quark.options.algorithms import FINETUNE as TUNING
 from roundel.quark.presets import get_default_config
+from roundel.quark.qconfig import QConfig
 from roundel.quark.request import FIELD_OPTIONS
-from roundel.quark.specs import Int8Spec, Int16Spec, QLayerConfig
+from roundel.quark.specs import BFloat16Spec, Int8Spec, Int16Spec, QLayerConfig
 from roundel.quark.translate import Translation, translate
 
 sys.path.insert(0, str(Path(__file__).parent))
@@ -326,3 +327,36 @@ def test_a_given_scale_becomes_the_range_that_has_it() -> None:
 def test_overrides_of_another_form_raise(entry: Any, words: str) -> None:
     with pytest.raises(QuarkConfigError, match=words):
         translate(config(Case(None), TensorQuantOverrides={"c": entry}))
+
+
+def test_equalization_without_integer_weights_is_told() -> None:
+    stored = QLayerConfig(input_tensors=BFloat16Spec(), weight=BFloat16Spec())
+    asked = translate(QConfig(stored), algorithms=[CLEConfig()])
+    assert [note for note in asked.notes if note.startswith("include_cle: ")]
+    assert translate(QConfig(stored)).notes == ()
+    whole = QLayerConfig(input_tensors=Int8Spec(), weight=Int8Spec())
+    assert translate(QConfig(whole), algorithms=[CLEConfig()]).notes == ()
+    assert translate(get_default_config("BF16")).notes == ()  # it is a default there, not a wish
+
+
+@pytest.mark.parametrize(
+    ("key", "value"),
+    [
+        ("LRAdjust", (1.0, 0.2)),
+        ("SelectiveUpdate", True),
+        ("OutputQDQ", True),
+        ("DropRatio", 0.5),
+        ("MemOptLevel", 2),
+        ("Parallel", True),
+    ],
+)
+def test_tuning_options_that_are_only_told(key: str, value: Any) -> None:
+    plain = translate(config(Case(None), FastFinetune={}))
+    told = translate(config(Case(None), FastFinetune={key: value}))
+    assert told.recipe == plain.recipe
+    assert any(f"{key}: " in note for note in told.notes)
+
+
+def test_batches_whose_gradients_are_added_up_are_one_batch() -> None:
+    told = translate(config(Case(None), FastFinetune={"BatchSize": 3, "NumBatches": 4}))
+    assert told.recipe.improve.finetune.batch_size == 12

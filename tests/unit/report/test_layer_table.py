@@ -6,7 +6,7 @@ import io
 
 from rich.console import Console
 
-from roundel.improve.reports import FinetuneReport, LayerReport
+from roundel.improve.reports import LayerReport
 from roundel.improve.steps import verdict
 from roundel.report.console import ProgressListener, layer_table
 from roundel.state import StepReport
@@ -25,7 +25,7 @@ def rounding(kept: bool = True) -> StepReport:
 
 def tuning() -> StepReport:
     layers = tuple(
-        FinetuneReport(f"{LONG}_{i}", "Conv", 20.0 + i, 20.5 + i, 1000, 103.4, True) for i in range(COUNT)
+        LayerReport(f"{LONG}_{i}", "Conv", 20.0 + i, 20.5 + i, True, 103.4, 1000) for i in range(COUNT)
     )
     return verdict("fine-tuning", (18.25, 18.5), 2068.0, layers)
 

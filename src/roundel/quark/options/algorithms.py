@@ -61,6 +61,15 @@ def _device(key: str, name: str) -> Option:
     return computed(key, "cpu", TEXT, _TUNE + name, work)
 
 
+_BATCH = f"{_TUNE}batch_size"
+
+
+def _samples_a_step(value: Any, request: Request) -> Effect:
+    """Gradients of several batches are added up: that is one larger batch."""
+    given = request.config.extra_options["FastFinetune"]
+    return Effect(recipe={_BATCH: given.get("BatchSize", 1) * given.get("NumBatches", 1)})
+
+
 FINETUNE: Mapping[str, Option] = {
     row.key: row
     for row in (
@@ -69,22 +78,22 @@ FINETUNE: Mapping[str, Option] = {
         _device("InferDevice", "infer_device"),
         _field("NumIterations", 1000, COUNT, "iterations"),
         _field("LearningRate", None, NUMBER, "learning_rate"),
-        _field("BatchSize", 1, COUNT, "batch_size"),
-        _field("NumBatches", 1, COUNT, "num_batches"),
+        computed("BatchSize", 1, COUNT, _BATCH, _samples_a_step),
+        computed("NumBatches", 1, COUNT, f"{_BATCH}, times BatchSize", _samples_a_step),
         _field("DataSize", None, COUNT, "data_size"),
         _field("FixedSeed", 1705472343, INTEGER, "seed"),
         _field("EarlyStop", False, SWITCH, "early_stop"),
-        _field("LRAdjust", None, _PAIR, "lr_adjust"),
         _field("TargetOpType", None, TEXTS, "target_op_types"),
-        _field("SelectiveUpdate", False, SWITCH, "selective_update"),
         _field("UpdateBias", True, SWITCH, "update_bias"),
-        _field("OutputQDQ", False, SWITCH, "output_qdq"),
-        _field("DropRatio", 1.0, NUMBER, "drop_ratio"),
         _field("RegParam", 0.01, NUMBER, "reg_param"),
         _field("BetaRange", (20, 2), _PAIR, "beta_range"),
         _field("WarmStart", 0.2, NUMBER, "warm_start"),
-        _field("MemOptLevel", 1, INTEGER, "mem_opt_level"),
-        _field("Parallel", False, SWITCH, "parallel"),
+        always("LRAdjust", None, _PAIR, "one rate serves all layers; what they learn is judged."),
+        always("SelectiveUpdate", False, SWITCH, "layers and the whole step are kept where errors fall."),
+        always("OutputQDQ", False, SWITCH, "the loss is that of the layer, before its output is rounded."),
+        always("DropRatio", 1.0, NUMBER, "layers learn from the inputs that they will really see."),
+        always("MemOptLevel", 1, INTEGER, "what does not fit into the memory that is free goes to files."),
+        always("Parallel", False, SWITCH, "each layer sees the tuned layers before it."),
         always("CacheDir", None, ANY, "mapped files lie in the temporary folder (TmpDir)."),
         always("LogPeriod", 100, INTEGER, "progress is shown layer by layer."),
         refused_option(

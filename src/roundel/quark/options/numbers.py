@@ -224,10 +224,9 @@ def _preference(value: Any, request: Request) -> Effect:
             "calibration.mode": "all",
             f"{tune}early_stop": False,
             f"{tune}update_bias": True,
-            f"{tune}output_qdq": True,
         },
-        "speed": {"improve.rounding": False, f"{tune}early_stop": True, f"{tune}mem_opt_level": 0},
-        "resource_efficiency": {"improve.samples": 32, f"{tune}mem_opt_level": 2},
+        "speed": {"improve.rounding": False, f"{tune}early_stop": True},
+        "resource_efficiency": {"improve.samples": 32},
     }
     return Effect(recipe=words[value])
 

@@ -1,4 +1,4 @@
-"""A layer's constants as fine-tuning sees them, and as they go back into the state."""
+"""A layer's constants: as a step sees them, as they go back into the state, and in the model as written."""
 
 from __future__ import annotations
 
@@ -13,11 +13,13 @@ from numpy.typing import NDArray
 
 from roundel.calibrate.positions import layer_limits
 from roundel.calibrate.statistics import QuantState
-from roundel.improve.finetune_units import Tunable, Unit
-from roundel.model.graph import constant_array
+from roundel.improve.finetune_layers import Tunable, Unit
+from roundel.improve.probe import simulated
+from roundel.model.graph import constant_array, values_by_name
 from roundel.numerics.affine import code_limits, dequantize, quantize
 from roundel.numerics.floats import FloatFormat
 from roundel.qdq.functions.blocks import BlockFormat, block_format
+from roundel.qdq.names import BEFORE, CODES
 from roundel.qdq.write import weight_codes
 from roundel.recipe.settings import Recipe
 from roundel.types import BlockScheme, Doubles, FloatScheme, QParams, QType
@@ -43,7 +45,7 @@ _POWERS = sorted(range(-6, 7), key=abs)  # of equally good scales the one neares
 
 
 @dataclass(frozen=True, slots=True, eq=False)
-class UnitWeights:
+class LayerWeights:
     """A layer's numbers, (groups, outputs per group, inputs per output) or broadcasting against it.
 
     Attributes:
@@ -96,7 +98,7 @@ class Constants:
     def __init__(self, graph: ir.Graph, state: QuantState, recipe: Recipe) -> None:
         self.state, self._blocks = state, recipe.blocks
         self._initializers = graph.initializers
-        self._limits = layer_limits(graph, state, recipe.npu)
+        self.limits = layer_limits(graph, state, recipe.npu)
 
     def codes(self, name: str) -> NDArray[Any]:
         """The integer content of a constant."""
@@ -126,7 +128,7 @@ class Constants:
     def _real(self, name: str) -> NDArray[Any]:
         return self.state.values.get(name, self.float(name))
 
-    def weights(self, unit: Unit) -> UnitWeights:
+    def weights(self, unit: Unit) -> LayerWeights:
         """The numbers of a layer."""
         stored = self.format_of(unit.layer.weight)
         if isinstance(stored, Held):
@@ -137,7 +139,7 @@ class Constants:
         zero = _spread(layer, params.zero_point, params, content.shape)
         codes = layer.matrix(self.codes(layer.weight).astype(np.float64)) - zero
         bias, bias_params = self._bias(layer, (codes.shape[0], codes.shape[1]))
-        return UnitWeights(
+        return LayerWeights(
             real=layer.matrix(content.astype(np.float64)),
             codes=codes,
             scale=_spread(layer, params.scale, params, content.shape),
@@ -148,7 +150,7 @@ class Constants:
             bias_params=bias_params,
         )
 
-    def _real_weights(self, unit: Unit, stored: Held) -> UnitWeights:
+    def _real_weights(self, unit: Unit, stored: Held) -> LayerWeights:
         layer, content = unit.layer, self._real(unit.layer.weight)
 
         def hold(matrix: NDArray[Any]) -> NDArray[Any]:
@@ -157,7 +159,7 @@ class Constants:
 
         real = layer.matrix(content.astype(np.float64))
         bias, bias_params = self._bias(layer, (real.shape[0], real.shape[1]))
-        return UnitWeights(
+        return LayerWeights(
             real=real,
             codes=hold(real / stored.scale).astype(np.float64),
             scale=np.full((1, 1, 1), stored.scale),
@@ -174,7 +176,7 @@ class Constants:
         return 1.0 if unit.normalizes or params is None else float(params.scale)
 
     def rounded_bias(
-        self, layer: Tunable, weights: UnitWeights, bias: Doubles
+        self, layer: Tunable, weights: LayerWeights, bias: Doubles
     ) -> tuple[Doubles, Format | None]:
         """The bias as its format can hold it, with the scale that suits it best."""
         if weights.bias_params is None or np.array_equal(bias, weights.bias):
@@ -182,12 +184,14 @@ class Constants:
         if isinstance(weights.bias_params, Held):
             held = weights.bias_params.hold(bias.reshape(-1))
             return held.astype(np.float64).reshape(bias.shape), weights.bias_params
-        params = self._bias_scale(layer, weights.bias_params, bias)
+        params = weights.bias_params
+        if not _derived(params):
+            params = self.best_bias_scale(layer.name, bias, params, self.state.params[layer.weight])
         codes = quantize(bias.reshape(-1), params, narrow=True)
         return dequantize(codes, params).astype(np.float64).reshape(bias.shape), params
 
-    def accept(self, layer: Tunable, tuned: Tuned) -> Changed:
-        """Take new constants over; returns the codes and formats that changed."""
+    def changes(self, layer: Tunable, tuned: Tuned) -> Changed:
+        """The layer's new constants as they are stored."""
         shape, stored = self.float(layer.weight).shape, self.format_of(layer.weight)
         changed: Changed = {}
         if isinstance(stored, Held):
@@ -203,10 +207,9 @@ class Constants:
         elif layer.bias is not None and isinstance(tuned.bias_params, QParams):
             flat = quantize(tuned.bias.reshape(-1), tuned.bias_params, narrow=True)
             changed[layer.bias] = (flat.reshape(self.float(layer.bias).shape), tuned.bias_params)
-        self.restore(changed)
         return changed
 
-    def restore(self, changed: Changed) -> None:
+    def take(self, changed: Changed) -> None:
         """Put codes and formats, or real numbers, into the state."""
         codes, params, values = dict(self.state.codes), dict(self.state.params), dict(self.state.values)
         for name, (content, kind) in changed.items():
@@ -228,21 +231,24 @@ class Constants:
             params = None  # one number for all channels: nothing to learn for each
         return np.broadcast_to(content.astype(np.float64), (shape[0] * shape[1],)).reshape(shape), params
 
-    def _bias_scale(self, layer: Tunable, old: QParams, bias: Doubles) -> QParams:
-        if old.qtype in (QType.INT32, QType.INT16) or old.scale.ndim or old.zero_point.any():
-            return old  # tied to the input and the weight, whose scales stay
-        limits = self._limits.get(layer.name)
-        weight = float(self.state.params[layer.weight].scale.reshape(-1)[0])
+    def best_bias_scale(self, layer: str, bias: Doubles, old: QParams, weight: QParams) -> QParams:
+        """The power of two next to the old scale with the least error within the NPU's shift limits."""
+        limits = self.limits.get(layer)
         best, least = old, np.inf
         for power in _POWERS:
             scale = float(old.scale) * 2.0**power
-            if limits is not None and not limits.allows_bias(scale, weight):
+            if limits is not None and not limits.allows_bias(scale, float(weight.scale.reshape(-1)[0])):
                 continue
             codes = np.clip(np.rint(bias / scale), old.qtype.qmin + 1, old.qtype.qmax)
             error = float(((codes * scale - bias) ** 2).sum())
             if error < least:
                 best, least = replace(old, scale=np.asarray(scale, np.float32)), error
         return best
+
+
+def _derived(bias: QParams) -> bool:
+    """Whether a bias is tied to the input and the weight, whose scales stay."""
+    return bias.qtype in (QType.INT32, QType.INT16) or bool(bias.scale.ndim or bias.zero_point.any())
 
 
 def _spread(layer: Tunable, numbers: NDArray[Any], params: QParams, shape: tuple[int, ...]) -> Doubles:
@@ -253,3 +259,63 @@ def _spread(layer: Tunable, numbers: NDArray[Any], params: QParams, shape: tuple
     along[params.axis % len(shape)] = -1
     full = layer.matrix(np.broadcast_to(numbers.astype(np.float64).reshape(along), shape))
     return np.ascontiguousarray(full[:, :, :1])
+
+
+class Written:
+    """The quantized model as it will be written, with the constants found so far.
+
+    Args:
+        model: the prepared float model.
+        state: calibrated.
+        recipe: formats and arithmetic.
+    """
+
+    def __init__(self, model: ir.Model, state: QuantState, recipe: Recipe) -> None:
+        self.model = simulated(model, state, _replaceable(recipe))
+        self._values = values_by_name(self.model.graph)
+        self._nodes = {str(node.name): node for node in self.model.graph}
+        self._given = values_by_name(model.graph)
+
+    def replace(self, changed: Changed) -> None:
+        """Put new codes and scales, or new real numbers, into it."""
+        for name, (codes, params) in changed.items():
+            if params is None:
+                self._values[name].const_value = ir.tensor(codes, name=name)
+                continue
+            stored = self._values[f"{name}{CODES}"]
+            node = stored.consumers()[0]
+            stored.const_value = ir.tensor(codes, name=stored.name)
+            scale = node.inputs[1]
+            assert scale is not None
+            scale.const_value = ir.tensor(params.scale, name=scale.name)
+
+    def seen_as(self, tensor: str) -> str:
+        """The name of the real numbers that readers of a tensor get."""
+        for use in self._given[tensor].uses():
+            reader = self._nodes.get(str(use.node.name))
+            value = reader.inputs[use.idx] if reader is not None else None
+            if value is not None:
+                return str(value.name)
+        raise KeyError(tensor)
+
+    def output_of(self, node: str) -> str:
+        """The name of what a node makes, whatever stores it behind."""
+        return str(self._nodes[node].outputs[0].name)
+
+    def codes_of(self, tensor: str) -> str:
+        """The name of a tensor's integer codes."""
+        for name in (tensor, f"{tensor}{BEFORE}"):
+            value = self._values.get(name)
+            for node in value.consumers() if value is not None else ():
+                if node.op_type == "QuantizeLinear":
+                    return str(node.outputs[0].name)
+        raise KeyError(tensor)
+
+
+def _replaceable(recipe: Recipe) -> Recipe:
+    """Short floats as float32 constants before casts: the same numbers, which can be replaced."""
+    plain: dict[str, Any] = {"output": {"half_weights": False, "strip_functions": False}}
+    if {recipe.activations.type, recipe.weights.type} & {"bfloat16", "float16"}:
+        form = "plain" if recipe.floats.form == "plain" else "cast"  # no bodies to inline, piece by piece
+        plain["floats"] = {"form": form}
+    return recipe.merged(plain)

@@ -2,56 +2,30 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
-from typing import Any, Protocol
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
 import onnx_ir as ir
 from numpy.typing import NDArray
 
 from roundel.calibrate.statistics import QuantState
-from roundel.errors import RecipeError
-from roundel.improve.layers import quantized_layers
+from roundel.improve.layers import Layer, read_layer, runs_quantized
 from roundel.model.graph import (
     attribute_float,
     attribute_int,
     clip_bounds,
     constant_array,
-    is_constant,
     only_reader,
     rank,
 )
 from roundel.plan.types import QuantPlan, Role, TensorPlan
 from roundel.recipe.settings import Finetune
-from roundel.types import QType, Scheme
+from roundel.types import Scheme
 
 NORMS = ("InstanceNormalization", "LayerNormalization")
 _FUSED = ("Relu", "PRelu", "LeakyRelu", "Gelu", "Tanh", "Clip", "Sigmoid", "HardSigmoid", "Softmax")
-
-
-class Tunable(Protocol):
-    """A layer seen as a matrix: rows of inputs in, rows of outputs out."""
-
-    @property
-    def name(self) -> str: ...
-    @property
-    def op(self) -> str: ...
-    @property
-    def data(self) -> str: ...
-    @property
-    def weight(self) -> str: ...
-    @property
-    def bias(self) -> str | None: ...
-    @property
-    def output(self) -> str: ...
-    def matrix(self, weight: NDArray[Any]) -> NDArray[Any]: ...
-    def tensor(self, matrix: NDArray[Any], shape: tuple[int, ...]) -> NDArray[Any]: ...
-    def places(self, shape: tuple[int, ...], most: int, rng: np.random.Generator) -> NDArray[np.intp]: ...
-    def targets(self, output: NDArray[Any], places: NDArray[np.intp]) -> NDArray[np.float32]: ...
-    def inputs(
-        self, data: NDArray[Any], places: NDArray[np.intp], spatial: tuple[int, ...]
-    ) -> NDArray[Any]: ...
 
 
 @dataclass(frozen=True, slots=True)
@@ -105,6 +79,9 @@ class NormLayer:
         mean = data.mean(axes, keepdims=True)
         spread = np.sqrt(data.var(axes, keepdims=True) + self.epsilon)
         return self.targets((data - mean) / spread, places)
+
+
+Tunable = Layer | NormLayer  # as a matrix: rows of inputs in, rows of outputs out
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -165,45 +142,35 @@ def find_units(
         settings: name the operators.
         algorithm: 'adaround' leaves normalizations out: they have no rounding worth learning.
     """
-    layers: dict[str, Tunable] = {
-        layer.name: layer for layer in quantized_layers(graph, _lenient(graph, state.plan, algorithm))
-    }
+    layers: dict[str, Tunable] = {}
+    for node in graph:
+        layer = read_layer(node) if runs_quantized(node, state.plan) else None
+        if layer is not None and _stored(layer, state.plan, algorithm):
+            layers[layer.name] = layer
     nodes = {str(node.name): node for node in graph}
     simulated = {str(node.name): node for node in quantized}
     if algorithm == "adaquant":
         layers |= {norm.name: norm for norm in _norms(graph, state)}
     found = []
     for name, node in nodes.items():
-        layer = layers.get(name)
-        if layer is None or layer.op not in settings.target_op_types:
+        tuned = layers.get(name)
+        if tuned is None or tuned.op not in settings.target_op_types:
             continue
         behind = _behind(node, state.plan)
         activation = None
         if behind is not None:
-            activation = read_activation(_computed(behind, simulated), node, state)
-        output = str(behind.outputs[0].name) if behind is not None and activation else layer.output
-        found.append(Unit(layer, activation, output))
+            activation = _activation(_computed(behind, simulated), node, state)
+        output = str(behind.outputs[0].name) if behind is not None and activation else tuned.output
+        found.append(Unit(tuned, activation, output))
     return tuple(found)
 
 
-def _lenient(graph: ir.Graph, plan: QuantPlan, algorithm: str) -> QuantPlan:
-    """The plan as `quantized_layers` wants it: tuning at fixed scales copes with any zero point and bias.
-
-    It takes any input, and AdaQuant also weights without codes.
-    """
-    tensors = {
-        name: replace(tensor, scheme=Scheme(QType.INT8))
-        for name, tensor in plan.tensors.items()
-        if tensor.role is Role.ACTIVATION or learnable(tensor, algorithm)
-    }
-    for node in graph:
-        bias = node.inputs[2] if len(node.inputs) > 2 else None
-        weight = node.inputs[1] if bias is not None else None
-        if bias is not None and weight is not None and constant_array(bias) is not None:
-            known = tensors.get(str(weight.name))
-            if known is not None:
-                tensors.setdefault(str(bias.name), known)  # stands for a bias that stays float
-    return replace(plan, tensors=tensors)
+def _stored(layer: Layer, plan: QuantPlan, algorithm: str) -> bool:
+    """Tuning at fixed scales copes with any input, zero point and bias."""
+    data, weight = plan.tensors.get(layer.data), plan.tensors.get(layer.weight)
+    if data is None or data.role is not Role.ACTIVATION:
+        return False
+    return weight is not None and learnable(weight, algorithm)
 
 
 def learnable(tensor: TensorPlan, algorithm: str) -> bool:
@@ -214,8 +181,7 @@ def learnable(tensor: TensorPlan, algorithm: str) -> bool:
 def _norms(graph: ir.Graph, state: QuantState) -> list[NormLayer]:
     found = []
     for node in graph:
-        verdict = state.plan.nodes.get(str(node.name))
-        if node.op_type not in NORMS or verdict is None or not verdict.quantized:
+        if node.op_type not in NORMS or not runs_quantized(node, state.plan):
             continue
         data, weight = node.inputs[0], node.inputs[1]
         bias = node.inputs[2] if len(node.inputs) > 2 else None
@@ -253,7 +219,7 @@ def _computed(node: ir.Node, simulated: Mapping[str, ir.Node]) -> ir.Node:
     return other if other.op_type in ("LeakyRelu", "HardSigmoid", "Clip") else node
 
 
-def read_activation(node: ir.Node, layer: ir.Node, state: QuantState) -> Activation | None:
+def _activation(node: ir.Node, layer: ir.Node, state: QuantState) -> Activation | None:
     """The activation of a node, or None where rows of channels are not enough to compute it."""
     op = node.op_type
     if op == "LeakyRelu":
@@ -308,162 +274,3 @@ def channel_slopes(activation: Activation | None, shape: tuple[int, int]) -> NDA
     if activation is None or activation.slope is None:
         return None
     return np.broadcast_to(activation.slope, (shape[0] * shape[1],)).reshape(shape)
-
-
-_ACTIVATIONS = ("Relu", "LeakyRelu", "Gelu", "Tanh", "Clip", "Sigmoid", "HardSigmoid")
-_JOINS = ("Add", "Mul")
-
-
-@dataclass(frozen=True, slots=True, eq=False)
-class BlockStep:
-    """One node of a block: a layer to tune, an activation, or a join (neither of the two)."""
-
-    node: ir.Node
-    unit: Unit | None
-    activation: Activation | None
-
-
-@dataclass(frozen=True, slots=True, eq=False)
-class Block:
-    """A block that can be computed on its own.
-
-    Attributes:
-        entry: the tensor that splits; it is stored as codes.
-        output: the joined tensor, behind its activation where there is one.
-        steps: the nodes in graph order.
-    """
-
-    entry: str
-    output: str
-    steps: tuple[BlockStep, ...]
-
-    @property
-    def units(self) -> tuple[Unit, ...]:
-        """The layers to tune."""
-        return tuple(step.unit for step in self.steps if step.unit is not None)
-
-    @property
-    def name(self) -> str:
-        """The names of its layers."""
-        return "+".join(unit.layer.name for unit in self.units)
-
-
-def with_blocks(graph: ir.Graph, units: Sequence[Unit], state: QuantState) -> tuple[Unit | Block, ...]:
-    """The units in graph order, those of a block gathered where its first one was.
-
-    Raises:
-        RecipeError: the graph has no block that could be tuned as a whole.
-    """
-    by_node = {unit.layer.name: unit for unit in units}
-    owner: dict[str, Block] = {}
-    for block in _blocks(graph, by_node, state):
-        names = [unit.layer.name for unit in block.units]
-        if names and not any(name in owner for name in names):
-            owner |= dict.fromkeys(names, block)
-    if not owner:
-        raise RecipeError(
-            "Block-wise tuning is not available for this graph.",
-            where="improve.finetune.block_wise",
-            observed="no Add joins two ways of plain layers and activations from one quantized tensor",
-            hint="Set improve.finetune.block_wise: false.",
-        )
-    items: dict[int, Unit | Block] = {}
-    for unit in units:
-        item = owner.get(unit.layer.name, unit)
-        items.setdefault(id(item), item)
-    return tuple(items.values())
-
-
-def _blocks(graph: ir.Graph, units: Mapping[str, Unit], state: QuantState) -> list[Block]:
-    order = {node: index for index, node in enumerate(graph)}
-    found = []
-    for node in graph:
-        if node.op_type != "Add" or any(v is None or is_constant(v) for v in node.inputs):
-            continue
-        entry = _split(node, order)
-        if entry is None or entry.name not in state.plan.tensors:
-            continue
-        block = _block(node, entry, order, units, state)
-        if block is not None:
-            found.append(block)
-    return found
-
-
-def _split(add: ir.Node, order: Mapping[ir.Node, int]) -> ir.Value | None:
-    """The last tensor that both inputs of the Add come from."""
-    left, right = (_sources(value) for value in add.inputs)
-    found, latest = None, -2
-    for value in left:
-        producer = value.producer()
-        rank = -1 if producer is None else order[producer]
-        if value in right and rank > latest:
-            found, latest = value, rank
-    return found
-
-
-def _sources(value: ir.Value | None) -> dict[ir.Value, None]:
-    """The value and everything computed that it depends on."""
-    found: dict[ir.Value, None] = {}
-    stack = [value]
-    while stack:
-        item = stack.pop()
-        if item is None or item in found or is_constant(item):
-            continue
-        found[item] = None
-        producer = item.producer()
-        stack.extend(producer.inputs if producer is not None else ())
-    return found
-
-
-def _block(
-    add: ir.Node,
-    entry: ir.Value,
-    order: Mapping[ir.Node, int],
-    units: Mapping[str, Unit],
-    state: QuantState,
-) -> Block | None:
-    """The block of an Add, if it is closed and made of nodes that torch can compute here."""
-    inside = {add}
-    stack = list(add.inputs)
-    while stack:
-        value = stack.pop()
-        producer = value.producer() if value is not None else None
-        if value is entry or value is None or is_constant(value):
-            continue
-        if producer is None:
-            return None  # another graph input
-        if producer not in inside:
-            inside.add(producer)
-            stack.extend(producer.inputs)
-    for node in inside - {add}:
-        out = node.outputs[0]
-        if out.is_graph_output() or any(use.node not in inside for use in out.uses()):
-            return None
-    last = add
-    behind = only_reader(add.outputs[0])
-    if (
-        behind is not None
-        and behind.op_type in _ACTIVATIONS
-        and add.outputs[0].name not in state.plan.tensors
-    ):
-        inside.add(behind)
-        last = behind
-    steps = [_step(node, units, state) for node in sorted(inside, key=order.__getitem__)]
-    if None in steps:
-        return None
-    return Block(
-        str(entry.name), str(last.outputs[0].name), tuple(step for step in steps if step is not None)
-    )
-
-
-def _step(node: ir.Node, units: Mapping[str, Unit], state: QuantState) -> BlockStep | None:
-    unit = units.get(str(node.name))
-    if unit is not None:
-        unusual = unit.normalizes or "output_padding" in node.attributes
-        return None if unusual else BlockStep(node, unit, None)
-    if node.op_type in _JOINS and not any(v is None or is_constant(v) for v in node.inputs):
-        return BlockStep(node, None, None)
-    if node.op_type in _ACTIVATIONS:
-        activation = read_activation(node, node, state)
-        return None if activation is None else BlockStep(node, None, activation)
-    return None

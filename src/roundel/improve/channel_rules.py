@@ -9,12 +9,20 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import replace
 from itertools import product
-from typing import Protocol
 
 import numpy as np
 import onnx_ir as ir
 
-from roundel.improve.channels import UNKNOWN, Bounds, ChannelLayer, Channels, Flow, Ids, bounded, read_layer
+from roundel.improve.channels import (
+    UNKNOWN,
+    Bounds,
+    ChannelLayer,
+    Channels,
+    Flow,
+    Ids,
+    bounded,
+    channel_layer,
+)
 from roundel.model.graph import (
     FLOAT_TYPES,
     any_reduced_axes,
@@ -35,36 +43,23 @@ from roundel.model.graph import (
 from roundel.targets.operators import OPERATORS, Trait, ops_with
 from roundel.types import Doubles
 
-
-class Walk(Protocol):
-    """What a rule asks of the walk that calls it."""
-
-    channels: Channels
-
-    def flow(self, value: ir.Value | None) -> Flow:
-        """What is known of a value."""
-
-    def simplified(self, node: ir.Node, flow: Flow, top: float) -> Flow:
-        """The flow before a Relu or Clip, after constants have left the layer before it."""
+Rule = Callable[["Trace", ir.Node], Flow | None]
 
 
-Rule = Callable[[Walk, ir.Node], Flow | None]
-
-
-def _single(walk: Walk, node: ir.Node) -> Flow | None:
+def _single(trace: Trace, node: ir.Node) -> Flow | None:
     """The flow of the first input, where every other input is a constant."""
     others = [value for value in node.inputs[1:] if value is not None]
     if any(constant_array(value) is None for value in others):
         return None
-    return walk.flow(input_at(node, 0))
+    return trace.flow(input_at(node, 0))
 
 
-def _kept(walk: Walk, node: ir.Node) -> Flow | None:
-    return _single(walk, node)
+def _kept(trace: Trace, node: ir.Node) -> Flow | None:
+    return _single(trace, node)
 
 
-def _pooled(walk: Walk, node: ir.Node) -> Flow | None:
-    flow = _single(walk, node)
+def _pooled(trace: Trace, node: ir.Node) -> Flow | None:
+    flow = _single(trace, node)
     if flow is None or (flow.ids is not None and flow.axis != 1):
         return None
     automatic = attribute_string(node, "auto_pad", "NOTSET") not in ("NOTSET", "VALID")
@@ -74,17 +69,17 @@ def _pooled(walk: Walk, node: ir.Node) -> Flow | None:
     return flow
 
 
-def _relu(walk: Walk, node: ir.Node) -> Flow | None:
-    flow = _single(walk, node)
+def _relu(trace: Trace, node: ir.Node) -> Flow | None:
+    flow = _single(trace, node)
     if flow is None:
         return None
     if flow.ids is not None:
-        flow = walk.simplified(node, flow, np.inf)
+        flow = trace.simplified(node, flow, np.inf)
     return flow.within(np.maximum(flow.low, 0), np.maximum(flow.high, 0))
 
 
-def _leaky(walk: Walk, node: ir.Node) -> Flow | None:
-    flow = _single(walk, node)
+def _leaky(trace: Trace, node: ir.Node) -> Flow | None:
+    flow = _single(trace, node)
     if flow is None:
         return None
     slope: Doubles | None = np.array(attribute_float(node, "alpha", 0.01))
@@ -98,8 +93,8 @@ def _leaky(walk: Walk, node: ir.Node) -> Flow | None:
     return flow.within(np.minimum(flow.low, 0), np.maximum(flow.high, 0))
 
 
-def _clip(walk: Walk, node: ir.Node) -> Flow | None:
-    flow, limits = _single(walk, node), clip_bounds(node)
+def _clip(trace: Trace, node: ir.Node) -> Flow | None:
+    flow, limits = _single(trace, node), clip_bounds(node)
     if flow is None or limits is None:
         return None
     bottom, top = (np.inf * sign if x is None else x for x, sign in zip(limits, (-1, 1), strict=True))
@@ -108,7 +103,7 @@ def _clip(walk: Walk, node: ir.Node) -> Flow | None:
     if bottom > 0 or top <= 0:
         return None
     if bottom == 0:
-        flow = walk.simplified(node, flow, top)
+        flow = trace.simplified(node, flow, top)
     assert flow.ids is not None
     most = np.full(flow.high.shape, np.inf)
     with np.errstate(divide="ignore"):
@@ -116,12 +111,12 @@ def _clip(walk: Walk, node: ir.Node) -> Flow | None:
             most = np.where(flow.high > 0, top / flow.high, most)
         if bottom < 0 and np.isfinite(bottom):
             most = np.minimum(most, np.where(flow.low < 0, bottom / flow.low, np.inf))
-    walk.channels.cap(flow.ids, most)
+    trace.channels.cap(flow.ids, most)
     return flow.within(np.clip(flow.low, bottom, top), np.clip(flow.high, bottom, top))
 
 
-def _pad(walk: Walk, node: ir.Node) -> Flow | None:
-    flow = _single(walk, node)
+def _pad(trace: Trace, node: ir.Node) -> Flow | None:
+    flow = _single(trace, node)
     pads = attribute_ints(node, "pads") or integers(input_at(node, 1))
     if flow is None or pads is None or input_at(node, 3) is not None:
         return None
@@ -136,8 +131,8 @@ def _pad(walk: Walk, node: ir.Node) -> Flow | None:
     return flow.within(np.minimum(flow.low, 0), np.maximum(flow.high, 0))
 
 
-def _resized(walk: Walk, node: ir.Node) -> Flow | None:
-    flow = _single(walk, node)
+def _resized(trace: Trace, node: ir.Node) -> Flow | None:
+    flow = _single(trace, node)
     before, after = dims(input_at(node, 0)), dims(node.outputs[0])
     if flow is None or attribute_string(node, "coordinate_transformation_mode", "") == "tf_crop_and_resize":
         return None
@@ -150,16 +145,16 @@ def _resized(walk: Walk, node: ir.Node) -> Flow | None:
     return flow if attribute_string(node, "mode", "nearest") != "cubic" else flow.within(-np.inf, np.inf)
 
 
-def _transposed(walk: Walk, node: ir.Node) -> Flow | None:
-    flow, order = walk.flow(input_at(node, 0)), attribute_ints(node, "perm")
+def _transposed(trace: Trace, node: ir.Node) -> Flow | None:
+    flow, order = trace.flow(input_at(node, 0)), attribute_ints(node, "perm")
     if flow.ids is None:
         return flow
     return None if order is None else replace(flow, axis=order.index(flow.axis))
 
 
-def _flattened(walk: Walk, node: ir.Node) -> Flow | None:
+def _flattened(trace: Trace, node: ir.Node) -> Flow | None:
     """[N, C, ...] to [N, C * ...]: each channel becomes a run of neighbours."""
-    flow = walk.flow(input_at(node, 0))
+    flow = trace.flow(input_at(node, 0))
     before, after = dims(input_at(node, 0)), dims(node.outputs[0])
     if flow.ids is None:
         return flow
@@ -176,8 +171,8 @@ def _flattened(walk: Walk, node: ir.Node) -> Flow | None:
     return Flow(1, np.repeat(flow.ids, run), np.repeat(flow.low, run), np.repeat(flow.high, run))
 
 
-def _reduced(walk: Walk, node: ir.Node) -> Flow | None:
-    flow, source = _single(walk, node), input_at(node, 0)
+def _reduced(trace: Trace, node: ir.Node) -> Flow | None:
+    flow, source = _single(trace, node), input_at(node, 0)
     if flow is None or flow.ids is None or source is None or source.shape is None:
         return flow
     rank = len(source.shape)
@@ -191,8 +186,8 @@ def _reduced(walk: Walk, node: ir.Node) -> Flow | None:
     return flow if keep else replace(flow, axis=flow.axis - sum(axis < flow.axis for axis in axes))
 
 
-def _add(walk: Walk, node: ir.Node) -> Flow | None:
-    left, right = (walk.flow(value) for value in node.inputs)
+def _add(trace: Trace, node: ir.Node) -> Flow | None:
+    left, right = (trace.flow(value) for value in node.inputs)
     low, high = _total(left, right)
     a, b = left.ids, right.ids
     values = [value for value in node.inputs if value is not None]
@@ -201,7 +196,7 @@ def _add(walk: Walk, node: ir.Node) -> Flow | None:
     tied = a is not None and b is not None and left.axis == right.axis and a.size == b.size
     if not tied or a is None or b is None or len(values) != 2 or not same_rank(*values):
         return None
-    walk.channels.tie(a, b)
+    trace.channels.tie(a, b)
     return Flow(left.axis, a, low, high)
 
 
@@ -211,9 +206,9 @@ def _total(left: Flow, right: Flow) -> Bounds:
     return left.low + right.low, left.high + right.high
 
 
-def _mul(walk: Walk, node: ir.Node) -> Flow | None:
+def _mul(trace: Trace, node: ir.Node) -> Flow | None:
     """A tensor times one that is not rescaled, as a gate: the product scales along."""
-    flows = [walk.flow(value) for value in node.inputs]
+    flows = [trace.flow(value) for value in node.inputs]
     scaled = [i for i, flow in enumerate(flows) if flow.ids is not None]
     values = [value for value in node.inputs if value is not None]
     if len(scaled) > 1 or len(values) != 2:
@@ -235,8 +230,8 @@ def _spans(value: ir.Value, flow: Flow, result: ir.Value) -> bool:
     return after[flow.axis] == flow.low.size
 
 
-def _concat(walk: Walk, node: ir.Node) -> Flow | None:
-    flows = [walk.flow(value) for value in node.inputs]
+def _concat(trace: Trace, node: ir.Node) -> Flow | None:
+    flows = [trace.flow(value) for value in node.inputs]
     known = [flow for flow in flows if flow.ids is not None]
     rank = None if node.outputs[0].shape is None else len(node.outputs[0].shape)
     if not known or rank is None:
@@ -251,8 +246,8 @@ def _concat(walk: Walk, node: ir.Node) -> Flow | None:
             size = None if sizes is None else sizes[axis]
             if size is None:
                 return None
-            ids = walk.channels.fresh(size)
-            walk.channels.fix(ids)
+            ids = trace.channels.fresh(size)
+            trace.channels.fix(ids)
             flow = Flow(axis, ids, np.repeat(flow.low, size), np.repeat(flow.high, size))
         parts.append(flow)
     ids = np.concatenate([flow.ids for flow in parts if flow.ids is not None])
@@ -305,8 +300,8 @@ class Trace:
         self.absorbed = 0
         self._flows: dict[ir.Value, Flow] = {}
         self._flows.update((v, _FLOAT_INPUT) for v in graph.inputs if v.dtype in FLOAT_TYPES)
-        # Read ahead: what a layer absorbs is added before the walk gets to it.
-        self._by_node = {node: layer for node in graph if (layer := read_layer(node)) is not None}
+        # Read ahead: what a layer absorbs is added before the trace gets to it.
+        self._by_node = {node: layer for node in graph if (layer := channel_layer(node)) is not None}
         for node in graph:
             self._visit(node)
 
