@@ -202,7 +202,7 @@ def _reuse(
         raise DataError(
             "The statistics file was made from other data, and this data can be read only once.",
             where=path,
-            hint="Delete the file, or give it another name.",
+            hint="Give another file name.",
         )
     session = open_session(model)
     names = [out.name for out in session.get_outputs()]

@@ -38,6 +38,8 @@ from roundel.types import FloatScheme, QParams, QType, Range, ScaleKind, Scheme
 
 _INT32_ROOM = 2.0**31 - 2**8  # float32 scales round: stay clear of the very edge
 _TINY = float(np.finfo(np.float32).tiny)
+_FINER = 4  # bits by which a bias is finer than the codes that it ends in
+_SENSIBLE = (2.0**-96, 2.0**96)  # for a scale: its product with another is still a float32
 
 
 def method_of(recipe: Recipe) -> Method:
@@ -90,7 +92,7 @@ def resolve(model: ir.Model, plan: QuantPlan, stats: Mapping[str, Observer], rec
         recipe: gives the methods.
     """
     felt = felt_functions(model.graph) if recipe.feels_errors else {}
-    resolver = _Resolver(model.graph.initializers, plan, stats, recipe, felt)
+    resolver = _Resolver(model.graph, plan, stats, recipe, felt)
     for tensor in plan.tensors.values():
         if isinstance(tensor.scheme, FloatScheme):
             resolver.short_float(tensor, tensor.scheme)
@@ -106,13 +108,13 @@ def resolve(model: ir.Model, plan: QuantPlan, stats: Mapping[str, Observer], rec
 class _Resolver:
     def __init__(
         self,
-        constants: Mapping[str, ir.Value],
+        graph: ir.Graph,
         plan: QuantPlan,
         stats: Mapping[str, Observer],
         recipe: Recipe,
         felt: Mapping[str, Felt],
     ) -> None:
-        self.constants, self.plan, self.stats, self.recipe = constants, plan, stats, recipe
+        self.graph, self.plan, self.stats, self.recipe = graph, plan, stats, recipe
         self._felt = felt
         self.plans = dict(plan.tensors)
         self.params: dict[str, QParams] = {}
@@ -160,7 +162,7 @@ class _Resolver:
 
     def array(self, name: str) -> NDArray[Any]:
         """A constant's content."""
-        array = constant_array(self.constants[name])
+        array = constant_array(self.graph.initializers[name])
         assert array is not None
         return array
 
@@ -182,7 +184,7 @@ class _Resolver:
         if not fixed and tensor.integer.scale is ScaleKind.POWER_OF_TWO:
             # Tied by the NPU's alignment: each member's own best scale, and the largest of them for all.
             # A tensor that was zero throughout has no wish of its own.
-            alive = [n for n in observed if self.stats[n].low or self.stats[n].high] or observed
+            alive = [n for n in observed if not self._silent([n])] or observed
             each = [self._chosen([name], tensor) for name in alive]
             return max(each, key=lambda params: float(params.scale))
         if not fixed:
@@ -194,10 +196,38 @@ class _Resolver:
             whole = whole.union(Range(self.stats[name].low, self.stats[name].high))
         return _fixed(whole, tensor)
 
+    def _silent(self, names: list[str]) -> bool:
+        """Whether the data showed nothing but zeros."""
+        return not any(self.stats[name].low or self.stats[name].high for name in names)
+
+    def _unseen(self, tensor: TensorPlan) -> float:
+        """A scale for a tensor that was zero throughout, from the biases of the layers that read it.
+
+        Such a layer's output is its bias, whose steps are input scale x weight scale: they must be finer than
+        the output's codes by some bits. 1 where there is no such bias.
+        """
+        leaders, wanted = self.plan.leaders(tensor.name), []
+        for node in self.graph:
+            first = (*node.inputs[:3], None, None, None)[:3]
+            data, weight, bias = (self.plan.tensors.get(str(v.name)) if v else None for v in first)
+            if data is None or weight is None or bias is None or bias.role is not Role.BIAS:
+                continue
+            if not isinstance(weight.scheme, Scheme):
+                continue
+            largest = float(np.abs(self.array(bias.name)).max(initial=0.0))
+            if largest > 0 and self.plan.leaders(data.name) == leaders:
+                bits = tensor.integer.qtype.bits + _FINER
+                if isinstance(bias.scheme, Scheme) and bias.scheme.qtype is QType.INT16:
+                    bits = min(bits, bias.scheme.qtype.bits - 2)
+                wanted.append(largest / float(self.independent(weight).scale.max()) / 2.0**bits)
+        return float(np.clip(min(wanted, default=1.0), *_SENSIBLE))
+
     def _chosen(self, names: list[str], tensor: TensorPlan) -> QParams:
         """By the recipe's method, with its margin for values that the data did not show."""
         felt = self._felt.get(names[0]) if len(names) == 1 else None
         params = choose(self._method, self._merged(names), tensor.integer, felt)
+        if self._silent(names):
+            return replace(params, scale=round_scale(self._unseen(tensor), tensor.integer.scale))
         margin = self.recipe.calibration.margin
         if margin == 1:
             return params

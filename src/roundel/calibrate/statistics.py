@@ -117,7 +117,7 @@ def load_statistics(path: Path | str) -> Statistics:
                 where=path,
                 observed=header["version"],
                 expected=_VERSION,
-                hint="Delete it; it will be written anew.",
+                hint="Give another file name: the statistics are gathered again and written there.",
             )
         stats = {
             str(name): _observer(arrays, number, StatKind(kind))
@@ -128,10 +128,11 @@ def load_statistics(path: Path | str) -> Statistics:
         )
     except _UNREADABLE as error:
         raise DataError(
-            "The statistics file cannot be read.",
+            "This is not a statistics file, or a damaged one.",
             where=path,
             observed=f"{type(error).__name__}: {error}",
-            hint="Delete it; it will be written anew.",
+            expected="a file that an earlier run wrote",
+            hint="Give another file name: the statistics are gathered again and written there.",
         ) from error
 
 
