@@ -32,6 +32,7 @@ from roundel.model.graph import constant_array
 from roundel.numerics.affine import bias_params, params_from_range, round_scale
 from roundel.numerics.floats import held, overflows, scale_to_range
 from roundel.numerics.scales import Felt
+from roundel.plan.branches import with_own_scales
 from roundel.plan.types import Derived, Fixed, QuantPlan, Role, Shared, TensorPlan
 from roundel.recipe.settings import Recipe, Weights
 from roundel.types import FloatScheme, QParams, QType, Range, ScaleKind, Scheme
@@ -92,6 +93,8 @@ def resolve(model: ir.Model, plan: QuantPlan, stats: Mapping[str, Observer], rec
         recipe: gives the methods.
     """
     felt = felt_functions(model.graph) if recipe.feels_errors else {}
+    aligned = _Resolver(model.graph, plan, stats, recipe, felt)
+    plan, reads = with_own_scales(model.graph, plan, aligned.scale_of, stats)
     resolver = _Resolver(model.graph, plan, stats, recipe, felt)
     for tensor in plan.tensors.values():
         if isinstance(tensor.scheme, FloatScheme):
@@ -102,7 +105,8 @@ def resolve(model: ir.Model, plan: QuantPlan, stats: Mapping[str, Observer], rec
         if isinstance(tensor.source, Derived):
             resolver.bias(tensor)
     kept = replace(plan, tensors=resolver.plans)
-    return QuantState(kept, resolver.params, resolver.scales, resolver.values, notes=tuple(resolver.notes))
+    notes = tuple(resolver.notes)
+    return QuantState(kept, resolver.params, resolver.scales, resolver.values, reads=reads, notes=notes)
 
 
 class _Resolver:
@@ -123,6 +127,11 @@ class _Resolver:
         self.notes: list[str] = []
         self._method = method_of(recipe)
         self._groups: dict[tuple[str, ...], QParams] = {}
+
+    def scale_of(self, tensor: TensorPlan) -> QParams:
+        """What the tensor would get with this plan, which need not be the whole plan's."""
+        leaders = tensor.source.leaders if isinstance(tensor.source, Shared) else (tensor.name,)
+        return self._group(leaders, tensor)
 
     def independent(self, tensor: TensorPlan) -> QParams:
         """Everything in integers but a derived bias."""

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cached_property
 from typing import Any
 
@@ -185,11 +185,22 @@ class _Stripper:
         if op_key(node) in QUANTIZE:
             source = node.inputs[0]
             found = None if source is None else _read(node, str(source.name), None)
+            known = None if source is None else self.tensors.get(str(source.name))
+            if source is not None and found is not None and known is not None and not _agree(known, found):
+                found = self._again(node, source, found)
             self._keep(node, found)
         elif op_key(node) in DEQUANTIZE:
             self._dequantize(node)
         elif casts_to(node, ir.DataType.FLOAT):
             self._cast_pair(node)
+
+    def _again(self, node: ir.Node, source: ir.Value, found: StoredTensor) -> StoredTensor:
+        """A tensor with a second pair, in another scale: a value of its own, behind an Identity."""
+        name = self._free(f"{source.name}_again")
+        value = ir.Value(name=name, shape=source.shape, type=source.type)
+        self.graph.insert_before(node, ir.Node("", "Identity", [source], outputs=[value], name=name))
+        node.replace_input_with(0, value)
+        return replace(found, name=name)
 
     def _dequantize(self, node: ir.Node) -> None:
         codes = node.inputs[0]
