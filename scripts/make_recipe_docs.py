@@ -11,7 +11,7 @@ import sys
 from pathlib import Path
 
 ROOT = Path(__file__).parent.parent
-SOURCE = ROOT / "src" / "roundel" / "recipe.py"
+SOURCE = ROOT / "src" / "roundel" / "recipe/settings.py"
 PAGE = ROOT / "docs" / "recipes.md"
 
 INTRO = """# Recipes
