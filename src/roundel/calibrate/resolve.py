@@ -27,11 +27,11 @@ from roundel.calibrate.ranges import (
     choose_weight,
 )
 from roundel.calibrate.statistics import QuantState
-from roundel.calibrate.tensors import felt_functions
+from roundel.calibrate.tensors import reader_functions
 from roundel.model.graph import constant_array
 from roundel.numerics.affine import bias_params, params_from_range, round_scale
 from roundel.numerics.floats import held, overflows, scale_to_range
-from roundel.numerics.scales import Felt
+from roundel.numerics.scales import ReaderFunction
 from roundel.plan.branches import with_own_scales
 from roundel.plan.types import Derived, Fixed, QuantPlan, Role, Shared, TensorPlan
 from roundel.recipe.settings import Recipe, Weights
@@ -92,10 +92,10 @@ def resolve(model: ir.Model, plan: QuantPlan, stats: Mapping[str, Observer], rec
         stats: an observer for each name in `plan.observed_activations()`.
         recipe: gives the methods.
     """
-    felt = felt_functions(model.graph) if recipe.feels_errors else {}
-    aligned = _Resolver(model.graph, plan, stats, recipe, felt)
+    readers = reader_functions(model.graph) if recipe.errors_behind_reader else {}
+    aligned = _Resolver(model.graph, plan, stats, recipe, readers)
     plan, reads = with_own_scales(model.graph, plan, aligned.scale_of, stats)
-    resolver = _Resolver(model.graph, plan, stats, recipe, felt)
+    resolver = _Resolver(model.graph, plan, stats, recipe, readers)
     for tensor in plan.tensors.values():
         if isinstance(tensor.scheme, FloatScheme):
             resolver.short_float(tensor, tensor.scheme)
@@ -116,10 +116,10 @@ class _Resolver:
         plan: QuantPlan,
         stats: Mapping[str, Observer],
         recipe: Recipe,
-        felt: Mapping[str, Felt],
+        readers: Mapping[str, ReaderFunction],
     ) -> None:
         self.graph, self.plan, self.stats, self.recipe = graph, plan, stats, recipe
-        self._felt = felt
+        self._readers = readers
         self.plans = dict(plan.tensors)
         self.params: dict[str, QParams] = {}
         self.scales: dict[str, NDArray[np.float32]] = {}
@@ -233,8 +233,8 @@ class _Resolver:
 
     def _chosen(self, names: list[str], tensor: TensorPlan) -> QParams:
         """By the recipe's method, with its margin for values that the data did not show."""
-        felt = self._felt.get(names[0]) if len(names) == 1 else None
-        params = choose(self._method, self._merged(names), tensor.integer, felt)
+        reader = self._readers.get(names[0]) if len(names) == 1 else None
+        params = choose(self._method, self._merged(names), tensor.integer, reader)
         if self._silent(names):
             return replace(params, scale=round_scale(self._unseen(tensor), tensor.integer.scale))
         margin = self.recipe.calibration.margin

@@ -18,7 +18,7 @@ import onnx_ir as ir
 from numpy.typing import NDArray
 
 from roundel.model.graph import DEFAULT_DOMAINS, attribute_float, attribute_int, constant_array, op_key
-from roundel.numerics.scales import Felt
+from roundel.numerics.scales import ReaderFunction
 from roundel.types import Doubles
 
 FAR = -1e3
@@ -129,7 +129,7 @@ def _softmax_axis(value: ir.Value) -> int | None:
     return None
 
 
-def felt_functions(graph: ir.Graph) -> dict[str, Felt]:
+def reader_functions(graph: ir.Graph) -> dict[str, ReaderFunction]:
     """For each tensor that only such a function reads, the function."""
     found = {}
     for node in graph:
@@ -153,7 +153,7 @@ def _gates(node: ir.Node, product: ir.Node, value: ir.Value) -> bool:
     return alone and op_key(product) == "Mul" and set(product.inputs) == {value, made}
 
 
-def _gated(gate: Felt, x: Doubles) -> Doubles:
+def _gated(gate: ReaderFunction, x: Doubles) -> Doubles:
     return x * gate(x)
 
 
@@ -177,7 +177,7 @@ def _elu(x: Doubles, alpha: float) -> Doubles:
     return np.where(x > 0, x, alpha * np.expm1(np.minimum(x, 0.0)))
 
 
-_FUNCTIONS: dict[str, Callable[[ir.Node], Felt]] = {
+_FUNCTIONS: dict[str, Callable[[ir.Node], ReaderFunction]] = {
     "Sigmoid": lambda node: _sigmoid,
     "Tanh": lambda node: np.tanh,
     "HardSwish": lambda node: _hard_swish,
