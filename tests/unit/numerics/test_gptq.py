@@ -8,20 +8,20 @@ import numpy as np
 import pytest
 
 from helpers import normal
-from roundel.numerics.packed import Array, round_packed
+from roundel.numerics.packed import round_packed
 from roundel.numerics.rounding import gptq, spread
-from roundel.types import PackedScheme
+from roundel.types import Doubles, PackedScheme
 
 
 @cache
-def entangled(width: int, seed: int = 0) -> Array:
+def entangled(width: int, seed: int = 0) -> Doubles:
     """Second moment of inputs that depend on each other, some far stronger than others."""
     mixed = normal(4 * width, width, seed=seed) @ normal(width, width, seed=seed + 1)
     mixed *= np.geomspace(0.1, 3, width)[::-1]
     return np.asarray(mixed.T @ mixed / len(mixed), np.float64)
 
 
-def loss(moment: Array, got: Array, wanted: Array) -> float:
+def loss(moment: Doubles, got: Doubles, wanted: Doubles) -> float:
     miss = got.astype(np.float64) - wanted
     return float(((miss @ moment) * miss).sum())
 

@@ -6,19 +6,20 @@ import numpy as np
 import pytest
 
 from roundel.improve.moments import Moments
-from roundel.numerics.rounding import Array, compensated, damped, descend, factor, least_squares
+from roundel.numerics.rounding import compensated, damped, descend, factor, least_squares
+from roundel.types import Doubles
 
 LIMITS = (-128, 127)
 
 
-def _problem(seed: int, groups: int = 2, outputs: int = 5, size: int = 12) -> tuple[Array, Array]:
+def _problem(seed: int, groups: int = 2, outputs: int = 5, size: int = 12) -> tuple[Doubles, Doubles]:
     rng = np.random.default_rng(seed)
     inputs = rng.normal(size=(groups, 200, size)) @ rng.normal(size=(groups, size, size))
     target = rng.normal(size=(groups, outputs, size)) * 20
     return target, inputs.transpose(0, 2, 1) @ inputs / 200
 
 
-def _error(codes: Array, target: Array, moment: Array) -> float:
+def _error(codes: Doubles, target: Doubles, moment: Doubles) -> float:
     off = codes - target
     return float(np.einsum("gok,gkl,gol->", off, moment, off))
 
