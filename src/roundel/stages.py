@@ -398,7 +398,7 @@ def resolve(state: State) -> State:
         return replace(state, packed=_nearest(state))
     found = scales_of(state.model, state.plan, state.stats, state.recipe)
     found = refine(state.model, found, state.recipe.npu)
-    taken = ("plan", "params", "float_scales", "values", "codes")
+    taken = ("plan", "params", "float_scales", "values", "codes", "reads")
     return replace(state, **{name: getattr(found, name) for name in taken}).noted(*found.notes)
 
 

@@ -127,5 +127,5 @@ class State(QuantState):
 
     def same_as(self, other: State) -> bool:
         """Whether a step that has returned this state has left the other one as it was."""
-        tables = ("model", "plan", "params", "float_scales", "values", "codes", "packed")
+        tables = ("model", "plan", "params", "float_scales", "values", "codes", "reads", "packed")
         return all(getattr(self, name) is getattr(other, name) for name in tables)

@@ -336,7 +336,7 @@ def test_damaged_statistics_are_an_error(example: Example, tmp_path: Path, damag
     with pytest.raises(DataError) as caught:
         quantized(example, example.calibration[:2], stats=stats)
     assert caught.value.where == str(stats)
-    assert "Delete it" in (caught.value.hint or "")
+    assert "another file name" in (caught.value.hint or "")
 
 
 def test_two_threads_give_what_one_gives(example: Example, expected: bytes) -> None:

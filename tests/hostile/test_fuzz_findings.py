@@ -291,7 +291,7 @@ def test_a_statistics_file_with_a_foreign_member(content: bytes, tmp_path: Path)
         file.writestr("header.npy", array_file(np.frombuffer(json.dumps(header).encode(), np.uint8)))
         for key in ("lows", "highs", "count"):
             file.writestr(f"0.{key}.npy", content)
-    with pytest.raises(DataError, match="statistics file cannot be read"):
+    with pytest.raises(DataError, match="not a statistics file"):
         roundel.quantize(seeds.models()[0], data=DATA, stats=stats)
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, replace
 
@@ -14,16 +15,17 @@ from roundel.model.graph import only_reader, op_key
 from roundel.numerics.affine import bias_params
 from roundel.numerics.scales import largest_exponent
 from roundel.plan.adjust import becomes_hard_sigmoid, stored_input, stored_output
-from roundel.plan.types import Derived, QuantPlan
+from roundel.plan.types import Derived, Observed, QuantPlan
 from roundel.recipe.settings import Npu
 from roundel.targets.operators import BIASED_LAYERS
 from roundel.targets.shifts import FAMILIES, XINT8_LIMITS, Breach, Limit, ShiftLimits, Site, family
-from roundel.types import QType
+from roundel.types import QParams, QType
 
 _MOST_ROUNDS = 500
 _HIGHEST = 126  # position of the smallest normal float32 scale
 _LOWEST = -largest_exponent(QType.INT8)
 _YIELD = 4  # bits that a layer's output gives up before its weights saturate
+_GATE_SCALE = 2.0**-5  # holds 3.97: a HardSigmoid is 0 or 1 from 3 on
 
 
 def position(scale: float) -> int:
@@ -39,6 +41,7 @@ def refine(model: ir.Model, state: QuantState, npu: Npu) -> QuantState:
     """
     if not npu.limits:
         return state
+    state = replace(state, reads={**state.reads, **_own_reads(model.graph, state, npu)})
     solver = _Solver(model.graph, state, npu, XINT8_LIMITS)
     moved = solver.solve()
     params = dict(state.params)
@@ -52,8 +55,38 @@ def refine(model: ir.Model, state: QuantState, npu: Npu) -> QuantState:
             source = tensor.source
             derived = bias_params(params[source.input].scale, params[source.weight], source.factor)
             params[name] = replace(params[name], scale=derived.scale)
+    reads = dict(state.reads)
+    for read in state.reads:
+        own, key = state.read_params(*read), _read_key(*read)
+        if own is not None and key in moved:
+            reads[read] = replace(own, scale=np.asarray(2.0 ** -solver.positions[key], np.float32))
     notes = tuple(f"position of '{k}' moved from {old} to {solver.positions[k]}" for k, old in moved.items())
-    return replace(state, params=params, notes=(*state.notes, *notes))
+    return replace(state, params=params, reads=reads, notes=(*state.notes, *notes))
+
+
+def _read_key(tensor: str, node: str) -> str:
+    """The variable for a tensor that a node reads in a scale of its own."""
+    return f"{tensor} as {node} reads it"
+
+
+def _own_reads(graph: ir.Graph, state: QuantState, npu: Npu) -> dict[tuple[str, str], QParams]:
+    """The tensors that a HardSigmoid cannot take as others need them, in a scale for it alone.
+
+    Its input may reach no further than 127. It needs no more than 3, where it ends; what else reads the
+    tensor, as the product of a SiLU does, would be cut off.
+    """
+    found = {}
+    limit = XINT8_LIMITS.hard_sigmoid_input[0]
+    readers = Counter(str(v.name) for node in graph for v in node.inputs if v is not None)
+    readers.update(str(value.name) for value in graph.outputs)
+    for site in planned_sites(graph, state.plan, npu):
+        given = site.inputs[0]
+        params = state.params[given]
+        coarse = position(float(params.scale.max())) < limit
+        shared = readers[given] > 1 or state.plan.tensors[given].source != Observed()
+        if npu.adjust_hard_sigmoid and site.kind == "hard_sigmoid" and coarse and shared:
+            found[given, site.node] = replace(params, scale=np.asarray(_GATE_SCALE, np.float32))
+    return found
 
 
 def breaches(graph: ir.Graph, state: QuantState, npu: Npu) -> tuple[Breach, ...]:
@@ -81,7 +114,16 @@ class _Solver:
             self.positions[self.key(name)] = position(float(params.scale))
         self.before = dict(self.positions)
         self.floors: dict[str, int] = {}
-        self.sites = tuple(planned_sites(graph, state.plan, npu))
+        self.sites = tuple(self._as_read(site, state) for site in planned_sites(graph, state.plan, npu))
+
+    def _as_read(self, site: Site, state: QuantState) -> Site:
+        """The site, where an input that it reads in a scale of its own is a variable of its own."""
+        own = state.read_params(site.inputs[0], site.node)
+        if site.kind != "hard_sigmoid" or own is None:
+            return site
+        name = _read_key(site.inputs[0], site.node)
+        self.positions[name] = self.before[name] = position(float(own.scale))
+        return replace(site, inputs=(name,))
 
     def key(self, name: str) -> str:
         """Tensors that share a scale share a variable."""

@@ -14,7 +14,7 @@ from roundel.numerics.affine import params_from_range, weight_params
 from roundel.numerics.histogram import Bins, bins_of
 from roundel.numerics.scales import (
     ErrorMetric,
-    Felt,
+    ReaderFunction,
     best_range,
     least_squares_range,
     non_overflow,
@@ -122,14 +122,14 @@ RangeMethod = MinMax | Percentile | Entropy | Distribution | LayerWisePercentile
 Method = RangeMethod | PowerOfTwoMse | MostCommonPowerOfTwo | NonOverflow
 
 
-def choose(method: Method, stat: Observer, scheme: Scheme, felt: Felt | None = None) -> QParams:
+def choose(method: Method, stat: Observer, scheme: Scheme, reader: ReaderFunction | None = None) -> QParams:
     """Scale and zero point of an activation.
 
     Args:
         method: how the range is chosen.
         stat: what was observed; its kind must be what the method needs.
         scheme: how the tensor is stored; per tensor.
-        felt: a function that alone reads the tensor: a least squared error is that of its results.
+        reader: a function that alone reads the tensor: a least squared error is that of its results.
 
     Raises:
         RecipeError: the method needs power-of-two scales and the scheme has others.
@@ -146,11 +146,11 @@ def choose(method: Method, stat: Observer, scheme: Scheme, felt: Felt | None = N
         if isinstance(method, PowerOfTwoMse) and method.percent is not None:
             cut = percentile(bins, method.percent, symmetric=True)
             bins = bins.within(cut.low, cut.high)
-        return power_of_two_least_squares(bins, scheme, felt=felt)
+        return power_of_two_least_squares(bins, scheme, reader=reader)
     if isinstance(method, MinMax):
         found = _extremes(method, stat)
     else:
-        found = _search(method, _bins(stat), scheme, felt)
+        found = _search(method, _bins(stat), scheme, reader)
     return params_from_range(found.low, found.high, scheme)
 
 
@@ -209,14 +209,14 @@ def _search(
     method: Percentile | Entropy | Distribution | LayerWisePercentile | Mse,
     bins: Bins,
     scheme: Scheme,
-    felt: Felt | None = None,
+    reader: ReaderFunction | None = None,
 ) -> Range:
     match method:
         case LayerWisePercentile(candidates, metric, symmetric):
             tried = [percentile(bins, percent, symmetric=symmetric) for percent in candidates]
             return best_range(bins, tried, scheme, ErrorMetric(metric))
         case Mse():
-            return least_squares_range(bins, scheme, felt)
+            return least_squares_range(bins, scheme, reader)
         case _:
             return _range(method, bins)
 

@@ -27,17 +27,20 @@ from roundel.calibrate.ranges import (
     choose_weight,
 )
 from roundel.calibrate.statistics import QuantState
-from roundel.calibrate.tensors import felt_functions
+from roundel.calibrate.tensors import reader_functions
 from roundel.model.graph import constant_array
 from roundel.numerics.affine import bias_params, params_from_range, round_scale
 from roundel.numerics.floats import held, overflows, scale_to_range
-from roundel.numerics.scales import Felt
+from roundel.numerics.scales import ReaderFunction
+from roundel.plan.branches import with_own_scales
 from roundel.plan.types import Derived, Fixed, QuantPlan, Role, Shared, TensorPlan
 from roundel.recipe.settings import Recipe, Weights
 from roundel.types import FloatScheme, QParams, QType, Range, ScaleKind, Scheme
 
 _INT32_ROOM = 2.0**31 - 2**8  # float32 scales round: stay clear of the very edge
 _TINY = float(np.finfo(np.float32).tiny)
+_FINER = 4  # bits by which a bias is finer than the codes that it ends in
+_SENSIBLE = (2.0**-96, 2.0**96)  # for a scale: its product with another is still a float32
 
 
 def method_of(recipe: Recipe) -> Method:
@@ -89,8 +92,10 @@ def resolve(model: ir.Model, plan: QuantPlan, stats: Mapping[str, Observer], rec
         stats: an observer for each name in `plan.observed_activations()`.
         recipe: gives the methods.
     """
-    felt = felt_functions(model.graph) if recipe.feels_errors else {}
-    resolver = _Resolver(model.graph.initializers, plan, stats, recipe, felt)
+    readers = reader_functions(model.graph) if recipe.errors_behind_reader else {}
+    aligned = _Resolver(model.graph, plan, stats, recipe, readers)
+    plan, reads = with_own_scales(model.graph, plan, aligned.scale_of, stats)
+    resolver = _Resolver(model.graph, plan, stats, recipe, readers)
     for tensor in plan.tensors.values():
         if isinstance(tensor.scheme, FloatScheme):
             resolver.short_float(tensor, tensor.scheme)
@@ -100,20 +105,21 @@ def resolve(model: ir.Model, plan: QuantPlan, stats: Mapping[str, Observer], rec
         if isinstance(tensor.source, Derived):
             resolver.bias(tensor)
     kept = replace(plan, tensors=resolver.plans)
-    return QuantState(kept, resolver.params, resolver.scales, resolver.values, notes=tuple(resolver.notes))
+    notes = tuple(resolver.notes)
+    return QuantState(kept, resolver.params, resolver.scales, resolver.values, reads=reads, notes=notes)
 
 
 class _Resolver:
     def __init__(
         self,
-        constants: Mapping[str, ir.Value],
+        graph: ir.Graph,
         plan: QuantPlan,
         stats: Mapping[str, Observer],
         recipe: Recipe,
-        felt: Mapping[str, Felt],
+        readers: Mapping[str, ReaderFunction],
     ) -> None:
-        self.constants, self.plan, self.stats, self.recipe = constants, plan, stats, recipe
-        self._felt = felt
+        self.graph, self.plan, self.stats, self.recipe = graph, plan, stats, recipe
+        self._readers = readers
         self.plans = dict(plan.tensors)
         self.params: dict[str, QParams] = {}
         self.scales: dict[str, NDArray[np.float32]] = {}
@@ -121,6 +127,11 @@ class _Resolver:
         self.notes: list[str] = []
         self._method = method_of(recipe)
         self._groups: dict[tuple[str, ...], QParams] = {}
+
+    def scale_of(self, tensor: TensorPlan) -> QParams:
+        """What the tensor would get with this plan, which need not be the whole plan's."""
+        leaders = tensor.source.leaders if isinstance(tensor.source, Shared) else (tensor.name,)
+        return self._group(leaders, tensor)
 
     def independent(self, tensor: TensorPlan) -> QParams:
         """Everything in integers but a derived bias."""
@@ -160,7 +171,7 @@ class _Resolver:
 
     def array(self, name: str) -> NDArray[Any]:
         """A constant's content."""
-        array = constant_array(self.constants[name])
+        array = constant_array(self.graph.initializers[name])
         assert array is not None
         return array
 
@@ -182,7 +193,7 @@ class _Resolver:
         if not fixed and tensor.integer.scale is ScaleKind.POWER_OF_TWO:
             # Tied by the NPU's alignment: each member's own best scale, and the largest of them for all.
             # A tensor that was zero throughout has no wish of its own.
-            alive = [n for n in observed if self.stats[n].low or self.stats[n].high] or observed
+            alive = [n for n in observed if not self._silent([n])] or observed
             each = [self._chosen([name], tensor) for name in alive]
             return max(each, key=lambda params: float(params.scale))
         if not fixed:
@@ -194,10 +205,38 @@ class _Resolver:
             whole = whole.union(Range(self.stats[name].low, self.stats[name].high))
         return _fixed(whole, tensor)
 
+    def _silent(self, names: list[str]) -> bool:
+        """Whether the data showed nothing but zeros."""
+        return not any(self.stats[name].low or self.stats[name].high for name in names)
+
+    def _unseen(self, tensor: TensorPlan) -> float:
+        """A scale for a tensor that was zero throughout, from the biases of the layers that read it.
+
+        Such a layer's output is its bias, whose steps are input scale x weight scale: they must be finer than
+        the output's codes by some bits. 1 where there is no such bias.
+        """
+        leaders, wanted = self.plan.leaders(tensor.name), []
+        for node in self.graph:
+            first = (*node.inputs[:3], None, None, None)[:3]
+            data, weight, bias = (self.plan.tensors.get(str(v.name)) if v else None for v in first)
+            if data is None or weight is None or bias is None or bias.role is not Role.BIAS:
+                continue
+            if not isinstance(weight.scheme, Scheme):
+                continue
+            largest = float(np.abs(self.array(bias.name)).max(initial=0.0))
+            if largest > 0 and self.plan.leaders(data.name) == leaders:
+                bits = tensor.integer.qtype.bits + _FINER
+                if isinstance(bias.scheme, Scheme) and bias.scheme.qtype is QType.INT16:
+                    bits = min(bits, bias.scheme.qtype.bits - 2)
+                wanted.append(largest / float(self.independent(weight).scale.max()) / 2.0**bits)
+        return float(np.clip(min(wanted, default=1.0), *_SENSIBLE))
+
     def _chosen(self, names: list[str], tensor: TensorPlan) -> QParams:
         """By the recipe's method, with its margin for values that the data did not show."""
-        felt = self._felt.get(names[0]) if len(names) == 1 else None
-        params = choose(self._method, self._merged(names), tensor.integer, felt)
+        reader = self._readers.get(names[0]) if len(names) == 1 else None
+        params = choose(self._method, self._merged(names), tensor.integer, reader)
+        if self._silent(names):
+            return replace(params, scale=round_scale(self._unseen(tensor), tensor.integer.scale))
         margin = self.recipe.calibration.margin
         if margin == 1:
             return params

@@ -34,6 +34,7 @@ class QuantState:
         float_scales: scale of every tensor that it stores as a scaled float.
         values: float content that replaces a constant's own (bias correction, equalization).
         codes: integer content of a constant where an algorithm chose the rounding itself.
+        reads: by (tensor, node), the scale in which this node alone reads it: a tensor's, or one of its own.
         notes: adjustments worth telling.
     """
 
@@ -42,7 +43,13 @@ class QuantState:
     float_scales: Mapping[str, NDArray[np.float32]] = field(default_factory=dict)
     values: Mapping[str, NDArray[Any]] = field(default_factory=dict)
     codes: Mapping[str, NDArray[Any]] = field(default_factory=dict)
+    reads: Mapping[tuple[str, str], QParams | str] = field(default_factory=dict)
     notes: tuple[str, ...] = ()
+
+    def read_params(self, tensor: str, node: str) -> QParams | None:
+        """With what this node alone reads the tensor, if so."""
+        found = self.reads.get((tensor, node))
+        return self.params[found] if isinstance(found, str) else found
 
 
 _VERSION = 1
@@ -117,7 +124,7 @@ def load_statistics(path: Path | str) -> Statistics:
                 where=path,
                 observed=header["version"],
                 expected=_VERSION,
-                hint="Delete it; it will be written anew.",
+                hint="Give another file name: the statistics are gathered again and written there.",
             )
         stats = {
             str(name): _observer(arrays, number, StatKind(kind))
@@ -128,10 +135,11 @@ def load_statistics(path: Path | str) -> Statistics:
         )
     except _UNREADABLE as error:
         raise DataError(
-            "The statistics file cannot be read.",
+            "This is not a statistics file, or a damaged one.",
             where=path,
             observed=f"{type(error).__name__}: {error}",
-            hint="Delete it; it will be written anew.",
+            expected="a file that an earlier run wrote",
+            hint="Give another file name: the statistics are gathered again and written there.",
         ) from error
 
 

@@ -18,7 +18,7 @@ import onnx_ir as ir
 from numpy.typing import NDArray
 
 from roundel.model.graph import DEFAULT_DOMAINS, attribute_float, attribute_int, constant_array, op_key
-from roundel.numerics.scales import Felt
+from roundel.numerics.scales import ReaderFunction
 from roundel.targets.operators import OPERATORS, Trait, ops_with
 from roundel.types import Doubles
 
@@ -128,7 +128,7 @@ def _softmax_axis(value: ir.Value) -> int | None:
     return None
 
 
-def felt_functions(graph: ir.Graph) -> dict[str, Felt]:
+def reader_functions(graph: ir.Graph) -> dict[str, ReaderFunction]:
     """For each tensor that only such a function reads, the function."""
     found = {}
     for node in graph:
@@ -151,11 +151,11 @@ def _gates(node: ir.Node, product: ir.Node, value: ir.Value) -> bool:
     return alone and op_key(product) == "Mul" and set(product.inputs) == {value, made}
 
 
-def _gated(gate: Felt, x: Doubles) -> Doubles:
+def _gated(gate: ReaderFunction, x: Doubles) -> Doubles:
     return x * gate(x)
 
 
-def _function(node: ir.Node) -> Felt | None:
+def _function(node: ir.Node) -> ReaderFunction | None:
     row = OPERATORS.get(op_key(node))
     if row is None or row.function is None:
         return None

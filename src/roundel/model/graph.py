@@ -30,8 +30,8 @@ def is_op(node: ir.Node | None, *op_types: str) -> bool:
 
 
 def is_float32(value: ir.Value | None) -> bool:
-    """Whether the value is known to be float32."""
-    return value is not None and value.dtype is ir.DataType.FLOAT
+    """Whether the value is known to be a float32 tensor: a sequence has an element type, too, and is none."""
+    return value is not None and isinstance(value.type, ir.TensorType) and value.dtype is ir.DataType.FLOAT
 
 
 def is_constant(value: ir.Value | None) -> bool:

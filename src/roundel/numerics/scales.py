@@ -19,7 +19,9 @@ from roundel.numerics.affine import params_from_range, weight_params
 from roundel.numerics.histogram import Bins, bins_of
 from roundel.types import PerChannel, PerTensor, QParams, QType, Range, Scheme
 
-Felt = Callable[[NDArray[np.float64]], NDArray[np.float64]]  # what is seen of values, and so of errors
+ReaderFunction = Callable[
+    [NDArray[np.float64]], NDArray[np.float64]
+]  # what is seen of values, and so of errors
 
 _SEARCH_BINS = 1024
 _MIN_EXPONENT = -126
@@ -41,7 +43,7 @@ def quantization_error(
     metric: ErrorMetric = ErrorMetric.MSE,
     *,
     narrow: bool = False,
-    felt: Felt | None = None,
+    reader: ReaderFunction | None = None,
 ) -> float:
     """Sum over all values of |x - dequantize(quantize(x))| or of its square. Zeros cost nothing.
 
@@ -50,7 +52,7 @@ def quantization_error(
         params: per-tensor scale and zero point.
         metric: absolute or squared error.
         narrow: leave out the lowest code of a signed type, as weights do.
-        felt: a function that the values go through; its errors count instead.
+        reader: a function that the values go through; its errors count instead.
     """
     scale = float(params.scale)
     low, high = _codes(params.qtype, int(params.zero_point), narrow)
@@ -60,24 +62,28 @@ def quantization_error(
     integral = _integral(right, low, high, metric) - _integral(left, low, high, metric)
     error = np.where(point, _point_error(left, low, high, metric), integral / np.where(point, 1.0, width))
     power = 1 if metric is ErrorMetric.MAE else 2
-    if felt is not None:
-        error = _felt(felt, bins.centres / scale, scale, error, (low, high), power)
+    if reader is not None:
+        error = _errors_behind(reader, bins.centres / scale, scale, error, (low, high), power)
     return float((bins.counts * error).sum()) * scale**power
 
 
 def best_range(
-    bins: Bins, candidates: Iterable[Range], scheme: Scheme, metric: ErrorMetric, felt: Felt | None = None
+    bins: Bins,
+    candidates: Iterable[Range],
+    scheme: Scheme,
+    metric: ErrorMetric,
+    reader: ReaderFunction | None = None,
 ) -> Range:
     """The candidate with the least error; the first of equals."""
 
     def error(candidate: Range) -> float:
         params = params_from_range(candidate.low, candidate.high, scheme)
-        return quantization_error(bins, params, metric, felt=felt)
+        return quantization_error(bins, params, metric, reader=reader)
 
     return min(candidates, key=error)
 
 
-def least_squares_range(bins: Bins, scheme: Scheme, felt: Felt | None = None) -> Range:
+def least_squares_range(bins: Bins, scheme: Scheme, reader: ReaderFunction | None = None) -> Range:
     """The interval whose scale has the least squared error; the observed extremes are always a candidate.
 
     A coarse grid shrinks both ends together; then each end that matters is refined on its own.
@@ -89,19 +95,19 @@ def least_squares_range(bins: Bins, scheme: Scheme, felt: Felt | None = None) ->
         return whole
     if scheme.symmetric:
         whole = Range(-whole.absmax, whole.absmax)
-    best = best_range(bins, (_shrunk(whole, f, f) for f in _GRID), scheme, ErrorMetric.MSE, felt)
+    best = best_range(bins, (_shrunk(whole, f, f) for f in _GRID), scheme, ErrorMetric.MSE, reader)
     for reach in (1.0, 0.3):
         factors = [_STEP ** (reach * k / 3) for k in (0, -3, -2, -1, 1, 2, 3)]
         both = [(f, f) for f in factors]
         sides = [(f, 1.0) for f in factors[1:]] + [(1.0, f) for f in factors[1:]]
         moves: Sequence[tuple[float, float]] = both if scheme.symmetric else both + sides
         near = (_clipped(_shrunk(best, a, b), whole) for a, b in moves)
-        best = best_range(bins, near, scheme, ErrorMetric.MSE, felt)
+        best = best_range(bins, near, scheme, ErrorMetric.MSE, reader)
     return best
 
 
 def power_of_two_least_squares(
-    bins: Bins, scheme: Scheme, *, narrow: bool = False, felt: Felt | None = None
+    bins: Bins, scheme: Scheme, *, narrow: bool = False, reader: ReaderFunction | None = None
 ) -> QParams:
     """The power-of-two scale with the least squared error; the larger scale of equals.
 
@@ -116,7 +122,7 @@ def power_of_two_least_squares(
     for exponent in range(first, last - 1, -1):
         for zero in _zero_points(bins.low, bins.high, math.ldexp(1.0, exponent), scheme, narrow):
             params = _params(exponent, zero, scheme)
-            error = quantization_error(bins, params, narrow=narrow, felt=felt)
+            error = quantization_error(bins, params, narrow=narrow, reader=reader)
             if best is None or error < best[0]:
                 best = (error, params)
     assert best is not None
@@ -198,8 +204,8 @@ def _point_error(x: NDArray[np.float64], low: int, high: int, metric: ErrorMetri
     return np.asarray(off if metric is ErrorMetric.MAE else off * off)
 
 
-def _felt(
-    felt: Felt,
+def _errors_behind(
+    reader: ReaderFunction,
     x: NDArray[np.float64],
     scale: float,
     error: NDArray[np.float64],
@@ -207,9 +213,9 @@ def _felt(
     power: int,
 ) -> NDArray[np.float64]:
     """Errors behind a function, in units of the scale: by its slope over a step; what clipping moves."""
-    slope = felt((x + 0.5) * scale) - felt((x - 0.5) * scale)
+    slope = reader((x + 0.5) * scale) - reader((x - 0.5) * scale)
     end = np.clip(x, *codes)
-    moved = felt(end * scale) - felt(x * scale)
+    moved = reader(end * scale) - reader(x * scale)
     return np.asarray(
         np.where(x == end, error * np.abs(slope / scale) ** power, np.abs(moved / scale) ** power)
     )

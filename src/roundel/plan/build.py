@@ -15,6 +15,7 @@ from roundel.plan.adjust import (
     keep_unsaturated,
     stored_input,
 )
+from roundel.plan.branches import branches
 from roundel.plan.marking import Draft, Marker
 from roundel.plan.select import choose_nodes, matching_nodes, operator_rules
 from roundel.plan.types import Derived, NodePlan, QuantPlan, Role, TensorPlan
@@ -145,11 +146,15 @@ def build_plan(model: ir.Model, recipe: Recipe) -> QuantPlan:
         return plan_weights(model, recipe)
     if recipe.mixed.searched:
         whole = build_plan(model, with_mixed(recipe, None))
-        return replace(build_plan(model, with_mixed(recipe, ())), watched=whole.observed_activations())
+        plain = build_plan(model, with_mixed(recipe, ()))
+        return replace(plain, watched=(*plain.watched, *whole.observed_activations()))
     graph = model.graph
     rules = operator_rules(graph, recipe)
     nodes = choose_nodes(model, recipe, rules)
-    draft = Draft(ties=recipe.activations.scale == "power_of_two")
+    draft = Draft(
+        ties=recipe.activations.scale == "power_of_two",
+        float_outputs=recipe.placement.skip_output_op_types,
+    )
     marker = Marker(draft, recipe)
     for node in graph:
         if nodes[str(node.name)].quantized:
@@ -162,7 +167,8 @@ def build_plan(model: ir.Model, recipe: Recipe) -> QuantPlan:
     set_block_axes(graph, draft, nodes, recipe.blocks)
     nodes = _touched(graph, draft, nodes)
     tensors = _in_graph_order(graph, draft)
-    return QuantPlan(tensors, _kept_float(graph, draft, nodes), nodes, tuple(draft.folded))
+    plan = QuantPlan(tensors, _kept_float(graph, draft, nodes), nodes, tuple(draft.folded))
+    return replace(plan, watched=tuple(name for branch in branches(graph, plan) for name in branch.leaders))
 
 
 def _touched(graph: ir.Graph, draft: Draft, nodes: Mapping[str, NodePlan]) -> dict[str, NodePlan]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Collection
 from dataclasses import dataclass, replace
 
 import onnx_ir as ir
@@ -40,8 +41,9 @@ class Mark:
 class Draft:
     """Marks by tensor name, kept in graph order, and a union-find over tensors that share a scale."""
 
-    def __init__(self, *, ties: bool = False) -> None:
+    def __init__(self, *, ties: bool = False, float_outputs: Collection[str] = ()) -> None:
         self.ties = ties  # aligned tensors all have a say, and the largest scale wins (power of two)
+        self.float_outputs = float_outputs  # operators whose results stay float, whoever reads them
         self.marks: dict[str, Mark] = {}
         self.kept_float: dict[str, str] = {}
         self.folded: list[str] = []
@@ -57,6 +59,10 @@ class Draft:
     def mark(self, value: ir.Value | None, mark: Mark) -> bool:
         """Quantize the value unless it cannot be; the first mark of a tensor stays."""
         if value is None or not value.name or not quantizable(value):
+            return False
+        maker = value.producer()
+        if maker is not None and maker.op_type in self.float_outputs:
+            self.kept_float[value.name] = f"outputs of {maker.op_type} stay float, as the recipe says"
             return False
         self.marks.setdefault(value.name, mark)
         return True
@@ -255,8 +261,6 @@ class Marker:
         return shape[0] % channels[granularity.axis] == 0  # a ConvTranspose has as many for each group
 
     def _outputs(self, node: ir.Node, rule: OpRule | None = None) -> None:
-        if node.op_type in self.recipe.placement.skip_output_op_types:
-            return
         for value in node.outputs:
             if rule is not None and rule.output_range is not None:
                 self._fixed_output(node, value, Range(*rule.output_range))
@@ -324,8 +328,6 @@ class Marker:
             else:
                 self._activation(node, value, f"input 0 of {node.op_type} '{node.name}'")
         if not self.draft.marked(value) or value is None or self.recipe.placement.weights_only:
-            return
-        if node.op_type in self.recipe.placement.skip_output_op_types:
             return
         for out in node.outputs:
             scheme = self.draft.marks[str(value.name)].scheme

@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 import fnmatch
-import re
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 
 import numpy as np
 import onnx_ir as ir
+from pydantic_core import SchemaError, SchemaValidator, core_schema
 
 from roundel.errors import SelectionError, did_you_mean
 from roundel.model.graph import (
@@ -73,17 +73,31 @@ def subgraph_nodes(graph: ir.Graph, subgraph: Subgraph, option: str) -> list[str
 
 def _match(pool: Sequence[str], selector: str) -> list[str]:
     if selector.startswith("re:"):
-        try:
-            pattern = re.compile(selector[3:])
-        except re.error as error:
-            raise SelectionError(
-                "The regular expression is not valid.", where=selector, observed=error
-            ) from error
-        return [name for name in pool if pattern.search(name)]
+        finds = _expression(selector)
+        return [name for name in pool if finds(name)]
     exact = [name for name in pool if name == selector]
     if exact or not any(c in selector for c in "*?["):
         return exact
     return [name for name in pool if fnmatch.fnmatchcase(name, selector)]
+
+
+def _expression(selector: str) -> Callable[[str], bool]:
+    """Whether a text holds what the regular expression behind `re:` describes.
+
+    Pydantic's engine takes time in proportion to the text. Python's own may go back and forth over a name of
+    thirty letters for years, and nothing stops it.
+    """
+    schema = core_schema.str_schema(pattern=selector[3:], regex_engine="rust-regex")
+    try:
+        return SchemaValidator(schema).isinstance_python
+    except SchemaError as error:
+        raise SelectionError(
+            "The regular expression is not valid.",
+            where=selector,
+            observed=" ".join(str(error).split())[:300],
+            expected="a regular expression without look-around (?=, ?!, ?<) and back references (\\1)",
+            hint="Give several selectors instead, or a glob such as 'block*/conv'.",
+        ) from error
 
 
 def _nodes(graph: ir.Graph, selector: str) -> list[str]:

@@ -187,7 +187,7 @@ class _Writer:
             for index, use in enumerate(uses, 1):
                 out_name = self.names(f"{tensor.name}{AFTER}_{index}")
                 out = self._pair(tensor, value, f"_{index}", out_name)
-                use.node.replace_input_with(use.idx, out)
+                use.node.replace_input_with(use.idx, self._read_again(tensor, out, use.node) or out)
             return
         leaves = value.is_graph_output() and not value.is_graph_input()
         if leaves:
@@ -197,12 +197,29 @@ class _Writer:
             out_name = self.names(f"{tensor.name}{AFTER}")
         out = self._pair(tensor, value, "", out_name)
         for use in uses:
-            use.node.replace_input_with(use.idx, out)
+            use.node.replace_input_with(use.idx, self._read_again(tensor, out, use.node) or out)
         if leaves:
             out.shape, out.type = value.shape, value.type
             for index, old in enumerate(self.graph.outputs):
                 if old is value:
                     self.graph.outputs[index] = out
+
+    def _read_again(self, tensor: TensorPlan, stored: ir.Value, reader: ir.Node) -> ir.Value | None:
+        """The stored tensor in the scale in which this reader alone takes it."""
+        params = self.state.read_params(tensor.name, str(reader.name))
+        if params is None:
+            return None
+        base = f"{tensor.name}_{reader.name}"
+        scales = (
+            add_constant(self.graph, self.names(f"{base}_scale"), params.scale),
+            add_constant(self.graph, self.names(f"{base}_zero_point"), params.zero_point),
+        )
+        domain = self.dialect.domain(params.qtype)
+        chain = Chain(stored, self.names, base)
+        chain.quantize(domain, scales, params)
+        chain.dequantize(domain, scales, params)
+        self.graph.insert_before(reader, chain.nodes)
+        return chain.value
 
     def _pair(self, tensor: TensorPlan, value: ir.Value, suffix: str, out_name: str) -> ir.Value:
         nodes = self._chain(tensor, value, suffix, out_name)

@@ -18,6 +18,14 @@ from roundel.recipe.settings import Recipe, merge
 
 RecipeSource = str | Path | Mapping[str, Any] | Recipe
 _MAX_BYTES = 1_000_000
+# What `_adaround` and `_adaquant` behind a preset's name mean, in words for people.
+_TUNING = {
+    "adaround": "AdaRound on top, which learns the rounding of each layer (needs torch)",
+    "adaquant": "AdaQuant on top, which learns the weights and biases of each layer (needs torch)",
+}
+_INTEGER_PRESETS = ("xint8", "a8w8", "a16w8", "s8s8_aaws", "u8s8_aaws", "s16s8_asws", "u16s8_aaws")
+_MX_PRESETS = ("mx4", "mx6", "mx9", "mxint8", "mxfp4e2m1", "mxfp6e2m3", "mxfp6e3m2", "mxfp8e4m3", "mxfp8e5m2")
+_FLOAT_PRESETS = ("bf16", "fp16", "bfp16", *_MX_PRESETS)
 
 
 class _PlainLoader(yaml.SafeLoader):
@@ -60,10 +68,18 @@ def unfolded(changes: Mapping[str, Any]) -> dict[str, Any]:
     return tree
 
 
+@cache
 def preset_names() -> tuple[str, ...]:
-    """The presets that ship, sorted."""
+    """The presets that ship, sorted: the files, and those of them with fine-tuning on top."""
     folder = resources.files("roundel") / "presets"
-    return tuple(sorted(p.name.removesuffix(".yaml") for p in folder.iterdir() if p.name.endswith(".yaml")))
+    files = [p.name.removesuffix(".yaml") for p in folder.iterdir() if p.name.endswith(".yaml")]
+    tuned = [f"{name}_{word}" for word in _TUNING for name in _tunable(word)]
+    return tuple(sorted([*files, *tuned]))
+
+
+def _tunable(algorithm: str) -> tuple[str, ...]:
+    """The presets that have a form with this algorithm. AdaRound rounds integer codes."""
+    return _INTEGER_PRESETS if algorithm == "adaround" else _INTEGER_PRESETS + _FLOAT_PRESETS
 
 
 @cache
@@ -118,6 +134,10 @@ def _preset_tree(name: str) -> dict[str, Any]:
             expected=", ".join(preset_names()),
             hint=did_you_mean(name, preset_names()),
         )
+    base, _, algorithm = name.rpartition("_")
+    if algorithm in _TUNING:
+        tuned = {"effort": "high", "improve": {"finetune": {"algorithm": algorithm}}}
+        return {"name": name, "title": f"{base.upper()} with {_TUNING[algorithm]}", "extends": base, **tuned}
     file = resources.files("roundel") / "presets" / f"{name}.yaml"
     return {"name": name, **_parse(file.read_bytes(), f"preset {name}")}
 

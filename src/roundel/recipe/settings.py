@@ -634,7 +634,7 @@ class Recipe(Section):
         return self.mode == "static" and self.effort != "none" and isinstance(self.activations.scheme, Scheme)
 
     @property
-    def feels_errors(self) -> bool:
+    def errors_behind_reader(self) -> bool:
         """Whether the least squared error of a range is that behind the function which reads the tensor."""
         return self.effort != "none" and self.improve.ranges
 

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import subprocess
+import sys
+
 import numpy as np
 import onnx
 import pytest
@@ -82,6 +85,33 @@ def test_words_that_match_nothing(model: onnx.ModelProto, word: str, suggestion:
         _excluded(model, word)
     assert suggestion in str(caught.value.hint)
     assert caught.value.where == "selection.exclude"
+
+
+@pytest.mark.parametrize("pattern", ["(a+)+$", "(a|a)*$", "^(a|aa)+$", "a*" * 30 + "$"])
+def test_no_expression_takes_for_ever(pattern: str) -> None:
+    code = f"""
+from roundel.errors import SelectionError
+from roundel.plan.select import matching_tensors
+try:
+    print(matching_tensors(["a" * 40 + "!"], [{"re:" + pattern!r}], "overrides[0].tensors"))
+except SelectionError as error:
+    print(error)
+"""
+    # In a process of its own: nothing else could end a search that goes on for years.
+    done = subprocess.run(
+        [sys.executable, "-c", code], check=False, capture_output=True, text=True, timeout=60
+    )
+    assert done.returncode == 0, done.stderr
+    assert pattern in done.stdout
+
+
+@pytest.mark.parametrize("word", ["re:(?!stem)conv", r"re:(.)\1"])
+def test_what_an_expression_cannot_say(model: onnx.ModelProto, word: str) -> None:
+    with pytest.raises(SelectionError) as caught:
+        _excluded(model, word)
+    assert caught.value.where == word
+    assert "without look-around" in str(caught.value.expected)
+    assert "glob" in str(caught.value.hint)
 
 
 def test_a_broken_expression(model: onnx.ModelProto) -> None:

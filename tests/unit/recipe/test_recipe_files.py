@@ -17,7 +17,18 @@ FOLDER = Path(__file__).parents[3] / "src" / "roundel" / "presets"
 
 
 def test_every_file_is_a_preset() -> None:
-    assert {p.stem for p in FOLDER.glob("*.yaml")} == set(preset_names())
+    tuned = {name for name in preset_names() if name.endswith(("_adaround", "_adaquant"))}
+    assert len(tuned) == 26
+    assert {p.stem for p in FOLDER.glob("*.yaml")} == set(preset_names()) - tuned
+
+
+def test_a_tuned_preset_is_its_base_and_an_algorithm() -> None:
+    base, tuned = load_recipe("xint8"), load_recipe("xint8_adaround")
+    assert tuned.title.startswith("XINT8 with AdaRound")
+    changes = {"name": tuned.name, "title": tuned.title, "effort": "high"}
+    assert tuned == base.merged({**changes, "improve": {"finetune": {"algorithm": "adaround"}}})
+    with pytest.raises(RecipeError, match="no preset 'mx4_adaround'"):
+        load_recipe("mx4_adaround")
     assert {"a8w8", "a16w8", "uint8_dynamic_quant"} <= set(preset_names())
 
 

@@ -7,7 +7,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from roundel.calibrate.tensors import felt_functions
+from roundel.calibrate.tensors import reader_functions
 from roundel.model.load import load_model
 from roundel.plan import build_plan
 from roundel.recipe.load import load_recipe
@@ -34,7 +34,7 @@ def test_plan_and_check_follow_a_row(make: Any, monkeypatch: pytest.MonkeyPatch)
     graph = load_prepared(model, recipe).model
     mish = next(node for node in graph.graph if node.op_type == "Mish")
     assert not build_plan(graph, recipe).nodes[str(mish.name)].quantized
-    assert not felt_functions(load_model(model).model.graph)
+    assert not reader_functions(load_model(model).model.graph)
     assert _places(model)["Mish"] is Place.CPU
 
     def function(x: Any) -> Any:
@@ -47,7 +47,7 @@ def test_plan_and_check_follow_a_row(make: Any, monkeypatch: pytest.MonkeyPatch)
     plan = build_plan(graph, recipe)
     assert plan.nodes[str(mish.name)].quantized
     assert mish.outputs[0].name in plan.tensors
-    assert list(felt_functions(load_model(model).model.graph)) == [mish.inputs[0].name]
+    assert list(reader_functions(load_model(model).model.graph)) == [mish.inputs[0].name]
     # AMD's table leaves it out; a row there brings it to the NPU.
     assert _places(model)["Mish"] is Place.CPU
     known = npu.TableException("Mish", frozenset({npu.Format.A8W8}), True, "seen on the NPU")

@@ -13,7 +13,7 @@ from numpy.typing import NDArray
 
 import roundel
 from helpers import build, node, normal, rng
-from roundel.calibrate.tensors import felt_functions
+from roundel.calibrate.tensors import reader_functions
 from roundel.numerics.affine import dequantize, params_from_range, quantize
 from roundel.numerics.histogram import bins_of
 from roundel.numerics.scales import least_squares_range, power_of_two_least_squares
@@ -55,7 +55,7 @@ _SILU = (_GATE, node("Mul", ["c", "s"], ["a"], name="mul"))
 )
 def test_the_function_is_found(nodes: tuple[onnx.NodeProto, ...], function: Callable[[Array], Array]) -> None:
     x = np.linspace(-9, 9, 61)
-    found = felt_functions(_model(*nodes))
+    found = reader_functions(_model(*nodes))
     assert set(found) == {"c"}
     np.testing.assert_allclose(found["c"](x), function(x), atol=1e-9)
 
@@ -72,7 +72,7 @@ def test_the_function_is_found(nodes: tuple[onnx.NodeProto, ...], function: Call
 def test_where_more_is_seen_there_is_none(
     nodes: tuple[onnx.NodeProto, ...], outputs: tuple[str, ...]
 ) -> None:
-    assert felt_functions(_model(*nodes, outputs=outputs)) == {}
+    assert reader_functions(_model(*nodes, outputs=outputs)) == {}
 
 
 def _loss(x: Array, params: QParams, function: Callable[[Array], Array]) -> float:
@@ -96,14 +96,14 @@ def test_the_error_behind_the_function_is_not_larger(function: Callable[[Array],
     x = _values(name)
     bins = bins_of(x.astype(np.float32))
     power = Scheme(QType.INT8, scale=ScaleKind.POWER_OF_TWO)
-    for felt, plain in (
+    for reader, plain in (
         (
             params_from_range(*_ends(least_squares_range(bins, INT8, function)), INT8),
             params_from_range(*_ends(least_squares_range(bins, INT8)), INT8),
         ),
-        (power_of_two_least_squares(bins, power, felt=function), power_of_two_least_squares(bins, power)),
+        (power_of_two_least_squares(bins, power, reader=function), power_of_two_least_squares(bins, power)),
     ):
-        assert _loss(x, felt, function) <= 1.02 * _loss(x, plain, function)
+        assert _loss(x, reader, function) <= 1.02 * _loss(x, plain, function)
     if name == "negative" and function is silu:
         narrow = least_squares_range(bins, INT8, silu).absmax
         assert narrow < 0.2 * least_squares_range(bins, INT8).absmax
