@@ -12,7 +12,6 @@ import onnx_ir as ir
 from numpy.typing import NDArray
 
 from helpers import build, node, normal
-from roundel.calibrate.statistics import QuantState
 from roundel.improve.finetune import finetune
 from roundel.improve.memory import run_key
 from roundel.improve.probe import session_of
@@ -22,6 +21,7 @@ from roundel.numerics.metrics import Closeness
 from roundel.recipe.load import load_recipe
 from roundel.recipe.settings import Recipe
 from roundel.stages import collect, plan, prepare, resolve
+from roundel.state import State
 from roundel.types import Sample
 
 PLAIN_XINT8: dict[str, Any] = {
@@ -38,11 +38,11 @@ class Case:
     """A calibrated model."""
 
     model: ir.Model
-    state: QuantState
+    state: State
     recipe: Recipe
     samples: Sequence[Sample]
 
-    def tune(self, **settings: Any) -> tuple[QuantState, tuple[LayerReport, ...]]:
+    def tune(self, **settings: Any) -> tuple[State, tuple[LayerReport, ...]]:
         """Fine-tune with these settings; those of the call itself are named so."""
         progress, store = settings.pop("progress", None), settings.pop("store", None)
         recipe, memory = self.with_settings(**settings), None
@@ -56,7 +56,7 @@ class Case:
         effort = "high" if self.recipe.effort == "high" else "fast"
         return self.recipe.merged({"effort": effort, "improve": {"finetune": tuning}})
 
-    def sqnr(self, state: QuantState, samples: Sequence[Sample]) -> float:
+    def sqnr(self, state: State, samples: Sequence[Sample]) -> float:
         """Of the whole model's outputs, in dB."""
         plain, tuned = open_session(self.model), session_of(self.model, state, self.recipe)
         total = Closeness()
@@ -113,7 +113,7 @@ def conv_net(seed: int = 0, residual: bool = False) -> onnx.ModelProto:
     return build(nodes, {"x": [1, 3, 8, 8]}, ["y"], constants)
 
 
-def same(one: QuantState, other: QuantState) -> bool:
+def same(one: State, other: State) -> bool:
     """Whether two states hold the same codes and the same formats."""
     return (
         one.codes.keys() == other.codes.keys()

@@ -209,7 +209,7 @@ def _shortened(source: ModelSource, to: Target, form: Form, *, half_weights: boo
     plan = build_plan(ready.model, recipe)
     if not plan.tensors:
         raise ModelError("The model has no float32 tensor to convert.", expected="a float model")
-    state = resolve(ready.model, plan, {}, recipe)
+    state = resolve(replace(ready, plan=plan))
     moving = sum(1 for tensor in plan.tensors.values() if tensor.role is Role.ACTIVATION)
     counts = {"activations": moving, "constants": len(plan.tensors) - moving}
     return _Made(write_qdq(ready.model, state, recipe), counts, (*ready.notes, *state.notes))

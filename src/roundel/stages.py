@@ -396,10 +396,7 @@ def resolve(state: State) -> State:
         return state
     if state.recipe.mode == "weight_only":
         return replace(state, packed=_nearest(state))
-    found = scales_of(state.model, state.plan, state.stats, state.recipe)
-    found = refine(state.model, found, state.recipe.npu)
-    taken = ("plan", "params", "float_scales", "values", "codes", "reads")
-    return replace(state, **{name: getattr(found, name) for name in taken}).noted(*found.notes)
+    return refine(state.model, scales_of(state), state.recipe.npu)
 
 
 def _nearest(state: State) -> dict[Any, Any]:

@@ -9,14 +9,15 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any
 
+import numpy as np
 import onnx_ir as ir
+from numpy.typing import NDArray
 
-from roundel.calibrate.statistics import QuantState
 from roundel.data.lint_values import FirstNorm
 from roundel.model import LoadedModel
 from roundel.plan.types import QuantPlan
 from roundel.recipe.settings import Recipe
-from roundel.types import Listener, Sample, Silent
+from roundel.types import Listener, QParams, Sample, Silent
 from roundel.work.executors import Work
 
 if TYPE_CHECKING:
@@ -74,12 +75,19 @@ class Few:
 
 
 @dataclass(frozen=True, slots=True, eq=False, kw_only=True)
-class State(QuantState):
+class State:
     """A run so far.
 
     Attributes:
         recipe: what was asked for.
         model: the float model as it is now.
+        plan: what every tensor becomes.
+        params: scale and zero point of every tensor that the plan stores in integers.
+        float_scales: scale of every tensor that it stores as a scaled float.
+        values: float content that replaces a constant's own (bias correction, equalization).
+        codes: integer content of a constant where an algorithm chose the rounding itself.
+        reads: by (tensor, node), the scale in which this node alone reads it: a tensor's, or one of its own.
+        notes: adjustments worth telling.
         loaded: where it came from.
         norms: its first normalisations as it was given: they tell what the data was like in training.
         rewrites: how often each pass and rewrite changed it.
@@ -97,7 +105,12 @@ class State(QuantState):
     """
 
     plan: QuantPlan = field(default_factory=lambda: QuantPlan({}, {}, {}))
-    params: Mapping[str, Any] = field(default_factory=dict)
+    params: Mapping[str, QParams] = field(default_factory=dict)
+    float_scales: Mapping[str, NDArray[np.float32]] = field(default_factory=dict)
+    values: Mapping[str, NDArray[Any]] = field(default_factory=dict)
+    codes: Mapping[str, NDArray[Any]] = field(default_factory=dict)
+    reads: Mapping[tuple[str, str], QParams | str] = field(default_factory=dict)
+    notes: tuple[str, ...] = ()
     recipe: Recipe
     model: ir.Model
     loaded: LoadedModel
@@ -115,6 +128,11 @@ class State(QuantState):
     said: str = ""
     judged: tuple[object, float] | None = None
     seconds: Mapping[str, float] = field(default_factory=dict)
+
+    def read_params(self, tensor: str, node: str) -> QParams | None:
+        """With what this node alone reads the tensor, if so."""
+        found = self.reads.get((tensor, node))
+        return self.params[found] if isinstance(found, str) else found
 
     def noted(self, *notes: str) -> State:
         """With more notes, each once."""

@@ -9,7 +9,6 @@ from dataclasses import dataclass, replace
 import numpy as np
 import onnx_ir as ir
 
-from roundel.calibrate.statistics import QuantState
 from roundel.errors import RecipeError, VerifyError
 from roundel.model.graph import only_reader, op_key
 from roundel.numerics.affine import bias_params
@@ -17,6 +16,7 @@ from roundel.numerics.scales import largest_exponent
 from roundel.plan.adjust import becomes_hard_sigmoid, stored_input, stored_output
 from roundel.plan.types import Derived, Observed, QuantPlan
 from roundel.recipe.settings import Npu
+from roundel.state import State
 from roundel.targets.operators import BIASED_LAYERS
 from roundel.targets.shifts import FAMILIES, XINT8_LIMITS, Breach, Limit, ShiftLimits, Site, family
 from roundel.types import QParams, QType
@@ -33,7 +33,7 @@ def position(scale: float) -> int:
     return int(-(np.frexp(np.float64(scale))[1] - 1))
 
 
-def refine(model: ir.Model, state: QuantState, npu: Npu) -> QuantState:
+def refine(model: ir.Model, state: State, npu: Npu) -> State:
     """Move positions until every limit that the recipe asks for holds.
 
     Raises:
@@ -69,7 +69,7 @@ def _read_key(tensor: str, node: str) -> str:
     return f"{tensor} as {node} reads it"
 
 
-def _own_reads(graph: ir.Graph, state: QuantState, npu: Npu) -> dict[tuple[str, str], QParams]:
+def _own_reads(graph: ir.Graph, state: State, npu: Npu) -> dict[tuple[str, str], QParams]:
     """The tensors that a HardSigmoid cannot take as others need them, in a scale for it alone.
 
     Its input may reach no further than 127. It needs no more than 3, where it ends; what else reads the
@@ -89,7 +89,7 @@ def _own_reads(graph: ir.Graph, state: QuantState, npu: Npu) -> dict[tuple[str, 
     return found
 
 
-def breaches(graph: ir.Graph, state: QuantState, npu: Npu) -> tuple[Breach, ...]:
+def breaches(graph: ir.Graph, state: State, npu: Npu) -> tuple[Breach, ...]:
     """Every limit that does not hold."""
     return tuple(_Solver(graph, state, npu, XINT8_LIMITS).violations())
 
@@ -100,7 +100,7 @@ def asked_for(npu: Npu) -> frozenset[str]:
 
 
 class _Solver:
-    def __init__(self, graph: ir.Graph, state: QuantState, npu: Npu, limits: ShiftLimits) -> None:
+    def __init__(self, graph: ir.Graph, state: State, npu: Npu, limits: ShiftLimits) -> None:
         self.asked, self.limits, self.plan = asked_for(npu), limits, state.plan
         self.positions: dict[str, int] = {}
         for name, params in state.params.items():
@@ -116,7 +116,7 @@ class _Solver:
         self.floors: dict[str, int] = {}
         self.sites = tuple(self._as_read(site, state) for site in planned_sites(graph, state.plan, npu))
 
-    def _as_read(self, site: Site, state: QuantState) -> Site:
+    def _as_read(self, site: Site, state: State) -> Site:
         """The site, where an input that it reads in a scale of its own is a variable of its own."""
         own = state.read_params(site.inputs[0], site.node)
         if site.kind != "hard_sigmoid" or own is None:
@@ -281,7 +281,7 @@ class LayerLimits:
         return not any(XINT8_LIMITS.breaches(site, known.__getitem__, self.asked & families))
 
 
-def layer_limits(graph: ir.Graph, state: QuantState, npu: Npu) -> dict[str, LayerLimits]:
+def layer_limits(graph: ir.Graph, state: State, npu: Npu) -> dict[str, LayerLimits]:
     """Those of every layer between two stored tensors with one scale each, by node name."""
     found, asked = {}, asked_for(npu)
     for site in planned_sites(graph, state.plan, npu):

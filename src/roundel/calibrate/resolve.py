@@ -26,7 +26,6 @@ from roundel.calibrate.ranges import (
     choose_range,
     choose_weight,
 )
-from roundel.calibrate.statistics import QuantState
 from roundel.calibrate.tensors import reader_functions
 from roundel.model.graph import constant_array
 from roundel.numerics.affine import bias_params, params_from_range, round_scale
@@ -35,6 +34,7 @@ from roundel.numerics.scales import ReaderFunction
 from roundel.plan.branches import with_own_scales
 from roundel.plan.types import Derived, Fixed, QuantPlan, Role, Shared, TensorPlan
 from roundel.recipe.settings import Recipe, Weights
+from roundel.state import State
 from roundel.types import FloatScheme, QParams, QType, Range, ScaleKind, Scheme
 
 _INT32_ROOM = 2.0**31 - 2**8  # float32 scales round: stay clear of the very edge
@@ -83,15 +83,9 @@ def requests_for(plan: QuantPlan, recipe: Recipe) -> dict[str, StatKind]:
     return dict.fromkeys(plan.observed_activations(), kind)
 
 
-def resolve(model: ir.Model, plan: QuantPlan, stats: Mapping[str, Observer], recipe: Recipe) -> QuantState:
-    """Scales and zero points for the whole plan.
-
-    Args:
-        model: the prepared float model (for the constants).
-        plan: what every tensor becomes.
-        stats: an observer for each name in `plan.observed_activations()`.
-        recipe: gives the methods.
-    """
+def resolve(state: State) -> State:
+    """Scales and zero points for the whole plan, from what was seen of `plan.observed_activations()`."""
+    model, plan, stats, recipe = state.model, state.plan, state.stats, state.recipe
     readers = reader_functions(model.graph) if recipe.errors_behind_reader else {}
     aligned = _Resolver(model.graph, plan, stats, recipe, readers)
     plan, reads = with_own_scales(model.graph, plan, aligned.scale_of, stats)
@@ -105,8 +99,8 @@ def resolve(model: ir.Model, plan: QuantPlan, stats: Mapping[str, Observer], rec
         if isinstance(tensor.source, Derived):
             resolver.bias(tensor)
     kept = replace(plan, tensors=resolver.plans)
-    notes = tuple(resolver.notes)
-    return QuantState(kept, resolver.params, resolver.scales, resolver.values, reads=reads, notes=notes)
+    done = replace(state, plan=kept, params=resolver.params, float_scales=resolver.scales)
+    return replace(done, values=resolver.values, codes={}, reads=reads).noted(*resolver.notes)
 
 
 class _Resolver:

@@ -1,4 +1,4 @@
-"""What calibration knows and the writer writes: the plan with its numbers."""
+"""Statistics on disk: one .npz of plain arrays with a JSON header, never pickle."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ import tempfile
 import zipfile
 import zlib
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -20,37 +20,6 @@ from roundel.calibrate.collect import Collected
 from roundel.calibrate.observers import OBSERVERS, Observer, StatKind
 from roundel.data.arrayfiles import load_npz, npz_headers
 from roundel.errors import DataError, OutputError
-from roundel.plan.types import QuantPlan
-from roundel.types import QParams
-
-
-@dataclass(frozen=True, slots=True)
-class QuantState:
-    """A plan whose scales are known.
-
-    Args:
-        plan: what every tensor becomes.
-        params: scale and zero point of every tensor that the plan stores in integers.
-        float_scales: scale of every tensor that it stores as a scaled float.
-        values: float content that replaces a constant's own (bias correction, equalization).
-        codes: integer content of a constant where an algorithm chose the rounding itself.
-        reads: by (tensor, node), the scale in which this node alone reads it: a tensor's, or one of its own.
-        notes: adjustments worth telling.
-    """
-
-    plan: QuantPlan
-    params: Mapping[str, QParams]
-    float_scales: Mapping[str, NDArray[np.float32]] = field(default_factory=dict)
-    values: Mapping[str, NDArray[Any]] = field(default_factory=dict)
-    codes: Mapping[str, NDArray[Any]] = field(default_factory=dict)
-    reads: Mapping[tuple[str, str], QParams | str] = field(default_factory=dict)
-    notes: tuple[str, ...] = ()
-
-    def read_params(self, tensor: str, node: str) -> QParams | None:
-        """With what this node alone reads the tensor, if so."""
-        found = self.reads.get((tensor, node))
-        return self.params[found] if isinstance(found, str) else found
-
 
 _VERSION = 1
 _MAX_BYTES = 4_000_000_000

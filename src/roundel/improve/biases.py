@@ -16,7 +16,6 @@ import numpy as np
 import onnx_ir as ir
 from numpy.typing import NDArray
 
-from roundel.calibrate.statistics import QuantState
 from roundel.improve.constants import Changed, Constants, Held, Written
 from roundel.improve.reports import LayerReport, held_from
 from roundel.improve.stepwise import StepwiseRunner
@@ -24,6 +23,7 @@ from roundel.model.graph import attribute_float, constant_array, rank
 from roundel.numerics.metrics import layer_db
 from roundel.plan.types import QuantPlan
 from roundel.recipe.settings import Recipe
+from roundel.state import State
 from roundel.targets.operators import Trait, ops_with
 from roundel.types import Doubles, Listener, Sample
 
@@ -52,11 +52,11 @@ class Shift:
 
 def correct_biases(
     model: ir.Model,
-    state: QuantState,
+    state: State,
     samples: Sequence[Sample],
     recipe: Recipe,
     progress: Listener | None = None,
-) -> tuple[QuantState, tuple[LayerReport, ...]]:
+) -> tuple[State, tuple[LayerReport, ...]]:
     """Shift biases in graph order; a channel is left alone where its held-out error would not fall.
 
     Args:
@@ -111,7 +111,7 @@ def _channels(value: ir.Value, axis: int) -> object:
 
 
 class _Correction:
-    def __init__(self, model: ir.Model, state: QuantState, samples: Sequence[Sample], recipe: Recipe) -> None:
+    def __init__(self, model: ir.Model, state: State, samples: Sequence[Sample], recipe: Recipe) -> None:
         self.constants = Constants(model.graph, state, recipe)
         self._written = Written(model, state, recipe)
         self._short = StepwiseRunner(self._written.model, samples)

@@ -12,7 +12,6 @@ import onnx_ir as ir
 from numpy.typing import NDArray
 
 from roundel.calibrate.positions import layer_limits
-from roundel.calibrate.statistics import QuantState
 from roundel.improve.finetune_layers import Tunable, Unit
 from roundel.improve.probe import simulated
 from roundel.model.graph import constant_array, values_by_name
@@ -22,6 +21,7 @@ from roundel.qdq.functions.blocks import BlockFormat, block_format
 from roundel.qdq.names import BEFORE, CODES
 from roundel.qdq.write import weight_codes
 from roundel.recipe.settings import Recipe
+from roundel.state import State
 from roundel.types import BlockScheme, Doubles, FloatScheme, QParams, QType
 
 
@@ -95,7 +95,7 @@ class Constants:
         recipe: limits that a bias's scale must keep, and how blocks are cut.
     """
 
-    def __init__(self, graph: ir.Graph, state: QuantState, recipe: Recipe) -> None:
+    def __init__(self, graph: ir.Graph, state: State, recipe: Recipe) -> None:
         self.state, self._blocks = state, recipe.blocks
         self._initializers = graph.initializers
         self.limits = layer_limits(graph, state, recipe.npu)
@@ -270,7 +270,7 @@ class Written:
         recipe: formats and arithmetic.
     """
 
-    def __init__(self, model: ir.Model, state: QuantState, recipe: Recipe) -> None:
+    def __init__(self, model: ir.Model, state: State, recipe: Recipe) -> None:
         self.model = simulated(model, state, _replaceable(recipe))
         self._values = values_by_name(self.model.graph)
         self._nodes = {str(node.name): node for node in self.model.graph}

@@ -11,7 +11,6 @@ from typing import TYPE_CHECKING
 import onnx_ir as ir
 import onnxruntime as ort
 
-from roundel.calibrate.statistics import QuantState
 from roundel.errors import RecipeError
 from roundel.improve.constants import Changed, Constants, Written
 from roundel.improve.finetune_layers import Unit, find_units
@@ -22,6 +21,7 @@ from roundel.improve.stepwise import StepwiseRunner
 from roundel.numerics.blas import one_blas_thread
 from roundel.numerics.metrics import layer_db
 from roundel.recipe.settings import Recipe
+from roundel.state import State
 from roundel.torch import require_torch
 from roundel.types import Listener, Sample, Silent
 from roundel.work.checkpoints import Memory
@@ -36,13 +36,13 @@ _DEVICE = re.compile(r"cpu|cuda(?::(\d+))?")
 @one_blas_thread()
 def finetune(
     model: ir.Model,
-    state: QuantState,
+    state: State,
     samples: Sequence[Sample],
     recipe: Recipe,
     *,
     progress: Listener | None = None,
     memory: Memory | None = None,
-) -> tuple[QuantState, tuple[LayerReport, ...]]:
+) -> tuple[State, tuple[LayerReport, ...]]:
     """Tune rounding or weights layer by layer; scales of weights and activations stay.
 
     Args:
@@ -90,7 +90,7 @@ class _Run:
     def __init__(
         self,
         model: ir.Model,
-        state: QuantState,
+        state: State,
         samples: Sequence[Sample],
         recipe: Recipe,
         listener: Listener,

@@ -10,7 +10,6 @@ import numpy as np
 import onnx_ir as ir
 from numpy.typing import NDArray
 
-from roundel.calibrate.statistics import QuantState
 from roundel.improve.layers import Layer, read_layer, runs_quantized
 from roundel.model.graph import (
     attribute_float,
@@ -22,6 +21,7 @@ from roundel.model.graph import (
 )
 from roundel.plan.types import QuantPlan, Role, TensorPlan
 from roundel.recipe.settings import Finetune
+from roundel.state import State
 from roundel.types import Scheme
 
 NORMS = ("InstanceNormalization", "LayerNormalization")
@@ -131,7 +131,7 @@ class Unit:
 
 
 def find_units(
-    graph: ir.Graph, quantized: ir.Graph, state: QuantState, settings: Finetune, algorithm: str
+    graph: ir.Graph, quantized: ir.Graph, state: State, settings: Finetune, algorithm: str
 ) -> tuple[Unit, ...]:
     """The layers that the settings ask for, in graph order.
 
@@ -178,7 +178,7 @@ def learnable(tensor: TensorPlan, algorithm: str) -> bool:
     return algorithm == "adaquant" or isinstance(tensor.scheme, Scheme)
 
 
-def _norms(graph: ir.Graph, state: QuantState) -> list[NormLayer]:
+def _norms(graph: ir.Graph, state: State) -> list[NormLayer]:
     found = []
     for node in graph:
         if node.op_type not in NORMS or not runs_quantized(node, state.plan):
@@ -219,7 +219,7 @@ def _computed(node: ir.Node, simulated: Mapping[str, ir.Node]) -> ir.Node:
     return other if other.op_type in ("LeakyRelu", "HardSigmoid", "Clip") else node
 
 
-def _activation(node: ir.Node, layer: ir.Node, state: QuantState) -> Activation | None:
+def _activation(node: ir.Node, layer: ir.Node, state: State) -> Activation | None:
     """The activation of a node, or None where rows of channels are not enough to compute it."""
     op = node.op_type
     if op == "LeakyRelu":
@@ -240,7 +240,7 @@ def _activation(node: ir.Node, layer: ir.Node, state: QuantState) -> Activation 
     return Activation(op) if op in _FUSED else None
 
 
-def _prelu(node: ir.Node, layer: ir.Node, state: QuantState) -> Activation | None:
+def _prelu(node: ir.Node, layer: ir.Node, state: State) -> Activation | None:
     slope = constant_array(node.inputs[1])
     if slope is None or node.inputs[1] is None:
         return None

@@ -8,15 +8,13 @@ from dataclasses import replace
 import numpy as np
 import onnx_ir as ir
 
-from roundel.calibrate.statistics import QuantState
 from roundel.data import open_samples
 from roundel.improve.layers import quantized_layers
-from roundel.improve.probe import OutputErrors, together
+from roundel.improve.probe import OutputErrors, session_of, together
 from roundel.improve.reports import held_out_count
 from roundel.improve.weight_only import packed_sqnr
 from roundel.model.graph import input_specs
 from roundel.model.session import open_session
-from roundel.qdq import simulate, write_qdq
 from roundel.stages import collect, plan, resolve, write
 from roundel.state import State
 from roundel.types import QType, Sample
@@ -37,7 +35,7 @@ def ahead_of_rounding(state: State) -> float:
     return _held_out_sqnr(state, as_if_rounded(state.model.graph, state))
 
 
-def _held_out_sqnr(state: State, judged: QuantState) -> float:
+def _held_out_sqnr(state: State, judged: State) -> float:
     inputs, outputs = to_learn(state)
     held = held_out_count(len(inputs))
     return output_sqnr(state, judged, inputs[-held:], outputs[-held:])
@@ -114,7 +112,7 @@ def _calibrated(state: State, samples: Sequence[Sample]) -> State:
 # Errors.
 
 
-def as_if_rounded(graph: ir.Graph, state: QuantState, finer: int = _FINER) -> QuantState:
+def as_if_rounded(graph: ir.Graph, state: State, finer: int = _FINER) -> State:
     """The state with finer weights: what a step before rounding should be judged by.
 
     Plainly rounded weights often make a hundred times the error of everything else, most of which rounding
@@ -137,9 +135,7 @@ def as_if_rounded(graph: ir.Graph, state: QuantState, finer: int = _FINER) -> Qu
     return replace(state, params=params)
 
 
-def output_sqnr(
-    state: State, judged: QuantState, samples: Sequence[Sample], outputs: Sequence[Sample]
-) -> float:
+def output_sqnr(state: State, judged: State, samples: Sequence[Sample], outputs: Sequence[Sample]) -> float:
     """SQNR of the quantized model in dB, over all its float outputs, which count alike.
 
     Args:
@@ -148,9 +144,7 @@ def output_sqnr(
         samples: inputs.
         outputs: the float model's outputs for them.
     """
-    written = write_qdq(state.model, judged, state.recipe)
-    simulate(written, judged, state.recipe.npu)
-    session = open_session(written, simulate=True)
+    session = session_of(state.model, judged, state.recipe)
     errors = OutputErrors(state.model.graph)
     pairs = zip(samples, outputs, strict=True)
     return together(errors.of(wanted, session.run(errors.names, sample)) for sample, wanted in pairs).sqnr_db

@@ -11,12 +11,12 @@ import numpy as np
 import onnx_ir as ir
 from numpy.typing import NDArray
 
-from roundel.calibrate.statistics import QuantState
 from roundel.data.shards import SampleDigest
 from roundel.improve.constants import Changed
 from roundel.improve.reports import LayerReport
 from roundel.model.graph import fingerprint
 from roundel.recipe.settings import Recipe
+from roundel.state import State
 from roundel.types import Arrays, QParams, QType, Sample
 from roundel.work.checkpoints import Memory, as_array, as_tree
 
@@ -73,10 +73,10 @@ def load_layer(memory: Memory, number: int) -> tuple[LayerReport, Changed] | Non
 _BESIDE_THE_POINT = {"name", "title", "output", "verify"}
 _WHOLE = "whole"
 
-Done = tuple[QuantState, tuple[LayerReport, ...]]
+Done = tuple[State, tuple[LayerReport, ...]]
 
 
-def run_key(model: ir.Model, state: QuantState, samples: Sequence[Sample], recipe: Recipe) -> dict[str, str]:
+def run_key(model: ir.Model, state: State, samples: Sequence[Sample], recipe: Recipe) -> dict[str, str]:
     """Digests of everything that decides a step's result, each under its name for people."""
     seen = SampleDigest()
     for sample in samples:
@@ -90,7 +90,7 @@ def run_key(model: ir.Model, state: QuantState, samples: Sequence[Sample], recip
     }
 
 
-def once(memory: Memory | None, state: QuantState, step: Callable[[QuantState], Done]) -> Done:
+def once(memory: Memory | None, state: State, step: Callable[[State], Done]) -> Done:
     """What a step gives; where an earlier run has done it, as that run wrote it down."""
     if memory is None:
         return step(state)
@@ -104,7 +104,7 @@ def once(memory: Memory | None, state: QuantState, step: Callable[[QuantState], 
     return better, reports
 
 
-def _state_digest(state: QuantState) -> str:
+def _state_digest(state: State) -> str:
     digest = hashlib.blake2b(digest_size=16)
     for name, params in sorted(state.params.items()):
         digest.update(f"{name} {params.qtype} {params.axis}".encode())
@@ -118,7 +118,7 @@ def _state_digest(state: QuantState) -> str:
 _TABLES = ("float_scales", "values", "codes")
 
 
-def _changes(before: QuantState, after: QuantState, reports: Sequence[LayerReport]) -> Arrays:
+def _changes(before: State, after: State, reports: Sequence[LayerReport]) -> Arrays:
     new = {name: p for name, p in after.params.items() if p is not before.params.get(name)}
     words, arrays = _packed(new)
     names: dict[str, list[str]] = {}
@@ -136,7 +136,7 @@ def _changes(before: QuantState, after: QuantState, reports: Sequence[LayerRepor
     return {**arrays, _FACTS: as_array(facts)}
 
 
-def _restored(before: QuantState, arrays: Mapping[str, NDArray[Any]], facts: Mapping[str, Any]) -> QuantState:
+def _restored(before: State, arrays: Mapping[str, NDArray[Any]], facts: Mapping[str, Any]) -> State:
     known = {**before.params, **_unpacked(facts["params"], arrays)}
     tables: dict[str, Any] = {
         table: {

@@ -16,7 +16,6 @@ import onnx_ir as ir
 import onnxruntime as ort
 from numpy.typing import NDArray
 
-from roundel.calibrate.statistics import QuantState
 from roundel.model.graph import constant_array, opset_version, values_by_name
 from roundel.model.session import open_session
 from roundel.numerics.affine import dequantize
@@ -29,20 +28,21 @@ from roundel.qdq.names import MICROSOFT, Names
 from roundel.qdq.nodes import Chain, Dialect, add_constant
 from roundel.qdq.write import weight_codes
 from roundel.recipe.settings import Recipe
+from roundel.state import State
 from roundel.targets.operators import is_operand
 from roundel.types import QParams, Sample
 
 Errors = Mapping[str, Closeness]
 
 
-def simulated(model: ir.Model, state: QuantState, recipe: Recipe) -> ir.Model:
+def simulated(model: ir.Model, state: State, recipe: Recipe) -> ir.Model:
     """The model as a state quantizes it, with the NPU's arithmetic where the recipe has it."""
     written = write_qdq(model, state, recipe)
     simulate(written, state, recipe.npu)
     return written
 
 
-def session_of(model: ir.Model, state: QuantState, recipe: Recipe) -> ort.InferenceSession:
+def session_of(model: ir.Model, state: State, recipe: Recipe) -> ort.InferenceSession:
     """The same, ready to run."""
     return open_session(simulated(model, state, recipe), simulate=True)
 
@@ -94,7 +94,7 @@ class QuantizerProbe:
     def __init__(
         self,
         model: ir.Model,
-        state: QuantState,
+        state: State,
         groups: Sequence[Sequence[str]],
         recipe: Recipe,
         samples: Sequence[Sample],
@@ -138,7 +138,7 @@ class QuantizerProbe:
 class _Wiring:
     """Puts an If around each quantizer: only the branch that is taken costs time."""
 
-    def __init__(self, model: ir.Model, state: QuantState, recipe: Recipe) -> None:
+    def __init__(self, model: ir.Model, state: State, recipe: Recipe) -> None:
         self.model, self.state = model, state
         self._values = values_by_name(model.graph)
         self._names = Names(model.graph)

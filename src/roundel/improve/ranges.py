@@ -16,7 +16,6 @@ import numpy as np
 import onnx_ir as ir
 from numpy.typing import NDArray
 
-from roundel.calibrate.statistics import QuantState
 from roundel.improve.probe import QuantizerProbe
 from roundel.improve.reports import LayerReport
 from roundel.model.graph import values_by_name
@@ -24,6 +23,7 @@ from roundel.numerics.affine import bias_params, round_scale
 from roundel.numerics.metrics import Closeness
 from roundel.plan.types import Derived, Fixed, Role
 from roundel.recipe.settings import Recipe
+from roundel.state import State
 from roundel.types import Listener, QParams, Sample, ScaleKind
 
 _BITS = 8  # with more, all that a narrower range changes is what happens to values that no sample showed
@@ -45,12 +45,12 @@ _FACTOR = 0.8
 
 def choose_ranges(
     model: ir.Model,
-    state: QuantState,
+    state: State,
     samples: Sequence[Sample],
     outputs: Sequence[Sample],
     recipe: Recipe,
     progress: Listener | None = None,
-) -> tuple[QuantState, tuple[LayerReport, ...]]:
+) -> tuple[State, tuple[LayerReport, ...]]:
     """Widen or narrow the ranges of activations where the model's outputs gain.
 
     Args:
@@ -134,7 +134,7 @@ def _noise(
     return noise, sum(noise) if total is None else total
 
 
-def movable(state: QuantState) -> list[tuple[str, ...]]:
+def movable(state: State) -> list[tuple[str, ...]]:
     """Activations whose range calibration chose, those with one scale together."""
     members: dict[tuple[str, ...], list[str]] = {}
     for name, tensor in state.plan.tensors.items():
@@ -143,7 +143,7 @@ def movable(state: QuantState) -> list[tuple[str, ...]]:
     return [tuple(names) for leaders, names in members.items() if not any(_given(state, x) for x in leaders)]
 
 
-def _given(state: QuantState, leader: str) -> bool:
+def _given(state: State, leader: str) -> bool:
     tensor = state.plan.tensors.get(leader)
     return tensor is not None and (isinstance(tensor.source, Fixed) or tensor.role is not Role.ACTIVATION)
 
@@ -189,7 +189,7 @@ def _search(
     return _Found(scale, False, (best.sqnr_db, best.sqnr_db))
 
 
-def _moved(state: QuantState, moved: dict[str, QParams]) -> QuantState:
+def _moved(state: State, moved: dict[str, QParams]) -> State:
     """The state with other activation scales; biases that follow from them follow."""
     params = {**state.params, **moved}
     for name, tensor in state.plan.tensors.items():

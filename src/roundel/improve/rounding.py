@@ -11,7 +11,6 @@ import numpy as np
 import onnx_ir as ir
 from numpy.typing import NDArray
 
-from roundel.calibrate.statistics import QuantState
 from roundel.improve.constants import Changed, Constants, Written
 from roundel.improve.layers import Layer, quantized_layers
 from roundel.improve.memory import load_layer, save_layer
@@ -25,6 +24,7 @@ from roundel.numerics.metrics import layer_db
 from roundel.numerics.rounding import compensated, damped, descend, factor, least_squares
 from roundel.plan.types import Fixed
 from roundel.recipe.settings import Recipe
+from roundel.state import State
 from roundel.types import Doubles, Listener, QParams, QType, Sample, ScaleKind
 from roundel.work.checkpoints import Memory
 
@@ -185,12 +185,12 @@ _POWER_FACTORS = (2.0, 1.0, 0.5, 0.25)
 @one_blas_thread()
 def walk(
     model: ir.Model,
-    state: QuantState,
+    state: State,
     samples: Sequence[Sample],
     recipe: Recipe,
     progress: Listener | None = None,
     memory: Memory | None = None,
-) -> tuple[QuantState, tuple[LayerReport, ...]]:
+) -> tuple[State, tuple[LayerReport, ...]]:
     """Choose rounding, weight scales and biases layer by layer.
 
     Args:
@@ -218,7 +218,7 @@ def walk(
 
 
 class _LayerByLayer:
-    def __init__(self, model: ir.Model, state: QuantState, samples: Sequence[Sample], recipe: Recipe) -> None:
+    def __init__(self, model: ir.Model, state: State, samples: Sequence[Sample], recipe: Recipe) -> None:
         self.constants, self.written = Constants(model.graph, state, recipe), Written(model, state, recipe)
         self.runner = StepwiseRunner(self.written.model, samples)
         self.importance = importance(model.graph)
@@ -226,7 +226,7 @@ class _LayerByLayer:
         self.held_from = held_from(len(samples))
 
     @property
-    def state(self) -> QuantState:
+    def state(self) -> State:
         """With the layers that are done."""
         return self.constants.state
 

@@ -9,7 +9,6 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from roundel.calibrate.positions import refine
-from roundel.calibrate.statistics import QuantState
 from roundel.data import Samples
 from roundel.errors import DataError
 from roundel.improve import judges
@@ -225,54 +224,43 @@ def _learns(state: State) -> bool:
 
 
 def _mixed(state: State, context: Context) -> State:
-    """The plan in which data has decided which layers take the recipe's second type."""
-    context.told.step("choose mixed layers")
-    count = state.recipe.verify.samples
-    plan, note = mix_layers(
-        state.model,
-        state.stats,
-        state.inputs[:count],
-        state.outputs[:count],
-        state.recipe,
-        lambda done, total: context.told.advance(done),
-    )
-    return replace(state, plan=plan).noted(note)
+    return mix_layers(state, context.told)
 
 
 def _ranges(state: State, context: Context) -> State:
     inputs, outputs = judges.to_learn(state)
     held = held_out_count(len(inputs))
 
-    def work(now: QuantState) -> tuple[QuantState, tuple[LayerReport, ...]]:
+    def work(now: State) -> tuple[State, tuple[LayerReport, ...]]:
         found, tensors = choose_ranges(
             state.model, now, inputs[:-held], outputs[:-held], state.recipe, progress=context.told
         )
         return refine(state.model, found, state.recipe.npu), tensors
 
-    return _worked(state, *once(_memory("ranges", state, context), state, work))
+    found, layers = once(_memory("ranges", state, context), state, work)
+    return replace(found, layers=layers)
 
 
 def _corrected(state: State, context: Context) -> State:
     inputs = judges.to_learn(state)[0]
 
-    def work(now: QuantState) -> tuple[QuantState, tuple[LayerReport, ...]]:
+    def work(now: State) -> tuple[State, tuple[LayerReport, ...]]:
         return correct_biases(state.model, now, inputs, state.recipe, progress=context.told)
 
-    return _worked(state, *once(_memory("biases", state, context), state, work))
+    found, layers = once(_memory("biases", state, context), state, work)
+    return replace(found, layers=layers)
 
 
 def _rounded(state: State, context: Context) -> State:
     inputs, memory = judges.to_learn(state)[0], _memory("rounding", state, context)
-    return _worked(
-        state, *walk(state.model, state, inputs, state.recipe, progress=context.told, memory=memory)
-    )
+    found, layers = walk(state.model, state, inputs, state.recipe, progress=context.told, memory=memory)
+    return replace(found, layers=layers)
 
 
 def _tuned(state: State, context: Context) -> State:
     inputs, memory = judges.to_learn(state)[0], _memory("finetune", state, context)
-    return _worked(
-        state, *finetune(state.model, state, inputs, state.recipe, progress=context.told, memory=memory)
-    )
+    found, layers = finetune(state.model, state, inputs, state.recipe, progress=context.told, memory=memory)
+    return replace(found, layers=layers)
 
 
 def _packed(state: State, context: Context) -> State:
@@ -300,11 +288,6 @@ def _memory(step: str, state: State, context: Context) -> Memory | None:
         return None
     key = run_key(state.model, state, judges.to_learn(state)[0], state.recipe)
     return context.work.store.memory(step, key)
-
-
-def _worked(state: State, found: QuantState, layers: Layers) -> State:
-    assert isinstance(found, State)
-    return replace(found, layers=layers)
 
 
 # Before resolve: another plan for the same statistics.

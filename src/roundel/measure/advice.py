@@ -16,13 +16,13 @@ from roundel.calibrate.collect import collect
 from roundel.calibrate.observers import Observer, StatKind
 from roundel.calibrate.ranges import choose_weight
 from roundel.calibrate.resolve import weight_method
-from roundel.calibrate.statistics import QuantState
 from roundel.measure.layers import Head, LayerCost, Remedy, RemedyKind, StoredLayer
 from roundel.model.graph import constant_array, is_constant, is_float32
 from roundel.numerics.affine import fake_quantize
 from roundel.plan.float_parts import sums_distribution, tail_of
 from roundel.plan.types import QuantPlan
 from roundel.recipe.settings import Recipe
+from roundel.state import State
 from roundel.targets.operators import Trait, ops_with
 from roundel.types import PerChannel, PerTensor, Sample
 
@@ -32,7 +32,7 @@ _CHANNEL_AXES = {"Conv": 0, "ConvTranspose": 1}
 
 
 def remedies(
-    layer: StoredLayer, cost: LayerCost, model: ir.Model, state: QuantState, recipe: Recipe
+    layer: StoredLayer, cost: LayerCost, model: ir.Model, state: State, recipe: Recipe
 ) -> tuple[Remedy, ...]:
     """What would help, best first; leaving the layer in float always does."""
     found = []
@@ -48,13 +48,13 @@ def remedies(
     return tuple(found)
 
 
-def widening(layer: StoredLayer, cost: LayerCost, state: QuantState, recipe: Recipe) -> str | None:
+def widening(layer: StoredLayer, cost: LayerCost, state: State, recipe: Recipe) -> str | None:
     """The 16-bit type for its activations, where that is what helps first."""
     return wider(state, layer.touched, recipe) if cost.activations >= _HALF * cost.cost else None
 
 
 def _for_weights(
-    layer: StoredLayer, share: float, model: ir.Model, state: QuantState, recipe: Recipe
+    layer: StoredLayer, share: float, model: ir.Model, state: State, recipe: Recipe
 ) -> Iterator[Remedy]:
     gain = _channel_gain(layer, model, state, recipe) if share < _HALF else None
     if gain is not None:
@@ -92,14 +92,14 @@ def _setting(overrides: Sequence[Mapping[str, Any]]) -> str:
     return "-s " + shlex.quote("overrides=" + json.dumps(overrides))
 
 
-def wider(state: QuantState, names: Sequence[str], recipe: Recipe) -> str | None:
+def wider(state: State, names: Sequence[str], recipe: Recipe) -> str | None:
     """The 16-bit type for these activations; None where they have one, or the NPU's engine is for 8 bits."""
     types = {state.params[name].qtype.value for name in names if name in state.params}
     found = {_WIDER[t] for t in types if t in _WIDER}
     return found.pop() if len(found) == 1 and not recipe.npu.limits else None
 
 
-def _channel_gain(layer: StoredLayer, model: ir.Model, state: QuantState, recipe: Recipe) -> float | None:
+def _channel_gain(layer: StoredLayer, model: ir.Model, state: State, recipe: Recipe) -> float | None:
     """Share of the weights' own error that scales for each channel take away; None below a half."""
     axis = _CHANNEL_AXES.get(layer.op)
     if axis is None or recipe.npu.limits:

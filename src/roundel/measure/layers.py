@@ -10,11 +10,11 @@ from typing import Any
 
 import onnx_ir as ir
 
-from roundel.calibrate.statistics import QuantState
 from roundel.card import Card, counted, decibel
 from roundel.model.graph import is_constant, values_by_name
 from roundel.plain import to_plain
 from roundel.plan.types import Role
+from roundel.state import State
 from roundel.targets.operators import FUSING_CONSUMERS, Trait, ops_with
 
 
@@ -182,7 +182,7 @@ class _Draft:
     weights: list[str]
 
 
-def layers_of(model: ir.Model, state: QuantState) -> tuple[StoredLayer, ...]:
+def layers_of(model: ir.Model, state: State) -> tuple[StoredLayer, ...]:
     """The quantized layers in graph order; each stored integer tensor is rounded in one of them at most."""
     drafts: dict[str, _Draft] = {}
     homes: dict[str, _Draft] = {}
@@ -202,7 +202,7 @@ def layers_of(model: ir.Model, state: QuantState) -> tuple[StoredLayer, ...]:
     return tuple(layer for layer in found if layer.activations or layer.weights)
 
 
-def _continued(node: ir.Node, state: QuantState, homes: dict[str, _Draft]) -> _Draft | None:
+def _continued(node: ir.Node, state: State, homes: dict[str, _Draft]) -> _Draft | None:
     """The layer that this node is a part of: it fuses with its maker, or carries what that stored."""
     source = node.inputs[0] if node.inputs else None
     maker = source.producer() if source is not None else None
@@ -214,7 +214,7 @@ def _continued(node: ir.Node, state: QuantState, homes: dict[str, _Draft]) -> _D
     return home if fused or single else None
 
 
-def _carried(node: ir.Node, state: QuantState) -> bool:
+def _carried(node: ir.Node, state: State) -> bool:
     """Whether the node's outputs are stored exactly as its inputs are."""
     if node.op_type not in _CARRIERS:
         return False
@@ -224,7 +224,7 @@ def _carried(node: ir.Node, state: QuantState) -> bool:
     return first is not None and all(p is not None and first.same_as(p) for p in params)
 
 
-def _share_out(model: ir.Model, state: QuantState, homes: dict[str, _Draft]) -> None:
+def _share_out(model: ir.Model, state: State, homes: dict[str, _Draft]) -> None:
     """Give each stored tensor to the layer that makes it, or else to the first that reads it."""
     values = values_by_name(model.graph)
     for name in state.plan.tensors:

@@ -12,7 +12,6 @@ from typing import Any
 import numpy as np
 
 from roundel import stages
-from roundel.calibrate.statistics import QuantState
 from roundel.errors import RecipeError
 from roundel.improve.memory import run_key
 from roundel.improve.probe import QuantizerProbe
@@ -22,7 +21,7 @@ from roundel.measure.runner import Travelling, answers
 from roundel.model.structure import ModelSource
 from roundel.recipe.load import RecipeSource, load_recipe
 from roundel.recipe.settings import Recipe
-from roundel.state import Context
+from roundel.state import Context, State
 from roundel.types import Arrays, Listener, Sample, Silent
 from roundel.work.checkpoints import open_store
 from roundel.work.executors import Executor, Work
@@ -61,7 +60,7 @@ class _Board:
     """
 
     model: Travelling
-    state: QuantState
+    state: State
     tensors: tuple[str, ...]
     recipe: Recipe
     samples: list[Sample]
@@ -302,7 +301,7 @@ def _weighed(head: Head, costs: Iterable[LayerCost]) -> Head:
     return replace(head, share=sum(cost.share for cost in costs if inside.issuperset(cost.nodes)))
 
 
-def _doubts(recipe: Recipe, state: QuantState) -> tuple[str, ...]:
+def _doubts(recipe: Recipe, state: State) -> tuple[str, ...]:
     notes = []
     if recipe.effort != "none":
         notes.append(f"measured after calibration alone; effort {recipe.effort} makes most layers cost less")

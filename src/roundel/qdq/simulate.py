@@ -7,17 +7,17 @@ import math
 import numpy as np
 import onnx_ir as ir
 
-from roundel.calibrate.statistics import QuantState
 from roundel.model.graph import attribute_float, attribute_int, attribute_ints, constant_array, rank
 from roundel.numerics.affine import HARD_SIGMOID_GAIN, pool_gain, reciprocal_gain
 from roundel.plan.adjust import becomes_hard_sigmoid, saturates, upper_bound
 from roundel.qdq.names import BEFORE, Names
 from roundel.qdq.nodes import add_constant, forget
 from roundel.recipe.settings import Npu
+from roundel.state import State
 from roundel.targets.operators import AVERAGE_POOLS
 
 
-def simulate(model: ir.Model, state: QuantState, npu: Npu) -> dict[str, int]:
+def simulate(model: ir.Model, state: State, npu: Npu) -> dict[str, int]:
     """Rewrite quantized nodes in place; returns how many of each kind."""
     work = _Simulation(model.graph, state, npu)
     for node in list(model.graph):
@@ -28,7 +28,7 @@ def simulate(model: ir.Model, state: QuantState, npu: Npu) -> dict[str, int]:
 
 
 class _Simulation:
-    def __init__(self, graph: ir.Graph, state: QuantState, npu: Npu) -> None:
+    def __init__(self, graph: ir.Graph, state: State, npu: Npu) -> None:
         self.graph, self.state, self.npu, self.names = graph, state, npu, Names(graph)
         self.counts: dict[str, int] = {}
 

@@ -10,7 +10,6 @@ import numpy as np
 import onnx_ir as ir
 from numpy.typing import NDArray
 
-from roundel.calibrate.statistics import QuantState
 from roundel.model.graph import constant_array, is_constant, opset_version, values_by_name, weight_bytes
 from roundel.model.memory import budget
 from roundel.numerics.affine import quantize
@@ -21,6 +20,7 @@ from roundel.qdq.functions.blocks import block_nodes
 from roundel.qdq.names import AFTER, BEFORE, CODES, MICROSOFT, QUARK, Names
 from roundel.qdq.nodes import Chain, Dialect, add_constant, forget, insert_behind
 from roundel.recipe.settings import Recipe
+from roundel.state import State
 from roundel.targets.operators import is_operand
 from roundel.types import BlockScheme, FloatScheme, Scheme
 
@@ -53,7 +53,7 @@ def _copy(node: ir.Node, graph: ir.Graph, names: Names) -> ir.Node:
     return twin
 
 
-def write_qdq(model: ir.Model, state: QuantState, recipe: Recipe) -> ir.Model:
+def write_qdq(model: ir.Model, state: State, recipe: Recipe) -> ir.Model:
     """A quantized copy of the prepared model, topologically sorted."""
     result = model.clone()
     writer = _Writer(result, state, recipe)
@@ -66,7 +66,7 @@ def write_qdq(model: ir.Model, state: QuantState, recipe: Recipe) -> ir.Model:
     return attach(result) if QUARK in result.graph.opset_imports else result
 
 
-def weight_codes(array: NDArray[Any], tensor: TensorPlan, state: QuantState) -> NDArray[Any]:
+def weight_codes(array: NDArray[Any], tensor: TensorPlan, state: State) -> NDArray[Any]:
     """The integer content of a constant."""
     given = state.codes.get(tensor.name)
     if given is not None:
@@ -77,7 +77,7 @@ def weight_codes(array: NDArray[Any], tensor: TensorPlan, state: QuantState) -> 
 
 
 class _Writer:
-    def __init__(self, model: ir.Model, state: QuantState, recipe: Recipe) -> None:
+    def __init__(self, model: ir.Model, state: State, recipe: Recipe) -> None:
         self.model, self.graph, self.state, self.recipe = model, model.graph, state, recipe
         self.dialect = Dialect.of(recipe, opset_version(model))
         self.values = values_by_name(self.graph)
@@ -270,7 +270,7 @@ class _Writer:
         return chosen and is_operand(node.op_type, index)
 
 
-def _equal(made: tuple[ir.Value, ir.Value], state: QuantState, tensor: TensorPlan) -> bool:
+def _equal(made: tuple[ir.Value, ir.Value], state: State, tensor: TensorPlan) -> bool:
     params = state.params[tensor.name]
     scale, zero = constant_array(made[0]), constant_array(made[1])
     assert scale is not None

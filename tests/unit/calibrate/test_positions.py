@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -11,11 +12,11 @@ import pytest
 from helpers import activations, build, feeds, node, normal, quantize, sqnr, weights
 from roundel.calibrate import positions
 from roundel.calibrate.positions import breaches, position, refine
-from roundel.calibrate.statistics import QuantState
 from roundel.errors import RecipeError, VerifyError
 from roundel.plan import build_plan
 from roundel.recipe.load import load_recipe
 from roundel.stages import prepare as load_prepared
+from roundel.state import State
 from roundel.targets.shifts import ShiftLimits
 from roundel.types import QParams, QType
 
@@ -46,14 +47,14 @@ def swish() -> onnx.ModelProto:
     return build(nodes, {"x": IMAGE}, ["y"])
 
 
-def state_of(model: onnx.ModelProto, given: dict[str, int], **npu: bool) -> tuple[Any, QuantState, Any]:
+def state_of(model: onnx.ModelProto, given: dict[str, int], **npu: bool) -> tuple[Any, State, Any]:
     """A plan whose tensors have the given positions."""
     settings = load_recipe("xint8_signed", {"npu": npu})
     ready = load_prepared(model, settings)
     plan = build_plan(ready.model, settings)
     zero = np.zeros((), np.int8)
     params = {n: QParams(np.asarray(2.0 ** -given[n], np.float32), zero, QType.INT8) for n in plan.tensors}
-    return ready.model, QuantState(plan, params), settings.npu
+    return ready.model, replace(ready, plan=plan, params=params), settings.npu
 
 
 def refined(model: onnx.ModelProto, given: dict[str, int], **npu: bool) -> dict[str, int]:

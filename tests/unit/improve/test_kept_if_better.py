@@ -14,10 +14,9 @@ import pytest
 
 import roundel
 from finetune_cases import conv_net, pictures
-from roundel.calibrate.statistics import QuantState
 from roundel.improve import judges, steps
 from roundel.improve.equalize import EqualizeReport, LayerSpread
-from roundel.state import StepReport
+from roundel.state import State, StepReport
 from roundel.types import QType, Sample
 
 PLAIN: dict[str, Any] = {"improve": {"equalize": {"enabled": False}, "ranges": False, "rounding": False}}
@@ -148,7 +147,7 @@ def test_fine_tuning_for_other_inputs_than_those_that_judge_is_undone(tmp_path: 
     assert after == before
 
 
-def _damaged(state: QuantState) -> QuantState:
+def _damaged(state: State) -> State:
     """Each step believes in its own work; this one is wrong about the first layer."""
     codes = np.full((8, 3, 3, 3), 77, np.int8)
     return replace(state, codes={**state.codes, "w1": codes})
@@ -166,7 +165,7 @@ def test_a_step_that_damages_the_model_is_undone(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, step: str, work: str, changes: dict[str, Any]
 ) -> None:
     def wrong(work: Callable[..., Any]) -> Callable[..., Any]:
-        def done(*arguments: Any, **more: Any) -> tuple[QuantState, Sequence[object]]:
+        def done(*arguments: Any, **more: Any) -> tuple[State, Sequence[object]]:
             state, reports = work(*arguments, **more)
             return _damaged(state), reports
 
@@ -192,7 +191,7 @@ def test_fine_tuning_falls_back_on_the_rounding_before_it(
     before, rounded = quantized(conv_net(), pictures(40), ROUNDING, tmp_path, "before")
     work = steps.finetune
 
-    def wrong(*arguments: Any, **more: Any) -> tuple[QuantState, Sequence[object]]:
+    def wrong(*arguments: Any, **more: Any) -> tuple[State, Sequence[object]]:
         state, reports = work(*arguments, **more)
         return _damaged(state), reports
 
@@ -218,10 +217,10 @@ def test_steps_before_rounding_are_judged_by_what_rounding_will_leave(tmp_path: 
 
 
 def test_foreseen_weights_are_finer_but_chosen_codes_stay(tmp_path: Path) -> None:
-    captured: list[QuantState] = []
+    captured: list[State] = []
     work = steps.walk
 
-    def seen(model: ir.Model, state: QuantState, *rest: Any, **more: Any) -> Any:
+    def seen(model: ir.Model, state: State, *rest: Any, **more: Any) -> Any:
         captured.append(state)
         ahead = judges.as_if_rounded(model.graph, state)
         moved = {n for n in state.params if not state.params[n].same_as(ahead.params[n])}

@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import numpy as np
 import onnx_ir as ir
 import pytest
 
 from helpers import build, node, normal
-from roundel.calibrate.statistics import QuantState
 from roundel.improve.probe import QuantizerProbe
 from roundel.improve.ranges import choose_ranges, movable
 from roundel.model.session import open_session
@@ -17,9 +18,10 @@ from roundel.plan import build_plan
 from roundel.recipe.load import load_recipe
 from roundel.recipe.settings import Recipe
 from roundel.stages import collect, plan, prepare, resolve
+from roundel.state import State
 from roundel.types import Sample
 
-Case = tuple[ir.Model, QuantState, list[Sample], list[Sample], Recipe]
+Case = tuple[ir.Model, State, list[Sample], list[Sample], Recipe]
 
 
 def calibrated(preset: str, *, loud: float = 100.0, quiet: float = 1e-5) -> Case:
@@ -96,7 +98,7 @@ def test_ranges_that_the_user_gave_do_not_move() -> None:
     model, state, *_ = calibrated("a8w8_minmax")
     recipe = load_recipe("a8w8_minmax", {"overrides": [{"tensors": ["r"], "range": [-1, 1]}]})
     plan = build_plan(model, recipe)
-    fixed = QuantState(plan, state.params)
+    fixed = replace(state, plan=plan)
     assert not any("r" in names for names in movable(fixed))
     assert any("r" in names for names in movable(state))
 
