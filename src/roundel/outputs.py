@@ -121,7 +121,7 @@ def _external_files(path: Path, size: int) -> set[Path]:
         return set()
     try:
         model = ir.load(path.absolute(), format="protobuf")
-    except (DecodeError, OSError, ValueError, TypeError, AttributeError):
+    except (DecodeError, ir.serde.SerdeError, OSError, ValueError, TypeError, AttributeError):
         return set()
     return {Path(tensor.path) for tensor in external_tensors(model)}
 

@@ -116,6 +116,7 @@ def _quantized(state: State, data: Samples | None, stats: str | Path | None, con
     state = take_few(state, data)
     for step in GRAPH_STEPS:
         state = keep_if_better(step, state, context)
+    context.told.step("plan")
     state = collect(plan(state), data, context, stats=stats)
     for step in PLAN_STEPS:
         state = keep_if_better(step, state, context)

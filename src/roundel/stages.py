@@ -23,6 +23,7 @@ from roundel.calibrate.observers import OBSERVERS, StatKind
 from roundel.calibrate.positions import refine
 from roundel.calibrate.resolve import requests_for
 from roundel.calibrate.resolve import resolve as scales_of
+from roundel.calibrate.runner import run_session
 from roundel.calibrate.statistics import Statistics, load_statistics, save_statistics
 from roundel.data import ImagePreprocess, RandomSpec, SampleDigest, Samples, open_samples
 from roundel.data.kept import KeptSamples
@@ -354,8 +355,8 @@ def float_outputs(model: ir.Model, samples: Sequence[Sample]) -> Iterator[Sample
     """What a float model makes of samples."""
     session = open_session(model)
     names = [out.name for out in session.get_outputs()]
-    for sample in samples:
-        yield dict(zip(names, session.run(None, sample), strict=True))
+    for index, sample in enumerate(samples):
+        yield run_session(session, names, sample, index)
 
 
 def _doubtful(model: ir.Model, plan: QuantPlan) -> dict[str, StatKind]:

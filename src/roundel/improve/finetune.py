@@ -62,7 +62,7 @@ def finetune(
     used = samples[: recipe.improve.finetune.data_size]
     if recipe.finetuning == "none" or len(used) < 2:
         return state, ()
-    require_torch("Fine-tuning needs")
+    require_torch("Fine-tuning with PyTorch needs")
     run = _Run(model, state, used, recipe, progress or Silent())
     with _one_thread():
         reports = run.all(memory)
@@ -78,7 +78,7 @@ def check_tuning(recipe: Recipe) -> None:
     """
     if recipe.finetuning == "none":
         return
-    require_torch("Fine-tuning needs")
+    require_torch("Fine-tuning with PyTorch needs")
     settings = recipe.improve.finetune
     optim_device(settings.optim_device)
     infer_device(settings.infer_device)

@@ -26,7 +26,7 @@ from roundel.improve.weight_only import gptq_layers
 from roundel.passes import refresh_shapes
 from roundel.plan import build_plan
 from roundel.plan.weight_only import weight_layers
-from roundel.stages import float_outputs, most_samples
+from roundel.stages import float_outputs, most_samples, open_data
 from roundel.state import Context, Few, Layers, State, StepReport
 from roundel.work.checkpoints import Memory
 
@@ -102,32 +102,26 @@ def _judge(step: Step, state: State) -> Judge:
 
 def take_few(state: State, samples: Samples | None) -> State:
     """The samples that the graph steps need, and the float model's outputs for those that judge."""
-    wanted = [step for step in GRAPH_STEPS if _wants(step.name, state)]
-    if samples is None or not wanted:
+    outliers = _wants(_ROTATION, state) or _wants(_SMOOTHING, state)
+    if samples is None and outliers:
+        samples = open_data(state.model, state.recipe.data, None)
+    if samples is None or not (outliers or _wants(_EQUALIZATION, state)):
         return state
     start = time.perf_counter()
-    inputs = samples.first(_few(state))
+    most = most_samples(state.recipe, state.model)
+    kept = min(state.recipe.improve.samples, max(state.recipe.verify.samples, most))
+    inputs = samples.first(most if outliers else kept)
     if len(inputs) < FEWEST:
-        told = [step.name for step in wanted if step.name != _EQUALIZATION]
-        note = f"{' and '.join(told)} need{'s' * (len(told) == 1)} {FEWEST} samples or more: left out"
-        return state.noted(*([note] if told else []))
+        return state.noted(*([f"rotation and smoothing need {FEWEST} samples or more: left out"] * outliers))
     numbers: set[int] = set()
     if _wants(_EQUALIZATION, state):
         numbers |= {*judges.spread_evenly(inputs)}
-    if any(step.name != _EQUALIZATION for step in wanted):
+    if outliers:
         numbers |= {*range(len(inputs) - held_out_count(len(inputs)), len(inputs))}
     some = sorted(numbers)
     outputs = float_outputs(state.model, [inputs[n] for n in some])
     state = replace(state, few=Few(inputs, dict(zip(some, outputs, strict=True))))
     return state.spent("first samples", time.perf_counter() - start)
-
-
-def _few(state: State) -> int:
-    """As many samples as the steps behind calibration look at."""
-    recipe = state.recipe
-    outliers = recipe.improve.rotate.enabled or recipe.improve.smooth.enabled
-    most = most_samples(recipe, state.model)
-    return most if outliers else min(recipe.improve.samples, max(recipe.verify.samples, most))
 
 
 _ROTATION, _SMOOTHING, _EQUALIZATION = "rotation", "smoothing", "equalization"

@@ -172,7 +172,7 @@ def _measured(
             expected="a static recipe of int8 or int16, such as a8w8, and operators that it quantizes",
         )
     every = [name for name in state.params if name in state.plan.tensors]
-    asking = Travelling(state.model), state, tuple(every), plain
+    asking = Travelling(state.model), state.bare(), tuple(every), plain
     board = _Board(*asking, list(state.inputs), list(state.outputs))
     costs, by_tensor = _costs(board, layers, counts[0], told, work)
     ranked = _ranked(

@@ -143,8 +143,8 @@ class Quantizer:
 
     def _along(self, part: NDArray[Any], shape: tuple[int, ...]) -> NDArray[Any]:
         """Scales or zero points in a shape that goes with the codes."""
-        if part.size == 1 or self.axis is None:
-            return part.reshape(())
+        if part.size == 1 or self.axis is None:  # several without an axis are illegal: rule Q14 says so
+            return part.reshape(-1)[:1].reshape(())
         axis = self.axis % len(shape)
         if self.block:
             return np.repeat(part, self.block, axis).take(range(shape[axis]), axis)

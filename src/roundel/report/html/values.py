@@ -180,14 +180,12 @@ def _findings(findings: tuple[Finding, ...]) -> list[dict[str, Any]]:
     ]
 
 
-_PHASES = {  # what the clock's names mean to a reader
+_PHASES = {  # what the stages' names mean to a reader; steps have names for people
     "prepare": "load and prepare",
-    "outliers": "spread outliers",
-    "plan": "plan",
+    "first samples": "run the first samples",
     "collect": "calibrate",
-    "equalize": "try equalization",
-    "write": "improve and write",
-    "verify": "verify",
+    "resolve": "choose scales",
+    "gate": "verify",
 }
 
 
