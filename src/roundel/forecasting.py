@@ -259,7 +259,7 @@ def run_budget(
     return chosen
 
 
-def forecast(
+def expected_cost(
     model: ModelSource,
     *,
     recipe: RecipeSource = "a8w8",

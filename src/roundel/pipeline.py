@@ -19,7 +19,7 @@ from roundel.numerics.blas import one_blas_thread
 from roundel.qdq.weight_only import check_kernel
 from roundel.recipe.load import RecipeSource, load_recipe
 from roundel.request import as_onnx, changed, checked_output
-from roundel.result import QuantizeResult, Request, gate
+from roundel.result import Asked, QuantizeResult, gate
 from roundel.rules.fitting import for_device, for_effort
 from roundel.stages import collect, open_data, plan, prepare, resolve, write
 from roundel.state import Context, State
@@ -105,7 +105,7 @@ def quantize(
         budget = run_budget(state.model, state.recipe, opened, limit, on_forecast)
         cleanup.enter_context(within(budget))
         found = _quantized(state, opened, stats, Context(told, work))
-        request = Request(source, exported, target, device, state)
+        request = Asked(source, exported, target, device, state)
         told.step("verify")
         return gate(found, request, cleanup)
 

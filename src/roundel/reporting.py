@@ -13,7 +13,7 @@ from typing import Any
 from pydantic import ValidationError
 
 from roundel.errors import DataError, RoundelError
-from roundel.measure.compare import compare
+from roundel.measure.compare import compare_models
 from roundel.measure.evaluate import ModelScore
 from roundel.measure.types import Comparison
 from roundel.model.files import write_text
@@ -87,7 +87,7 @@ def write_report(
     words = image_words(mean, std, scale, resize, crop, layout, bgr)
     with _file_of(quantized) as (source, record):
         recipe = _recipe_of(record)
-        found = compare(
+        found = compare_models(
             float_model,
             source,
             data,

@@ -84,7 +84,7 @@ class QuantizeResult(Card):
 
 
 @dataclass(frozen=True, slots=True, eq=False)
-class Request:
+class Asked:
     """What was asked for, and the float model that it starts from."""
 
     source: ModelSource
@@ -94,7 +94,7 @@ class Request:
     float: State
 
 
-def gate(state: State, request: Request, cleanup: ExitStack) -> QuantizeResult:
+def gate(state: State, request: Asked, cleanup: ExitStack) -> QuantizeResult:
     """A file that is legal and near to the float model, with its record; or none.
 
     The file takes its place when the block of `cleanup` has ended well.
@@ -140,7 +140,7 @@ def _verified(
     return reports, (doubt,) if doubt else ()
 
 
-def _record(state: State, request: Request, reports: tuple[OutputReport, ...], file: Path) -> Record:
+def _record(state: State, request: Asked, reports: tuple[OutputReport, ...], file: Path) -> Record:
     assert state.written is not None
     target = request.target
     size = file.stat().st_size if target else None

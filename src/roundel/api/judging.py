@@ -8,16 +8,14 @@ from pathlib import Path
 from typing import Any
 
 from roundel.errors import OutputError, RecipeError, SelectionError, did_you_mean
-from roundel.measure import compare as comparing
-from roundel.measure import infer as inferring
-from roundel.measure import lint
-from roundel.measure import sensitivity as ranking
+from roundel.measure.compare import compare_models
 from roundel.measure.evaluate import ModelScore, evaluate_models, scores_csv
 from roundel.measure.folders import FolderScores, evaluate_folders
-from roundel.measure.infer import Inference
+from roundel.measure.infer import Inference, save_outputs
 from roundel.measure.layers import Sensitivity
-from roundel.measure.lint import DataReport
+from roundel.measure.lint import DataReport, examine_data
 from roundel.measure.scores import Metric
+from roundel.measure.sensitivity import rank_layers
 from roundel.measure.types import Comparison, to_csv
 from roundel.model.files import same_file, write_text
 from roundel.model.structure import ModelSource
@@ -143,9 +141,7 @@ def infer(
         raise OutputError(
             "The outputs would overwrite the data.", where=out, hint="Choose another output folder."
         )
-    return inferring.infer(
-        model, data, out, options=settings, outputs=outputs, images=images, listener=listener
-    )
+    return save_outputs(model, data, out, options=settings, outputs=outputs, images=images, listener=listener)
 
 
 def evaluate(
@@ -272,7 +268,7 @@ def compare(
     records = {"quantized model's record": _records([quantized_model])}
     refuse_overwriting({"table": csv, "report": report}, {**models, **records, "data": data})
     if report is None:
-        found = comparing.compare(
+        found = compare_models(
             float_model,
             quantized_model,
             data,
@@ -345,7 +341,7 @@ def sensitivity(
         RoundelError: something in the model, the data or the recipe is wrong.
     """
     tree = recipe_changes(changes, include, data=image_words(mean, std, scale, resize, crop, layout, bgr))
-    return ranking.sensitivity(
+    return rank_layers(
         model,
         recipe=chosen_recipe(preset, recipe) or DEFAULT_PRESET,
         data=data,
@@ -389,7 +385,7 @@ def lint_data(
     Raises:
         RoundelError: the model or the data cannot be read.
     """
-    return lint.lint_data(
+    return examine_data(
         model,
         data,
         options=data_settings(options, image_words(mean, std, scale, resize, crop, layout, bgr), samples),

@@ -11,8 +11,8 @@ from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from roundel import forecasting, pipeline
-from roundel.forecasting import Forecast
+from roundel import pipeline
+from roundel.forecasting import Forecast, expected_cost
 from roundel.measure.scores import Metric
 from roundel.model.files import write_text
 from roundel.model.structure import ModelSource
@@ -30,11 +30,9 @@ from roundel.reporting import DEVICE, require_data, write_report
 from roundel.request import changed
 from roundel.result import QuantizeResult
 from roundel.torch import Exported, is_torch_source, opened
-from roundel.trials import auto as ladder
-from roundel.trials import search as trying
-from roundel.trials.auto import ladder_path
+from roundel.trials.auto import climb, ladder_path
 from roundel.trials.rungs import AutoResult, RungStep
-from roundel.trials.search import SearchResult
+from roundel.trials.search import SearchResult, run_search
 from roundel.trials.space import SpaceSource
 from roundel.trials.study import Sampler, Trial
 from roundel.types import Listener
@@ -191,7 +189,7 @@ def forecast(
     """
     words = image_words(mean, std, scale, resize, crop, layout, bgr)
     tree = recipe_changes(changes, include, exclude_subgraph, words)
-    return forecasting.forecast(
+    return expected_cost(
         model,
         recipe=chosen_recipe(preset, recipe) or DEFAULT_PRESET,
         data=data,
@@ -262,7 +260,7 @@ def auto(
     if output is not None:
         targets["output's ladder"] = ladder_path(Path(output))
     refuse_overwriting(targets, _judged(model, data, eval_data, labels, metric))
-    return ladder.auto(
+    return climb(
         model,
         output,
         data=data,
@@ -350,7 +348,7 @@ def search(
     targets = {**model_targets(output), "best recipe": save_recipe, "study": study}
     sources = {**_judged(model, data, eval_data, labels, metric), "recipe": chosen, "space": space}
     refuse_overwriting(targets, sources)
-    found = trying.search(
+    found = run_search(
         model,
         output,
         data=data,

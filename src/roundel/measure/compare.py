@@ -40,7 +40,7 @@ from roundel.work.executors import Executor, Work
 _STRANGE_DB = 3.0  # the coarsest formats stay above; a weight below is another weight
 
 
-def compare(
+def compare_models(
     float_model: ModelSource,
     quantized_model: ModelSource,
     data: object,

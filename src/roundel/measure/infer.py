@@ -50,7 +50,7 @@ class Inference(Card):
         }
 
 
-def infer(
+def save_outputs(
     model: ModelSource,
     data: object,
     out: str | Path,

@@ -72,7 +72,7 @@ class DataReport:
         }
 
 
-def lint_data(
+def examine_data(
     model: ModelSource,
     data: object,
     *,

@@ -106,7 +106,7 @@ _CHECKED = 32  # samples that the worst are checked with, together
 _WORTH = 0.01  # share of the costs of all layers below which nothing is proposed
 
 
-def sensitivity(
+def rank_layers(
     model: ModelSource,
     *,
     recipe: RecipeSource = "a8w8",

@@ -22,7 +22,7 @@ from roundel.trials.rungs import AutoResult, Rung, RungStep, RungVerdict, chosen
 from roundel.types import Listener, Silent
 
 
-def auto(
+def climb(
     model: ModelSource,
     output: str | Path | None = None,
     *,

@@ -91,7 +91,7 @@ class SearchResult(Card):
         }
 
 
-def search(
+def run_search(
     model: ModelSource,
     output: str | Path | None = None,
     *,

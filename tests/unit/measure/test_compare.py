@@ -17,7 +17,7 @@ from helpers import Feed, build, feeds, initializers, node, normal, quantize, se
 from roundel.errors import ModelError
 from roundel.example import load_example
 from roundel.measure import paired
-from roundel.measure.compare import compare
+from roundel.measure.compare import compare_models
 from roundel.measure.types import Comparison
 from roundel.numerics.metrics import Closeness
 
@@ -43,7 +43,7 @@ def ort_pair(tmp_path_factory: pytest.TempPathFactory) -> tuple[onnx.ModelProto,
 def test_finds_every_tensor_of_a_model_that_onnx_runtime_quantized(
     ort_pair: tuple[onnx.ModelProto, onnx.ModelProto],
 ) -> None:
-    result = compare(*ort_pair, images())
+    result = compare_models(*ort_pair, images())
     # Its Relus are gone (the quantizers cut off), the batch norm has stayed, the output was renamed.
     assert [(t.name, t.op) for t in result.tensors] == [
         ("x", "Input"),
@@ -75,7 +75,7 @@ def test_figures_are_those_of_a_direct_computation(
 ) -> None:
     model, quantized = ort_pair
     data = images(3)
-    found = compare(model, quantized, data).tensor("a2")
+    found = compare_models(model, quantized, data).tensor("a2")
     onnx.save(quantized, tmp_path / "q.onnx")
     onnx.utils.extract_model(
         tmp_path / "q.onnx",
@@ -107,12 +107,15 @@ def test_a_spoilt_layer_is_the_only_one_to_blame(ort_pair: tuple[onnx.ModelProto
     spoilt = with_weight(
         quantized, "w2_quantized", np.where(np.abs(codes) < 40, 0, codes).astype(codes.dtype)
     )
-    before, after = sqnrs(compare(model, quantized, images())), sqnrs(compare(model, spoilt, images()))
+    before, after = (
+        sqnrs(compare_models(model, quantized, images())),
+        sqnrs(compare_models(model, spoilt, images())),
+    )
     assert after["a2"] < before["a2"] - 15
     assert {name: after[name] for name in after if name != "a2"} == {
         n: before[n] for n in before if n != "a2"
     }
-    spoilt_result = compare(model, spoilt, images())
+    spoilt_result = compare_models(model, spoilt, images())
     assert spoilt_result.by_introduced()[0].name == "a2"
     summed = spoilt_result.tensor("s")
     assert summed.inherited is not None
@@ -125,7 +128,7 @@ def test_renamed_tensors_are_found_by_structure(ort_pair: tuple[onnx.ModelProto,
     model, quantized = ort_pair
     names = {name for n in quantized.graph.node for name in n.output if name not in ("y",)}
     other = renamed(quantized, {name: f"t{i}" for i, name in enumerate(sorted(names))})
-    result, wanted = compare(model, other, images(2)), compare(model, quantized, images(2))
+    result, wanted = compare_models(model, other, images(2)), compare_models(model, quantized, images(2))
     # The Relus' outputs cannot be told from their inputs by structure alone, but they were absorbed here.
     assert sqnrs(result) == sqnrs(wanted)
 
@@ -135,7 +138,7 @@ def test_a_batch_norm_folded_under_the_conv_s_name_is_no_mismatch(tmp_path: Path
     prepared = roundel.quantize(model, recipe="a8w8_minmax", data=images(), effort="none")
     quantized = renamed(prepared.model, {"n1": "c1"})
     quantized.producer_name = "another tool"
-    result = compare(model, quantized, images(2))
+    result = compare_models(model, quantized, images(2))
     assert result.tensor("a1").total.sqnr_db > 30
     assert result.tensor("a1").nodes[0] == "conv1"
 
@@ -143,7 +146,7 @@ def test_a_batch_norm_folded_under_the_conv_s_name_is_no_mismatch(tmp_path: Path
 def test_equalization_by_another_tool_is_taken_into_account(tmp_path: Path) -> None:
     factors = np.array([1, 3, 0.5, 2, 0.4, 1.5])
     quantized = ort_quantized(chain(scale_rows=factors), tmp_path, images())
-    result = compare(chain(), quantized, images())
+    result = compare_models(chain(), quantized, images())
     first = result.tensor("a1")
     assert first.rescaled
     assert first.total.sqnr_db > 30
@@ -164,7 +167,7 @@ def test_roundel_s_own_equalization_is_taken_into_account(recipe: str, tmp_path:
     assert result.record.prepare["equalize"] > 0
     # With its record beside it, and in memory without one.
     for quantized in (tmp_path / "q.onnx", result.model):
-        found = compare(wide, quantized, images())
+        found = compare_models(wide, quantized, images())
         assert found.tensor("a1").rescaled
         assert min(sqnrs(found).values()) > 25
 
@@ -180,7 +183,7 @@ def test_saturation_and_range_use_are_of_the_chosen_range() -> None:
     wanted = np.stack([session(model).run(None, feed)[0] for feed in data])
     top = float(np.quantile(wanted, 0.9))
     narrow = quantize(model, "a8w8", data, overrides=[{"tensors": ["y"], "range": [0.0, top]}])
-    found = compare(model, narrow.model, data).tensor("y")
+    found = compare_models(model, narrow.model, data).tensor("y")
     assert found.storage is not None
     assert found.saturated == pytest.approx(np.mean(wanted > found.storage.high + found.storage.scale / 2))
     assert found.saturated > 0.05
@@ -188,7 +191,7 @@ def test_saturation_and_range_use_are_of_the_chosen_range() -> None:
     assert (found.float_low, found.float_high) == (wanted.min(), wanted.max())
     assert sum(found.histogram.counts) == wanted.size
     wide = quantize(model, "a8w8", data, overrides=[{"tensors": ["y"], "range": [-99.0, 99.0]}])
-    loose = compare(model, wide.model, data).tensor("y")
+    loose = compare_models(model, wide.model, data).tensor("y")
     assert loose.saturated == 0
     assert loose.range_use is not None
     assert loose.range_use < 0.1
@@ -201,7 +204,7 @@ def test_worst_channels_hold_the_error() -> None:
         [node("Conv", ["x", "w"], ["y"], "conv")], {"x": [1, 4, 5, 5]}, {"y": [1, 6, 5, 5]}, {"w": weight}
     )
     data = feeds({"x": [1, 4, 5, 5]})
-    found = compare(model, quantize(model, "a8w8", data).model, data).tensor("y")
+    found = compare_models(model, quantize(model, "a8w8", data).model, data).tensor("y")
     shown = {c.channel: c for c in found.worst_channels}
     reference = np.concatenate([session(model).run(None, f)[0] for f in data])
     actual = np.concatenate([session(quantize(model, "a8w8", data).model).run(None, f)[0] for f in data])
@@ -212,7 +215,7 @@ def test_worst_channels_hold_the_error() -> None:
 
 def test_the_same_model_twice_is_exact() -> None:
     model = residual_net()
-    result = compare(model, model, images(2))
+    result = compare_models(model, model, images(2))
     assert all(t.total.sqnr_db == float("inf") and t.storage is None for t in result.tensors)
     assert result.outputs[0].same_top == 1.0
 
@@ -225,7 +228,7 @@ def test_every_kind_of_quantized_example(preset: str) -> None:
     example = load_example()
     data = example.calibration[:4]
     quantized = roundel.quantize(example.model_path, recipe=preset, data=data, effort="none")
-    result = compare(example.model_path, quantized.model, data)
+    result = compare_models(example.model_path, quantized.model, data)
     assert result.outputs[0].difference.sqnr_db > 5
     if any(t.storage for t in result.tensors):
         assert all(t.introduced is not None for t in result.tensors)
@@ -237,9 +240,9 @@ def test_every_kind_of_quantized_example(preset: str) -> None:
 def test_little_memory_gives_the_same_figures(
     ort_pair: tuple[onnx.ModelProto, onnx.ModelProto], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    whole = compare(*ort_pair, images(3))
+    whole = compare_models(*ort_pair, images(3))
     monkeypatch.setattr(paired, "MAX_LIVE_BYTES", 20_000)
-    parts = compare(*ort_pair, images(3))
+    parts = compare_models(*ort_pair, images(3))
     assert sqnrs(parts) == pytest.approx(sqnrs(whole), abs=1e-3)
     assert [sum(t.histogram.counts) for t in parts.tensors] == [
         sum(t.histogram.counts) for t in whole.tensors
@@ -268,13 +271,13 @@ def test_a_branch_of_its_own_keeps_its_inherited_error_apart() -> None:
         {"w": normal(3, 2, 1, 1), "flag": np.array(True)},
     )
     data = feeds({"x": [1, 2, 6, 6]})
-    result = compare(model, quantize(model, "a8w8", data).model, data)
+    result = compare_models(model, quantize(model, "a8w8", data).model, data)
     assert result.tensor("c").introduced is not None
     assert result.outputs[0].difference.sqnr_db > 20
 
 
 def test_json_and_back(ort_pair: tuple[onnx.ModelProto, onnx.ModelProto]) -> None:
-    result = compare(*ort_pair, images(1))
+    result = compare_models(*ort_pair, images(1))
     assert Comparison.from_dict(json.loads(json.dumps(result.to_dict()))) == result
 
 
@@ -283,13 +286,13 @@ def test_models_that_do_not_belong_together_are_refused() -> None:
         [node("Relu", ["x"], ["u"], "r"), node("Abs", ["x"], ["v"], "a")], {"x": [1, 3]}, ["u", "v"]
     )
     with pytest.raises(ModelError, match="same outputs"):
-        compare(residual_net(), other, images(1))
+        compare_models(residual_net(), other, images(1))
 
 
 def test_the_float_model_must_be_float(ort_pair: tuple[onnx.ModelProto, onnx.ModelProto]) -> None:
     model, quantized = ort_pair
     with pytest.raises(ModelError, match="already quantized"):
-        compare(quantized, model, images(1))
+        compare_models(quantized, model, images(1))
 
 
 def test_roundel_compare_is_callable_whatever_was_imported_first() -> None:
@@ -306,7 +309,7 @@ def test_a_tensor_that_quantization_silences() -> None:
     model = build([node("Sigmoid", ["x"], ["y"], "s")], {"x": [1, 40]}, {"y": [1, 40]})
     data = [{"x": normal(1, 40, seed=i) - 12} for i in range(4)]
     quantized = quantize(model, "a8w8", data, overrides=[{"tensors": ["y"], "range": [-1.0, 1.0]}])
-    found = compare(model, quantized.model, data).tensor("y")
+    found = compare_models(model, quantized.model, data).tensor("y")
     assert (found.total.sqnr_db, found.total.cosine) == (pytest.approx(0.0), pytest.approx(0.0, abs=1e-3))
 
 
@@ -321,7 +324,7 @@ def test_weights_that_constant_nodes_hold(ort_pair: tuple[onnx.ModelProto, onnx.
     nodes = [*held, *moved.graph.node]
     del moved.graph.initializer[:], moved.graph.node[:]
     moved.graph.node.extend(nodes)
-    result, wanted = compare(model, moved, images(1)), compare(model, quantized, images(1))
+    result, wanted = compare_models(model, moved, images(1)), compare_models(model, quantized, images(1))
     assert result.unmatched == {}
     assert [w.error for w in result.weights] == [w.error for w in wanted.weights]
     assert [w.name for w in result.weights] == [w.name for w in wanted.weights]
@@ -347,7 +350,7 @@ def test_smoothing_that_a_norm_took_is_taken_into_account() -> None:
     factors = np.array([4, 1, 0.2, 1, 8, 2, 0.5, 3], np.float32)
     quantized = quantize(net(factors), "a16w8", data).model
     quantized.producer_name = "another tool"
-    result = compare(net(np.ones(8, np.float32)), quantized, data)
+    result = compare_models(net(np.ones(8, np.float32)), quantized, data)
     assert result.tensor("n").rescaled
     assert min(sqnrs(result).values()) > 20
     assert result.notes == ()
@@ -361,5 +364,6 @@ def test_weights_of_another_model_are_noted() -> None:
     )
     data = feeds({"x": [1, 4, 5, 5]})
     assert (
-        "are not those of the float model" in compare(one, quantize(other, "a8w8", data).model, data).notes[0]
+        "are not those of the float model"
+        in compare_models(one, quantize(other, "a8w8", data).model, data).notes[0]
     )
