@@ -105,7 +105,7 @@ def _data(told: Translation, reader: object, folder: str | Path | None) -> objec
         return reader
     if folder is not None:
         return folder
-    if told.run.get("random"):
+    if told.run.get("random_data"):
         shapes = {name: tuple(shape) for name, shape in _table(told, "random_shapes").items()}
         ranges = {name: (low, high) for name, (low, high) in _table(told, "random_ranges").items()}
         return RandomSpec(count=1, shapes=shapes, ranges=ranges)
