@@ -6,31 +6,11 @@ import enum
 from typing import Any
 
 from onnx import TensorProto
-from onnxruntime.quantization.calibrate import CalibrationMethod
-from onnxruntime.quantization.quant_utils import QuantFormat, QuantType
+from onnxruntime.quantization.calibrate import CalibrationMethod as CalibrationMethod
+from onnxruntime.quantization.quant_utils import QuantFormat as QuantFormat
+from onnxruntime.quantization.quant_utils import QuantType as QuantType
 
 from roundel.quark.errors import QuarkConfigError, expected_names
-
-__all__ = [
-    "CalibMethod",
-    "CalibrationMethod",
-    "ExtendedCalibrationMethod",
-    "ExtendedQuantFormat",
-    "ExtendedQuantType",
-    "Int16Method",
-    "LayerWiseMethod",
-    "PowerOfTwoMethod",
-    "QuantFormat",
-    "QuantGranularity",
-    "QuantType",
-    "ScaleType",
-    "VitisQuantFormat",
-    "VitisQuantType",
-    "get_tensor_type_from_qType",
-    "is_extended",
-    "is_operator_format",
-    "recipe_type",
-]
 
 
 class _Named(enum.Enum):

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
+from dataclasses import replace
 from typing import Any
 
 from roundel.qdq.functions.blocks import ELEMENT_OF, WIDTHS
@@ -124,10 +125,7 @@ def qconfig_preset(name: str) -> QConfig | None:
 
 
 _METHODS: Mapping[enums.CalibMethod, Any] = {
-    enums.CalibMethod.MinMax: enums.CalibrationMethod.MinMax,
-    enums.CalibMethod.Percentile: enums.CalibrationMethod.Percentile,
-    enums.CalibMethod.Entropy: enums.CalibrationMethod.Entropy,
-    enums.CalibMethod.Distribution: enums.CalibrationMethod.Distribution,
+    **{enums.CalibMethod[method.name]: method for method in enums.CalibrationMethod},
     enums.CalibMethod.LayerwisePercentile: enums.LayerWiseMethod.LayerWisePercentile,
     enums.CalibMethod.MinMSE: enums.ExtendedCalibrationMethod.MinMSE,
 }
@@ -193,12 +191,12 @@ def with_algorithms(config: QuantizationConfig, algorithms: list[AlgoConfig]) ->
             observed=", ".join(type(a).__name__ for a in tuning),
             expected="one of them",
         )
-    fields = {name: getattr(config, name) for name in config.__dataclass_fields__}
+    flags: dict[str, Any] = {}
     options = dict(config.extra_options)
     for algorithm in algorithms:
-        fields.update(algorithm.flags)
+        flags.update(algorithm.flags)
         options.update(algorithm.get_options())
-    return QuantizationConfig(**{**fields, "extra_options": options})
+    return replace(config, **flags, extra_options=options)
 
 
 def split_excluded(exclude: list[Any]) -> tuple[list[str], list[Any]]:

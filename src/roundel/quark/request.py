@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping
-from dataclasses import dataclass, fields, replace
+from dataclasses import dataclass, replace
 from functools import cached_property
 from typing import Any
 
@@ -142,8 +142,7 @@ def normalised(config: QuantizationConfig) -> QuantizationConfig:
     """A copy in which every setting stands in one place: fields in fields, options in options."""
     options = dict(config.extra_options or {})
     lifted = {name: options.pop(key) for key, name in FIELD_OPTIONS.items() if key in options}
-    copied = {row.name: getattr(config, row.name) for row in fields(config)}
-    result = QuantizationConfig(**{**copied, **lifted, "extra_options": options})
+    result = replace(config, **lifted, extra_options=options)
     if result.enable_dpu:
         result = replace(result, enable_npu_cnn=True, enable_dpu=False)
     if result.quant_format in _OLD_BLOCK_FORMATS:
@@ -297,14 +296,8 @@ def base_values(request: Request) -> dict[str, Any]:
         return dict(_dynamic(request))
     if request.few_bits:
         return dict(_few_bits(request))
-    return {
-        **dict(_identity(request)),
-        **dict(_numbers(request)),
-        **dict(_calibration(request)),
-        **dict(_placement(request)),
-        **dict(_preparation(request)),
-        **dict(_steps(request)),
-    }
+    parts = (_identity, _numbers, _calibration, _placement, _preparation, _steps)
+    return dict(pair for part in parts for pair in part(request))
 
 
 Values = Iterator[tuple[str, Any]]

@@ -19,11 +19,11 @@ from roundel.measure.folders import similarity
 from roundel.measure.runner import Predictor
 from roundel.model.files import write_text
 from roundel.pipeline import quantize
-from roundel.quark import enums, specs
+from roundel.quark import enums
 from roundel.quark.algorithms import AdaQuantConfig, AdaRoundConfig, AlgoConfig, CLEConfig
 from roundel.quark.errors import QuarkConfigError, expected_names, named
 from roundel.quark.qconfig import QConfig
-from roundel.quark.specs import QLayerConfig, QTensorConfig
+from roundel.quark.specs import SPECS, QLayerConfig, QTensorConfig
 from roundel.quark.translate import translate
 from roundel.recipe.settings import Data
 from roundel.report.console import terminal
@@ -36,13 +36,6 @@ Space = Mapping[str, Any]
 Params = dict[str, Any]
 
 _CONDITION = "only_if"
-_SPECS: Mapping[str, Callable[..., QTensorConfig]] = {
-    spec.__name__: spec
-    for spec in (
-        *(specs.XInt8Spec, specs.Int8Spec, specs.UInt8Spec, specs.Int16Spec, specs.UInt16Spec),
-        *(specs.BFloat16Spec, specs.BFP16Spec),
-    )
-}
 _WORDS: Mapping[str, Any] = {
     "calibration_method": enums.CalibMethod,
     "scale_type": enums.ScaleType,
@@ -172,7 +165,7 @@ def qconfig_of(params: Params) -> QConfig:
 
 
 def _spec(name: Any, params: Mapping[str, Any], where: str) -> QTensorConfig:
-    spec = named("spec", name, _SPECS, where)
+    spec = named("spec", name, SPECS, where)
     words = dict(params)
     for key, kind in _WORDS.items():
         if isinstance(words.get(key), str):
