@@ -192,14 +192,13 @@ _ROWS: tuple[Preset, ...] = (
 )
 # fmt: on
 
-_UNLISTED = (
-    Preset(
-        "XINT8_WEIGHTSONLY_ADAROUND",
-        _MSE,
-        activation=_U8,
-        flags={**_NPU, **_TUNE},
-        options={**_SYMMETRIC, "WeightsOnly": True, "FastFinetune": DEFAULT_ADAROUND_PARAMS},
-    ),
+# A constant to import, which is no name for `get_default_config`.
+_UNLISTED = Preset(
+    "XINT8_WEIGHTSONLY_ADAROUND",
+    _MSE,
+    activation=_U8,
+    options={**_SYMMETRIC, "WeightsOnly": True, "FastFinetune": DEFAULT_ADAROUND_PARAMS},
+    flags={**_NPU, **_TUNE},
 )
 
 
@@ -209,7 +208,7 @@ def _variants(rows: tuple[Preset, ...]) -> dict[str, tuple[Preset, str]]:
 
 
 _BY_NAME = _variants(_ROWS)
-_BY_CONSTANT = _variants((*_ROWS, *_UNLISTED))
+_BY_CONSTANT = _variants((*_ROWS, _UNLISTED))
 
 
 def config_names() -> tuple[str, ...]:

@@ -6,7 +6,7 @@ import copy
 import itertools
 import json
 import tempfile
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Mapping
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -79,14 +79,17 @@ def generate_all_configs(search_space: Space) -> list[Params]:
     Raises:
         QuarkConfigError: the space has a range, or a group without a condition.
     """
-    plain = {key: value for key, value in search_space.items() if not isinstance(value, Mapping)}
-    for key, value in flattened(search_space).items():
-        if isinstance(value, Span):
-            raise QuarkConfigError("A grid has no ranges.", where=key, expected="a list of values")
-    found = []
-    for values in itertools.product(*(_listed(key, value) for key, value in plain.items())):
-        found += _with_groups(dict(zip(plain, values, strict=True)), search_space)
-    return found
+    flat = flattened(search_space)
+    choices = {key: values for key, values in flat.items() if isinstance(values, Choice)}
+    if len(choices) < len(flat):
+        where = ", ".join(flat.keys() - choices)
+        raise QuarkConfigError("A grid has no ranges.", where=where, expected="a list of values")
+    found = (
+        assembled(search_space, dict(zip(choices, values, strict=True)))
+        for values in itertools.product(*(choice.values for choice in choices.values()))
+    )
+    # Values of a group that does not count make no difference.
+    return list({json.dumps(config, sort_keys=True): config for config in found}.values())
 
 
 def flattened(search_space: Space) -> dict[str, Choice | Span]:
@@ -110,11 +113,10 @@ def flattened(search_space: Space) -> dict[str, Choice | Span]:
 
 def assembled(search_space: Space, parameters: Mapping[str, Any]) -> Params:
     """What a study has chosen, in the form of the space; groups whose condition fails are left out."""
-    found: Params = {}
-    for key, value in search_space.items():
-        if not isinstance(value, Mapping):
-            found[key] = parameters[key]
-        elif _holds(_condition(key, value), found):
+    groups = {key: value for key, value in search_space.items() if isinstance(value, Mapping)}
+    found = {key: parameters[key] for key in search_space if key not in groups}
+    for key, value in groups.items():
+        if _holds(_condition(key, value), found):
             found[key] = {inner: parameters[f"{key}.{inner}"] for inner in value if inner != _CONDITION}
     return found
 
@@ -180,23 +182,6 @@ def _split(params: Mapping[str, Any]) -> dict[str, Any]:
     if "NumIterLR" in words:
         words["num_iterations"], words["learning_rate"] = words.pop("NumIterLR")
     return words
-
-
-def _with_groups(base: Params, search_space: Space) -> list[Params]:
-    found = [base]
-    for key, value in search_space.items():
-        if isinstance(value, Mapping):
-            found = [more for config in found for more in _with_group(config, key, value)]
-    return found
-
-
-def _with_group(config: Params, key: str, group: Mapping[str, Any]) -> Iterator[Params]:
-    if not _holds(_condition(key, group), config):
-        yield config
-        return
-    inner = {name: values for name, values in group.items() if name != _CONDITION}
-    for values in itertools.product(*inner.values()):
-        yield {**config, key: dict(zip(inner, values, strict=True))}
 
 
 def _holds(condition: Any, config: Params) -> bool:
