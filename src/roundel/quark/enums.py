@@ -159,13 +159,3 @@ def recipe_type(kind: object, where: str) -> str:
 def get_tensor_type_from_qType(quant_type: Any) -> int:  # noqa: N802 - the name that scripts import
     """The ONNX element type of any of the type enumerations."""
     return int(quant_type.tensor_type)
-
-
-def is_extended(form: object) -> bool:
-    """Whether the format is one of the extended ones (com.microsoft Q/DQ, the longer operator list)."""
-    return isinstance(form, ExtendedQuantFormat | VitisQuantFormat)
-
-
-def is_operator_format(form: object) -> bool:
-    """Whether the format holds QLinear operators instead of Q/DQ pairs."""
-    return form in (QuantFormat.QOperator, ExtendedQuantFormat.QOperator)

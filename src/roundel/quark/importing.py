@@ -57,16 +57,8 @@ _PLAIN = (
 MODULES = frozenset({*_PLAIN, *(TOOL_PREFIX + name for name in (*TOOLS, "random_quantize"))})
 
 
-def _packages() -> frozenset[str]:
-    """Every path that lies above a module."""
-    found: set[str] = set()
-    for name in MODULES:
-        parts = name.split(".")
-        found |= {".".join(parts[:count]) for count in range(1, len(parts))}
-    return frozenset(found)
-
-
-PACKAGES = _packages()
+# Every path that lies above a module.
+PACKAGES = frozenset(name[:place] for name in MODULES for place, letter in enumerate(name) if letter == ".")
 
 
 ROOT = "quark"
@@ -120,17 +112,19 @@ def install() -> None:
 
     Modules of AMD's package that were imported before are forgotten, so that no script mixes the two.
     """
-    if _FINDER in sys.meta_path:
-        return
-    for name in [n for n in sys.modules if n == ROOT or n.startswith(f"{ROOT}.")]:
-        del sys.modules[name]
-    sys.meta_path.insert(0, _FINDER)
+    if _FINDER not in sys.meta_path:
+        _forget()
+        sys.meta_path.insert(0, _FINDER)
 
 
 def uninstall() -> None:
     """Undo `install`."""
     if _FINDER in sys.meta_path:
         sys.meta_path.remove(_FINDER)
+    _forget()
+
+
+def _forget() -> None:
     for name in [n for n in sys.modules if n == ROOT or n.startswith(f"{ROOT}.")]:
         del sys.modules[name]
 

@@ -217,8 +217,9 @@ class Request:
     @property
     def extended(self) -> bool:
         """The extended format: com.microsoft Q/DQ nodes and the longer operator list."""
+        forms = enums.ExtendedQuantFormat | enums.VitisQuantFormat
         # Overrides of single tensors have always asked for it, too.
-        return enums.is_extended(self.config.quant_format) or bool(self.options.get("TensorQuantOverrides"))
+        return isinstance(self.config.quant_format, forms) or bool(self.options.get("TensorQuantOverrides"))
 
     @property
     def npu(self) -> bool:

@@ -157,10 +157,6 @@ def qconfig_of(params: Params) -> QConfig:
         algorithms.append(CLEConfig(**steps))
     return QConfig(
         QLayerConfig(input_tensors=activation, weight=weight),
-        specific_layer_config=given.pop("specific_layer_config", None),
-        layer_type_config=given.pop("layer_type_config", None),
-        exclude=given.pop("exclude", None),
-        use_external_data_format=bool(given.pop("use_external_data_format", False)),
         algo_config=algorithms,
         **given,
     )
@@ -219,19 +215,18 @@ def _choice(key: str, values: Any) -> Choice:
 
 
 def _range(key: str, words: Mapping[str, Any]) -> Choice | Span:
-    if words.get("type") not in ("int", "float") or not {"low", "high"} <= set(words):
+    kind = {"int": int, "float": float}.get(words.get("type", ""))
+    if kind is None or not {"low", "high"} <= set(words):
         raise QuarkConfigError(
             "A range has a type and two ends.",
             where=key,
             observed=json.dumps(dict(words), default=str)[:120],
             expected="{'type': 'int' or 'float', 'low': …, 'high': …, and maybe 'step' or 'log'}",
         )
-    low, high = words["low"], words["high"]
-    if words["type"] == "int":
-        if "step" in words:
-            return Choice.of(range(int(low), int(high) + 1, int(words["step"])))
-        return Span(int(low), int(high), bool(words.get("log", False)))
-    return Span(float(low), float(high), bool(words.get("log", False)))
+    low, high = kind(words["low"]), kind(words["high"])
+    if isinstance(low, int) and isinstance(high, int) and "step" in words:
+        return Choice.of(range(low, high + 1, int(words["step"])))
+    return Span(low, high, bool(words.get("log", False)))
 
 
 def _shipped(activation: str, weight: str, methods: list[str], most: int, **more: Any) -> Params:
@@ -377,12 +372,10 @@ class AutoSearchPro:
             values = ", ".join(f"{value:.6g}" for value in trial.values) or f"refused, {trial.reason}"
             terminal().print(f"trial {prefix}{trial.number}: {values}", markup=False, highlight=False)
 
-        count = len(study.trials)
+        numbers = itertools.count(len(study.trials))
 
         def evaluate(given: Mapping[str, Any], told: Listener) -> tuple[float, ...]:
-            nonlocal count
-            count += 1
-            return work.evaluate(chosen(given), f"quantized_model_{prefix}{count - 1}.onnx")
+            return work.evaluate(chosen(given), f"quantized_model_{prefix}{next(numbers)}.onnx")
 
         study.run(trials, evaluate, Silent(), heard)
         if not study.best:

@@ -9,7 +9,7 @@ from typing import Any
 from roundel.model.load import ModelSource
 from roundel.quark.algorithms import AlgoConfig
 from roundel.quark.config import Config, QuantizationConfig
-from roundel.quark.enums import is_operator_format
+from roundel.quark.enums import ExtendedQuantFormat, QuantFormat
 from roundel.quark.errors import QuarkConfigError
 from roundel.quark.options import effects
 from roundel.quark.qconfig import QConfig, lowered, with_algorithms
@@ -148,7 +148,7 @@ def _refuse_flags(config: QuantizationConfig) -> None:
             where="crypto_mode",
             hint="Encrypt the finished file, or use the execution provider's encryption_key.",
         )
-    if is_operator_format(config.quant_format):
+    if config.quant_format in (QuantFormat.QOperator, ExtendedQuantFormat.QOperator):
         raise QuarkConfigError(
             "Roundel writes Q/DQ models.",
             where="quant_format",
