@@ -5,7 +5,7 @@ from __future__ import annotations
 import importlib
 import runpy
 import sys
-from collections.abc import Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from importlib.abc import Loader, MetaPathFinder
 from importlib.machinery import ModuleSpec
 from pathlib import Path
@@ -22,40 +22,27 @@ VERSION = f"0.13+roundel.{_ROUNDEL}"
 
 TOOL_PREFIX = "quark.onnx.tools."
 
-_PLAIN = (
-    # today's
-    "quark.onnx.quantization.api",
-    "quark.onnx.quantization.quantize",
-    "quark.onnx.quantization.quant_utils",
-    "quark.onnx.quantization.config.config",
-    "quark.onnx.quantization.config.custom_config",
-    "quark.onnx.quantization.config.legacy",
-    "quark.onnx.quantization.config.algorithm",
-    "quark.onnx.quantization.config.spec",
-    "quark.onnx.quantization.config.data_type",
-    "quark.onnx.quantization.auto_search.auto_search_v1",
-    "quark.onnx.quantization.auto_search.auto_search_pro",
-    "quark.onnx.calibration.methods",
-    "quark.onnx.calibration.data_readers",
-    "quark.onnx.calibration.calibrators",
-    "quark.onnx.operators.custom_ops.build_custom_ops",
-    "quark.onnx.utils.model_utils",
-    "quark.onnx.utils.deploy_utils",
-    "quark.common.utils.log",
+# By package.
+_MODULES: Mapping[str, Iterable[str]] = {
+    "quark": ("version",),
+    "quark.common.utils": ("log",),
     # older releases'
-    "quark.onnx.quant_utils",
-    "quark.onnx.quantize",
-    "quark.onnx.calibrate",
-    "quark.onnx.auto_search",
-    "quark.onnx.custom_config",
-    "quark.onnx.data_reader",
-    "quark.onnx.dump_model",
-    "quark.shares.utils.log",
-    "quark.version",
-)
-
-MODULES = frozenset({*_PLAIN, *(TOOL_PREFIX + name for name in (*TOOLS, "random_quantize"))})
-
+    "quark.onnx": (
+        *("quant_utils", "quantize", "calibrate", "auto_search", "custom_config", "data_reader"),
+        "dump_model",
+    ),
+    "quark.onnx.calibration": ("methods", "data_readers", "calibrators"),
+    "quark.onnx.operators.custom_ops": ("build_custom_ops",),
+    "quark.onnx.quantization": ("api", "quantize", "quant_utils"),
+    "quark.onnx.quantization.auto_search": ("auto_search_v1", "auto_search_pro"),
+    "quark.onnx.quantization.config": (
+        *("config", "custom_config", "legacy", "algorithm", "spec", "data_type"),
+    ),
+    "quark.onnx.tools": (*TOOLS, "random_quantize"),
+    "quark.onnx.utils": ("model_utils", "deploy_utils"),
+    "quark.shares.utils": ("log",),
+}
+MODULES = frozenset(f"{package}.{name}" for package, names in _MODULES.items() for name in names)
 
 # Every path that lies above a module.
 PACKAGES = frozenset(name[:place] for name in MODULES for place, letter in enumerate(name) if letter == ".")

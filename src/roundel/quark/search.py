@@ -21,7 +21,7 @@ from roundel.model.files import write_text
 from roundel.pipeline import quantize
 from roundel.quark import enums
 from roundel.quark.algorithms import AdaQuantConfig, AdaRoundConfig, AlgoConfig, CLEConfig
-from roundel.quark.errors import QuarkConfigError, expected_names, named
+from roundel.quark.errors import QuarkConfigError, named
 from roundel.quark.qconfig import QConfig
 from roundel.quark.specs import SPECS, QLayerConfig, QTensorConfig
 from roundel.quark.translate import translate
@@ -273,7 +273,8 @@ _SHIPPED: Mapping[str, Params] = {
 
 
 _USUAL = get_auto_search_config("ADVANCED_SEARCH")
-_KEYS = tuple(_USUAL)
+# Of a search whose config does not come from there.
+_OPTIONS = {**_USUAL, "two_stage_search": False, "study_storage_db": None, "load_study_if_exists": False}
 _IDLE = {
     "n_jobs": "one model is made at a time, on all cores",
     "temp_dir": "nothing is left outside output_dir",
@@ -305,10 +306,8 @@ class AutoSearchPro:
 
     def __init__(self, config: Mapping[str, Any]) -> None:
         for key in config:
-            if key not in _KEYS:
-                raise QuarkConfigError(f"A search has no option '{key}'.", **expected_names(str(key), _KEYS))
-        alone = {"two_stage_search": False, "study_storage_db": None, "load_study_if_exists": False}
-        self.config: dict[str, Any] = {**_USUAL, **alone, **config}
+            named("option of a search", key, _OPTIONS)
+        self.config: dict[str, Any] = {**_OPTIONS, **config}
         self._space: Params = dict(self.config["search_space"])
         flattened(self._space)
         self._metric = named("search_metric", self.config["search_metric"] or "L2", _METRICS)

@@ -101,9 +101,9 @@ def translate(
     recipe = _recipe(values, run)
     if model is not None:
         layers = config if isinstance(config, QConfig) else None
-        chosen = selected(request, layers, run.get("float_outputs_of", ()), recipe, model)
-        _collect(values, chosen.values)
-        notes += chosen.notes
+        chosen, found = selected(request, layers, run.get("float_outputs_of", ()), recipe, model)
+        _collect(values, chosen)
+        notes += found
         recipe = _recipe(values, run)
     return Translation(recipe, run, tuple(notes))
 

@@ -34,16 +34,11 @@ def effects(request: Request) -> Iterator[tuple[str, Effect]]:
     """
     for key in request.options:
         if key not in OPTIONS:
-            raise _unknown(str(key))
+            raise QuarkConfigError(
+                f"There is no extra option '{key}'.",
+                where="extra_options",
+                hint=did_you_mean(str(key), (*OPTIONS, *FIELD_OPTIONS)) or "See docs/quark-options.md.",
+            )
     for key, row in OPTIONS.items():
         if key in request.options:
             yield key, row.effect(request.options[key], request)
-
-
-def _unknown(key: str) -> QuarkConfigError:
-    known = (*OPTIONS, *FIELD_OPTIONS)
-    return QuarkConfigError(
-        f"There is no extra option '{key}'.",
-        where="extra_options",
-        hint=did_you_mean(key, known) or "docs/quark-scripts.md lists all of them.",
-    )

@@ -7,7 +7,7 @@ from dataclasses import replace
 from typing import Any
 
 from roundel.numerics.metrics import DISTANCES, IN_DECIBELS
-from roundel.quark.errors import QuarkConfigError, expected_names
+from roundel.quark.errors import QuarkConfigError, named
 from roundel.quark.kinds import ANY, COUNT, INTEGER, NUMBER, NUMBER_OR_NONE, PAIR, PATH, TEXTS, Kind, one_of
 from roundel.quark.request import Request
 from roundel.quark.rows import Effect, Option, by_key, computed, noted, refusal, refused, switched, to_field
@@ -139,12 +139,7 @@ def nested_effects(
         QuarkConfigError: a key is unknown, or its value wrong.
     """
     for word in given:
-        if word not in rows:
-            raise QuarkConfigError(
-                f"There is no option '{word}' in '{key}'.",
-                where=f"extra_options['{key}']",
-                **expected_names(str(word), rows),
-            )
+        named("option", word, rows, f"extra_options['{key}']")
     effects = [row.effect(given[word], request) for word, row in rows.items() if word in given]
     recipe = {path: value for effect in effects for path, value in effect.recipe.items()}
     notes = [effect.note for effect in effects if effect.note]
