@@ -6,6 +6,7 @@ import importlib
 from collections.abc import Mapping
 from typing import Any, NoReturn
 
+from roundel.quark.algorithms import KINDS
 from roundel.quark.errors import QuarkConfigError
 from roundel.quark.specs import DATA_TYPES, SPECS
 
@@ -53,10 +54,7 @@ _OURS: Mapping[str, tuple[str, ...]] = {
         *("get_default_config", "get_default_config_mapping"),
     ),
     "specs": ("DataType", "QLayerConfig", "QTensorConfig", *DATA_TYPES, *SPECS),
-    "algorithms": (
-        *("AdaQuantConfig", "AdaRoundConfig", "AlgoConfig", "AutoMixprecisionConfig"),
-        *("BiasCorrectionConfig", "CLEConfig", "GPTQConfig", "QuarotConfig", "SmoothQuantConfig"),
-    ),
+    "algorithms": ("AlgoConfig", *KINDS),
     "qconfig": ("QConfig",),
     "quantizer": ("ModelQuantizer", "quantize_dynamic", "quantize_static"),
     "readers": ("CachedDataReader", "PathDataReader", "RandomDataReader", "get_data_reader"),

@@ -79,17 +79,24 @@ def generate_all_configs(search_space: Space) -> list[Params]:
     Raises:
         QuarkConfigError: the space has a range, or a group without a condition.
     """
-    flat = flattened(search_space)
-    choices = {key: values for key, values in flat.items() if isinstance(values, Choice)}
-    if len(choices) < len(flat):
-        where = ", ".join(flat.keys() - choices)
-        raise QuarkConfigError("A grid has no ranges.", where=where, expected="a list of values")
-    found = (
-        assembled(search_space, dict(zip(choices, values, strict=True)))
-        for values in itertools.product(*(choice.values for choice in choices.values()))
-    )
-    # Values of a group that does not count make no difference.
-    return list({json.dumps(config, sort_keys=True): config for config in found}.values())
+    for name, values in flattened(search_space).items():
+        if isinstance(values, Span):
+            raise QuarkConfigError("A grid has no ranges.", where=name, expected="a list of values")
+    groups = {key: value for key, value in search_space.items() if isinstance(value, Mapping)}
+    found = _product({key: value for key, value in search_space.items() if key not in groups})
+    for key, group in groups.items():
+        inner = _product({name: values for name, values in group.items() if name != _CONDITION})
+        parts: list[Params] = [{key: one} for one in inner]
+        found = [
+            {**config, **copy.deepcopy(part)}
+            for config in found
+            for part in (parts if _holds(group[_CONDITION], config) else [{}])
+        ]
+    return found
+
+
+def _product(lists: Space) -> list[Params]:
+    return [dict(zip(lists, values, strict=True)) for values in itertools.product(*lists.values())]
 
 
 def flattened(search_space: Space) -> dict[str, Choice | Span]:
