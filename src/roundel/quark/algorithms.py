@@ -22,7 +22,7 @@ class AlgoConfig(Settings):
 
     def to_dict(self) -> dict[str, Any]:
         """The fields by name, in values that JSON keeps."""
-        plain = {key: list(v) if isinstance(v, tuple) else v for key, v in self._values().items()}
+        plain = {key: list(v) if isinstance(v, tuple) else v for key, v in vars(self).items()}
         return {"name": type(self).__name__, **plain}
 
     @classmethod
@@ -32,15 +32,12 @@ class AlgoConfig(Settings):
 
     def get_options(self) -> dict[str, Any]:
         """The same in the classic API's extra_options."""
-        options = {classic_key(name): value for name, value in self._values().items()}
+        options = {classic_key(name): value for name, value in vars(self).items()}
         return {self.inside: options} if self.inside else options
-
-    def _values(self) -> dict[str, Any]:
-        return {row.name: getattr(self, row.name) for row in dataclasses.fields(self)}
 
     def __repr__(self) -> str:
         usual = {row.name: row.default for row in dataclasses.fields(self)}
-        changed = {name: value for name, value in self._values().items() if value != usual[name]}
+        changed = {name: value for name, value in vars(self).items() if value != usual[name]}
         return f"{type(self).__name__}({', '.join(f'{n}={readable(v)}' for n, v in changed.items())})"
 
 

@@ -6,31 +6,11 @@ import enum
 from typing import Any
 
 from onnx import TensorProto
-from onnxruntime.quantization.calibrate import CalibrationMethod
-from onnxruntime.quantization.quant_utils import QuantFormat, QuantType
+from onnxruntime.quantization.calibrate import CalibrationMethod as CalibrationMethod
+from onnxruntime.quantization.quant_utils import QuantFormat as QuantFormat
+from onnxruntime.quantization.quant_utils import QuantType as QuantType
 
 from roundel.quark.errors import QuarkConfigError, expected_names
-
-__all__ = [
-    "CalibMethod",
-    "CalibrationMethod",
-    "ExtendedCalibrationMethod",
-    "ExtendedQuantFormat",
-    "ExtendedQuantType",
-    "Int16Method",
-    "LayerWiseMethod",
-    "PowerOfTwoMethod",
-    "QuantFormat",
-    "QuantGranularity",
-    "QuantType",
-    "ScaleType",
-    "VitisQuantFormat",
-    "VitisQuantType",
-    "get_tensor_type_from_qType",
-    "is_extended",
-    "is_operator_format",
-    "recipe_type",
-]
 
 
 class _Named(enum.Enum):
@@ -179,13 +159,3 @@ def recipe_type(kind: object, where: str) -> str:
 def get_tensor_type_from_qType(quant_type: Any) -> int:  # noqa: N802 - the name that scripts import
     """The ONNX element type of any of the type enumerations."""
     return int(quant_type.tensor_type)
-
-
-def is_extended(form: object) -> bool:
-    """Whether the format is one of the extended ones (com.microsoft Q/DQ, the longer operator list)."""
-    return isinstance(form, ExtendedQuantFormat | VitisQuantFormat)
-
-
-def is_operator_format(form: object) -> bool:
-    """Whether the format holds QLinear operators instead of Q/DQ pairs."""
-    return form in (QuantFormat.QOperator, ExtendedQuantFormat.QOperator)

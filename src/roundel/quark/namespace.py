@@ -6,7 +6,9 @@ import importlib
 from collections.abc import Mapping
 from typing import Any, NoReturn
 
+from roundel.quark.algorithms import KINDS
 from roundel.quark.errors import QuarkConfigError
+from roundel.quark.specs import DATA_TYPES, SPECS
 
 _SEARCH = (
     "search of the first kind",
@@ -51,18 +53,8 @@ _OURS: Mapping[str, tuple[str, ...]] = {
         *("DEFAULT_MICROEXPONENTS_PARAMS", "DEFAULT_MICROSCALING_PARAMS"),
         *("get_default_config", "get_default_config_mapping"),
     ),
-    "specs": (
-        *("BFP16", "BFP16Spec", "BFloat16", "BFloat16Spec", "DataType", "Float16", "Float16Spec"),
-        *("Int16", "Int16Spec", "Int32", "Int32Spec", "Int8", "Int8Spec"),
-        *("MX4", "MX4Spec", "MX6", "MX6Spec", "MX9", "MX9Spec", "MXFP4E2M1", "MXFP4E2M1Spec"),
-        *("MXFP6E2M3", "MXFP6E2M3Spec", "MXFP6E3M2", "MXFP6E3M2Spec", "MXFP8E4M3", "MXFP8E4M3Spec"),
-        *("MXFP8E5M2", "MXFP8E5M2Spec", "MXInt8", "MXInt8Spec", "QLayerConfig", "QTensorConfig"),
-        *("UInt16", "UInt16Spec", "UInt32", "UInt32Spec", "UInt8", "UInt8Spec", "XInt8Spec"),
-    ),
-    "algorithms": (
-        *("AdaQuantConfig", "AdaRoundConfig", "AlgoConfig", "AutoMixprecisionConfig"),
-        *("BiasCorrectionConfig", "CLEConfig", "GPTQConfig", "QuarotConfig", "SmoothQuantConfig"),
-    ),
+    "specs": ("DataType", "QLayerConfig", "QTensorConfig", *DATA_TYPES, *SPECS),
+    "algorithms": ("AlgoConfig", *KINDS),
     "qconfig": ("QConfig",),
     "quantizer": ("ModelQuantizer", "quantize_dynamic", "quantize_static"),
     "readers": ("CachedDataReader", "PathDataReader", "RandomDataReader", "get_data_reader"),

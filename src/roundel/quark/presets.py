@@ -61,12 +61,12 @@ class Preset:
     flags: Mapping[str, Any] = field(default_factory=dict)
     tuned: tuple[str, ...] = ()
 
-    def config(self, tuning: Mapping[str, Any] | None = None, suffix: str = "") -> QuantizationConfig:
-        """A config of its own, fine-tuned where parameters are given."""
+    def config(self, suffix: str) -> QuantizationConfig:
+        """A config of its own, fine-tuned where the name ends like that."""
         options = copy.deepcopy(dict(self.options))
         flags = dict(self.flags)
-        if tuning is not None:
-            options["FastFinetune"] = dict(tuning)
+        if suffix:
+            options["FastFinetune"] = dict(_TUNERS[suffix])
             flags["include_fast_ft"] = True
         return QuantizationConfig(
             calibrate_method=self.calibrate,
@@ -192,14 +192,13 @@ _ROWS: tuple[Preset, ...] = (
 )
 # fmt: on
 
-_UNLISTED = (
-    Preset(
-        "XINT8_WEIGHTSONLY_ADAROUND",
-        _MSE,
-        activation=_U8,
-        flags={**_NPU, **_TUNE},
-        options={**_SYMMETRIC, "WeightsOnly": True, "FastFinetune": DEFAULT_ADAROUND_PARAMS},
-    ),
+# A constant to import, which is no name for `get_default_config`.
+_UNLISTED = Preset(
+    "XINT8_WEIGHTSONLY_ADAROUND",
+    _MSE,
+    activation=_U8,
+    options={**_SYMMETRIC, "WeightsOnly": True, "FastFinetune": DEFAULT_ADAROUND_PARAMS},
+    flags={**_NPU, **_TUNE},
 )
 
 
@@ -209,7 +208,7 @@ def _variants(rows: tuple[Preset, ...]) -> dict[str, tuple[Preset, str]]:
 
 
 _BY_NAME = _variants(_ROWS)
-_BY_CONSTANT = _variants((*_ROWS, *_UNLISTED))
+_BY_CONSTANT = _variants((*_ROWS, _UNLISTED))
 
 
 def config_names() -> tuple[str, ...]:
@@ -223,19 +222,16 @@ def get_default_config(config_name: str) -> QuantizationConfig:
     Raises:
         QuarkConfigError: there is no such preset; it is a ValueError, too.
     """
-    return _made(*named("preset", config_name, _BY_NAME))
+    row, suffix = named("preset", config_name, _BY_NAME)
+    return row.config(suffix)
 
 
 def get_default_config_mapping() -> dict[str, QuantizationConfig]:
     """All presets by name, in fresh copies."""
-    return {name: _made(*found) for name, found in _BY_NAME.items()}
+    return {name: row.config(suffix) for name, (row, suffix) in _BY_NAME.items()}
 
 
 def preset_constant(name: str) -> QuantizationConfig | None:
     """What a script imports as NAME_CONFIG, in a fresh copy; None where there is no such preset."""
-    found = _BY_CONSTANT.get(name.removesuffix("_CONFIG")) if name.endswith("_CONFIG") else None
-    return None if found is None else _made(*found)
-
-
-def _made(row: Preset, suffix: str) -> QuantizationConfig:
-    return row.config(_TUNERS.get(suffix), suffix)
+    row, suffix = _BY_CONSTANT.get(name.removesuffix("_CONFIG"), (None, ""))
+    return row.config(suffix) if row is not None and name.endswith("_CONFIG") else None

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
+from dataclasses import replace
 from typing import Any
 
 from roundel.qdq.functions.blocks import ELEMENT_OF, WIDTHS
@@ -101,33 +102,31 @@ _ROWS: dict[str, tuple[Any, Any, Mapping[str, Any]]] = {
     "BFP16": (specs.BFP16Spec, specs.BFP16Spec, {}),
 }
 _TUNABLE = ("XINT8", "A8W8", "A16W8")
-_TUNERS = {"": None, "_ADAROUND": AdaRoundConfig, "_ADAQUANT": AdaQuantConfig}
-
-QCONFIG_NAMES = tuple(
-    f"{name}{suffix}_QCONFIG" for name in _ROWS for suffix in (_TUNERS if name in _TUNABLE else ("",))
-)
+_TUNERS: Mapping[str, tuple[type[AlgoConfig], ...]] = {
+    "": (),
+    "_ADAROUND": (AdaRoundConfig,),
+    "_ADAQUANT": (AdaQuantConfig,),
+}
+_PRESETS = {
+    f"{name}{suffix}_QCONFIG": (row, tuners)
+    for name, row in _ROWS.items()
+    for suffix, tuners in _TUNERS.items()
+    if name in _TUNABLE or not tuners
+}
+QCONFIG_NAMES = tuple(_PRESETS)
 
 
 def qconfig_preset(name: str) -> QConfig | None:
     """The QConfig that a script imports under this name, in a fresh copy; None where there is none."""
-    if name not in QCONFIG_NAMES:
+    if name not in _PRESETS:
         return None
-    stem = name.removesuffix("_QCONFIG")
-    suffix = next((s for s in _TUNERS if s and stem.endswith(s)), "")
-    activation, weight, options = _ROWS[stem.removesuffix(suffix)]
-    tuner = _TUNERS[suffix]
-    return QConfig(
-        specs.QLayerConfig(input_tensors=activation(), weight=weight()),
-        algo_config=[tuner()] if tuner else None,
-        extra_options=options,
-    )
+    (activation, weight, options), tuners = _PRESETS[name]
+    layer = specs.QLayerConfig(input_tensors=activation(), weight=weight())
+    return QConfig(layer, algo_config=[tuner() for tuner in tuners], extra_options=options)
 
 
 _METHODS: Mapping[enums.CalibMethod, Any] = {
-    enums.CalibMethod.MinMax: enums.CalibrationMethod.MinMax,
-    enums.CalibMethod.Percentile: enums.CalibrationMethod.Percentile,
-    enums.CalibMethod.Entropy: enums.CalibrationMethod.Entropy,
-    enums.CalibMethod.Distribution: enums.CalibrationMethod.Distribution,
+    **{enums.CalibMethod[method.name]: method for method in enums.CalibrationMethod},
     enums.CalibMethod.LayerwisePercentile: enums.LayerWiseMethod.LayerWisePercentile,
     enums.CalibMethod.MinMSE: enums.ExtendedCalibrationMethod.MinMSE,
 }
@@ -166,9 +165,11 @@ def lowered(config: QConfig | Config | QuantizationConfig) -> QuantizationConfig
     names, subgraphs = split_excluded(config.exclude)
     classic = QuantizationConfig(
         calibrate_method=_method(moving),
-        quant_format=enums.QuantFormat.QDQ if _native(moving, stored) else enums.ExtendedQuantFormat.QDQ,
-        activation_type=_type(moving),
-        weight_type=_type(stored),
+        quant_format=enums.QuantFormat.QDQ
+        if {moving.kind, stored.kind} <= _NATIVE.keys()
+        else enums.ExtendedQuantFormat.QDQ,
+        activation_type=_NATIVE.get(moving.kind, moving.kind.quant_type),
+        weight_type=_NATIVE.get(stored.kind, stored.kind.quant_type),
         nodes_to_exclude=names,
         subgraphs_to_exclude=subgraphs,
         per_channel=stored.quant_granularity is enums.QuantGranularity.Channel,
@@ -193,12 +194,12 @@ def with_algorithms(config: QuantizationConfig, algorithms: list[AlgoConfig]) ->
             observed=", ".join(type(a).__name__ for a in tuning),
             expected="one of them",
         )
-    fields = {name: getattr(config, name) for name in config.__dataclass_fields__}
+    flags: dict[str, Any] = {}
     options = dict(config.extra_options)
     for algorithm in algorithms:
-        fields.update(algorithm.flags)
+        flags.update(algorithm.flags)
         options.update(algorithm.get_options())
-    return QuantizationConfig(**{**fields, "extra_options": options})
+    return replace(config, **flags, extra_options=options)
 
 
 def split_excluded(exclude: list[Any]) -> tuple[list[str], list[Any]]:
@@ -232,14 +233,6 @@ def _specs(layer: specs.QLayerConfig) -> tuple[specs.QTensorConfig, specs.QTenso
             expected="QLayerConfig(input_tensors=…, weight=…)",
         )
     return moving, stored
-
-
-def _native(moving: specs.QTensorConfig, stored: specs.QTensorConfig) -> bool:
-    return moving.kind in _NATIVE and stored.kind in _NATIVE
-
-
-def _type(spec: specs.QTensorConfig) -> Any:
-    return _NATIVE.get(spec.kind, spec.kind.quant_type)
 
 
 def _method(spec: specs.QTensorConfig) -> Any:

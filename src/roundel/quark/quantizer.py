@@ -10,13 +10,13 @@ from typing import Any
 
 import onnx
 
-from roundel.data import RandomSpec
 from roundel.pipeline import quantize
 from roundel.quark.algorithms import AlgoConfig
 from roundel.quark.config import Config, QuantizationConfig
 from roundel.quark.enums import CalibrationMethod, QuantFormat, QuantType
 from roundel.quark.errors import QuarkConfigError, QuarkDataError, QuarkModelMissingError
 from roundel.quark.qconfig import QConfig, lowered
+from roundel.quark.readers import random_spec
 from roundel.quark.request import normalised
 from roundel.quark.runtime import show_evaluation
 from roundel.quark.translate import Translation, translate
@@ -105,10 +105,8 @@ def _data(told: Translation, reader: object, folder: str | Path | None) -> objec
         return reader
     if folder is not None:
         return folder
-    if told.run.get("random"):
-        shapes = {name: tuple(shape) for name, shape in _table(told, "random_shapes").items()}
-        ranges = {name: (low, high) for name, (low, high) in _table(told, "random_ranges").items()}
-        return RandomSpec(count=1, shapes=shapes, ranges=ranges)
+    if told.run.get("random_data"):
+        return random_spec(told.run.get("random_shapes"), told.run.get("random_ranges"))
     if told.recipe.mode == "static" and _needs_data(told):
         raise QuarkDataError(
             "There is no calibration data.",
@@ -123,10 +121,6 @@ def _needs_data(told: Translation) -> bool:
     return (
         moving.type in ("int8", "uint8", "int16", "uint16") or moving.scaled or told.recipe.effort != "none"
     )
-
-
-def _table(told: Translation, name: str) -> Mapping[str, Any]:
-    return dict(told.run.get(name) or {})
 
 
 @contextmanager

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -18,10 +18,21 @@ from roundel.model.load import load_model
 Model = str | Path | onnx.ModelProto
 
 
+def random_spec(
+    shapes: Mapping[str, Sequence[int]] | None, ranges: Mapping[str, Sequence[float]] | None = None
+) -> RandomSpec:
+    """One random sample, with shapes and [low, high] by input name."""
+    return RandomSpec(
+        count=1,
+        shapes={name: tuple(shape) for name, shape in (shapes or {}).items()},
+        ranges={name: (low, high) for name, (low, high) in (ranges or {}).items()},
+    )
+
+
 class _SampleReader(CalibrationDataReader):  # type: ignore[misc]
     """Hands out samples one by one, and again after `reset_iter` or `rewind`."""
 
-    def __init__(self, samples: Samples) -> None:
+    def __init__(self, samples: Iterable[dict[str, NDArray[Any]]]) -> None:
         self._samples = samples
         self._left: Iterator[dict[str, NDArray[Any]]] | None = None
 
@@ -38,7 +49,8 @@ class _SampleReader(CalibrationDataReader):  # type: ignore[misc]
     rewind = reset_iter
 
     def __len__(self) -> int:
-        return sum(1 for _ in self._samples) if self._samples.count is None else self._samples.count
+        known = self._samples.count if isinstance(self._samples, Samples) else None
+        return sum(1 for _ in self._samples) if known is None else known
 
 
 class RandomDataReader(_SampleReader):
@@ -56,9 +68,7 @@ class RandomDataReader(_SampleReader):
         input_shape: Mapping[str, Sequence[int]] | None = None,
         input_data_range: Mapping[str, Sequence[float]] | None = None,
     ) -> None:
-        shapes = {name: tuple(shape) for name, shape in (input_shape or {}).items()}
-        ranges = {name: (low, high) for name, (low, high) in (input_data_range or {}).items()}
-        spec = RandomSpec(count=1, shapes=shapes, ranges=ranges)
+        spec = random_spec(input_shape, input_data_range)
         super().__init__(open_samples(None, input_specs(load_model(model_input).model), random=spec))
 
 
@@ -75,7 +85,7 @@ class PathDataReader(_SampleReader):
         super().__init__(open_samples(data_path, input_specs(load_model(model_input).model)))
 
 
-class CachedDataReader(CalibrationDataReader):  # type: ignore[misc]
+class CachedDataReader(_SampleReader):
     """All samples of another reader in memory, to be read several times.
 
     Args:
@@ -92,28 +102,15 @@ class CachedDataReader(CalibrationDataReader):  # type: ignore[misc]
         convert_nchw_to_nhwc: bool = False,
         quantize_fp16: bool = False,
     ) -> None:
-        self._cache: list[dict[str, NDArray[Any]]] = []
-        while (data_size is None or len(self._cache) < data_size) and (sample := dr.get_next()) is not None:
+        cache: list[dict[str, NDArray[Any]]] = []
+        while (data_size is None or len(cache) < data_size) and (sample := dr.get_next()) is not None:
             arrays = {name: np.asarray(value) for name, value in sample.items()}
             if convert_nchw_to_nhwc:
                 arrays = {n: a.transpose(0, 2, 3, 1) if a.ndim == 4 else a for n, a in arrays.items()}
             if quantize_fp16:
                 arrays = {n: a.astype(np.float16) if a.dtype == np.float32 else a for n, a in arrays.items()}
-            self._cache.append(arrays)
-        self.reset_iter()
-
-    def get_next(self) -> dict[str, NDArray[Any]] | None:
-        """The next sample; None at the end."""
-        return next(self._left, None)
-
-    def reset_iter(self) -> None:
-        """Begin again."""
-        self._left = iter(self._cache)
-
-    rewind = reset_iter
-
-    def __len__(self) -> int:
-        return len(self._cache)
+            cache.append(arrays)
+        super().__init__(cache)
 
 
 def get_data_reader(

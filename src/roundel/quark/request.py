@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping
-from dataclasses import dataclass, fields, replace
+from dataclasses import dataclass, replace
 from functools import cached_property
 from typing import Any
 
@@ -34,30 +34,18 @@ _FIELDS: Mapping[str, tuple[str, Callable[[Any], Any]]] = {
 }
 
 
-@dataclass(frozen=True, slots=True)
-class _Family:
-    """One of AMD's block operators: the option with its attributes, and which of them name the format."""
-
-    option: str
-    naming: tuple[str, ...]
-    format: Callable[[Mapping[str, Any]], str | None]
+# AMD's two block operators: the option with its attributes, and the one of them that names the format.
+_FAMILIES = {"bfp": "BFPAttributes", "mx": "MXAttributes"}
+_NAMING = {"BFPAttributes": "bfp_method", "MXAttributes": "element_dtype"}
+OPTIONS = tuple(_NAMING)
 
 
-def _bfp(given: Mapping[str, Any]) -> str | None:
+def _format(option: str, given: Mapping[str, Any]) -> str | None:
+    if option == "MXAttributes":
+        return _ELEMENTS.get(given.get("element_dtype", "int8"))
     if given.get("bfp_method", "to_bfp") == "to_bfp":
         return "bfp16"
     return _WIDTHS.get(given.get("bit_width", 16), "mx9")
-
-
-def _mx(given: Mapping[str, Any]) -> str | None:
-    return _ELEMENTS.get(given.get("element_dtype", "int8"))
-
-
-_FAMILIES = {
-    "bfp": _Family("BFPAttributes", ("bfp_method",), _bfp),
-    "mx": _Family("MXAttributes", ("element_dtype",), _mx),
-}
-OPTIONS = tuple(family.option for family in _FAMILIES.values())
 
 
 def block_type(word: str, options: Mapping[str, Any]) -> str:
@@ -66,15 +54,15 @@ def block_type(word: str, options: Mapping[str, Any]) -> str:
     Raises:
         QuarkConfigError: there is no such format.
     """
-    family = _FAMILIES.get(word)
-    if family is None:
+    option = _FAMILIES.get(word)
+    if option is None:
         return word
-    given = options.get(family.option) or {}
-    found = family.format(given)
+    given = options.get(option) or {}
+    found = _format(option, given)
     if found is None:
         raise QuarkConfigError(
             "There is no such block format.",
-            where=f"extra_options['{family.option}']",
+            where=f"extra_options['{option}']",
             observed=given.get("element_dtype"),
             **expected_names(str(given.get("element_dtype")), _ELEMENTS),
         )
@@ -87,16 +75,15 @@ def block_values(option: str, given: Mapping[str, Any]) -> Iterator[tuple[str, A
     Raises:
         QuarkConfigError: an attribute or its value is unknown.
     """
-    family = next(f for f in _FAMILIES.values() if f.option == option)
-    usual = _USUAL.get(family.format(given) or "", {})
+    usual = _USUAL.get(_format(option, given) or "", {})
     for name, value in given.items():
-        if name in family.naming or usual.get(name) == value:
+        if name == _NAMING[option] or usual.get(name) == value:
             continue
         if name not in _FIELDS:
             raise QuarkConfigError(
                 f"Block formats have no '{name}'.",
                 where=f"extra_options['{option}']",
-                **expected_names(name, (*_FIELDS, *family.naming)),
+                **expected_names(name, (*_FIELDS, _NAMING[option])),
             )
         path, made = _FIELDS[name]
         try:
@@ -142,8 +129,7 @@ def normalised(config: QuantizationConfig) -> QuantizationConfig:
     """A copy in which every setting stands in one place: fields in fields, options in options."""
     options = dict(config.extra_options or {})
     lifted = {name: options.pop(key) for key, name in FIELD_OPTIONS.items() if key in options}
-    copied = {row.name: getattr(config, row.name) for row in fields(config)}
-    result = QuantizationConfig(**{**copied, **lifted, "extra_options": options})
+    result = replace(config, **lifted, extra_options=options)
     if result.enable_dpu:
         result = replace(result, enable_npu_cnn=True, enable_dpu=False)
     if result.quant_format in _OLD_BLOCK_FORMATS:
@@ -231,8 +217,9 @@ class Request:
     @property
     def extended(self) -> bool:
         """The extended format: com.microsoft Q/DQ nodes and the longer operator list."""
+        forms = enums.ExtendedQuantFormat | enums.VitisQuantFormat
         # Overrides of single tensors have always asked for it, too.
-        return enums.is_extended(self.config.quant_format) or bool(self.options.get("TensorQuantOverrides"))
+        return isinstance(self.config.quant_format, forms) or bool(self.options.get("TensorQuantOverrides"))
 
     @property
     def npu(self) -> bool:
@@ -297,14 +284,8 @@ def base_values(request: Request) -> dict[str, Any]:
         return dict(_dynamic(request))
     if request.few_bits:
         return dict(_few_bits(request))
-    return {
-        **dict(_identity(request)),
-        **dict(_numbers(request)),
-        **dict(_calibration(request)),
-        **dict(_placement(request)),
-        **dict(_preparation(request)),
-        **dict(_steps(request)),
-    }
+    parts = (_identity, _numbers, _calibration, _placement, _preparation, _steps)
+    return dict(pair for part in parts for pair in part(request))
 
 
 Values = Iterator[tuple[str, Any]]

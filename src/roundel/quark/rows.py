@@ -7,6 +7,7 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
 from roundel.quark.errors import QuarkConfigError
+from roundel.quark.kinds import ANY, SWITCH, Kind, kind_of
 
 if TYPE_CHECKING:
     from roundel.quark.request import Request
@@ -64,93 +65,53 @@ class Option:
         return self.work(value, request)
 
 
-@dataclass(frozen=True, slots=True)
-class Kind:
-    """Which values an option takes."""
-
-    words: str
-    fits: Callable[[Any], bool]
-
-
-def _number(value: Any) -> bool:
-    return isinstance(value, int | float) and not isinstance(value, bool)
-
-
-def _integer(value: Any) -> bool:
-    return isinstance(value, int) and not isinstance(value, bool)
-
-
-def _texts(value: Any) -> bool:
-    return isinstance(value, list | tuple) and all(isinstance(item, str) for item in value)
-
-
-SWITCH = Kind("True or False", lambda v: isinstance(v, bool))
-NUMBER = Kind("a number", _number)
-INTEGER = Kind("a whole number", _integer)
-COUNT = Kind("a whole number above 0", lambda v: _integer(v) and v > 0)
-TEXT = Kind("a text", lambda v: isinstance(v, str))
-TEXTS = Kind("a list of texts", _texts)
-PAIRS = Kind("a list of pairs", lambda v: isinstance(v, list | tuple) and all(len(p) == 2 for p in v))
-NUMBER_LIST = Kind("a list of numbers", lambda v: isinstance(v, list | tuple) and all(map(_number, v)))
-TABLE = Kind("a dictionary", lambda v: isinstance(v, Mapping))
-PATH = Kind("a path", lambda v: isinstance(v, str) or hasattr(v, "__fspath__"))
-ANY = Kind("anything", lambda v: True)
-
-
-def to_field(key: str, default: Any, kind: Kind, *paths: str) -> Option:
-    """The value goes straight into recipe fields."""
+# In each form of a row, the kind is that of the default unless it is given.
+def to_field(
+    key: str,
+    default: Any,
+    path: str,
+    kind: Kind | None = None,
+    *,
+    to: Callable[[Any, Request], Any] | None = None,
+) -> Option:
+    """The value goes into a recipe field, as it is or as `to` has it, whose None changes nothing."""
 
     def work(value: Any, request: Request) -> Effect:
-        return Effect(recipe=dict.fromkeys(paths, value))
+        if to is not None and (value := to(value, request)) is None:
+            return NOTHING
+        return Effect(recipe={path: value})
 
-    return Option(key, default, kind, ", ".join(paths), work)
-
-
-def to_word(key: str, default: str, path: str, words: Mapping[str, Any]) -> Option:
-    """A choice between words, each with its own in the recipe."""
-
-    def work(value: Any, request: Request) -> Effect:
-        return Effect(recipe={path: words[value]})
-
-    kind = Kind(" or ".join(repr(word) for word in words), lambda v: isinstance(v, str) and v in words)
-    return Option(key, default, kind, path, work)
+    return computed(key, default, path, work, kind)
 
 
-def computed(key: str, default: Any, kind: Kind, becomes: str, work: Work) -> Option:
+def computed(key: str, default: Any, becomes: str, work: Work, kind: Kind | None = None) -> Option:
     """The effect needs a function."""
-    return Option(key, default, kind, becomes, work)
+    return Option(key, default, kind or kind_of(default), becomes, work)
 
 
 def switched(key: str, default: bool, becomes: str, recipe: Flat) -> Option:
     """Recipe values where the switch stands otherwise than by default."""
-
-    def work(value: Any, request: Request) -> Effect:
-        return NOTHING if value is default else Effect(recipe=recipe)
-
-    return Option(key, default, SWITCH, becomes, work)
+    return Option(key, default, SWITCH, becomes, lambda v, _: NOTHING if v is default else Effect(recipe))
 
 
-def to_run(key: str, default: Any, kind: Kind, name: str) -> Option:
+def to_run(key: str, default: Any, name: str, kind: Kind | None = None) -> Option:
     """The value concerns the run, not the model."""
+    becomes = f"the run: {name.replace('_', ' ')}"
+    return computed(key, default, becomes, lambda v, _: Effect(run={name: v}), kind)
+
+
+def noted(key: str, default: Any, why: str, kind: Kind | None = None, *, refuse: Any = NOTHING) -> Option:
+    """Without effect: Roundel works like that anyhow, or chooses itself; `refuse` asks for the opposite."""
 
     def work(value: Any, request: Request) -> Effect:
-        return Effect(run={name: value})
-
-    return Option(key, default, kind, f"the run: {name.replace('_', ' ')}", work)
-
-
-def always(key: str, default: Any, kind: Kind, why: str, *, refuse: tuple[Any, ...] = ()) -> Option:
-    """Roundel works like that anyhow, or chooses itself; values in `refuse` ask for the opposite."""
-
-    def work(value: Any, request: Request) -> Effect:
-        if any(value is no for no in refuse):
+        if value is refuse:
             raise refusal(key, value, why, "Leave the option out.")
         return NOTHING if value == default else Effect(note=f"{key}: {why}")
 
-    return Option(key, default, kind, f"always so: {why}", work)
+    return computed(key, default, f"always so: {why}", work, kind)
 
 
-def refused_option(key: str, default: Any, why: str, instead: str, kind: Kind = ANY) -> Option:
+def refused(key: str, default: Any, why: str, instead: str) -> Option:
     """Only the default is taken."""
 
     def work(value: Any, request: Request) -> Effect:
@@ -158,7 +119,7 @@ def refused_option(key: str, default: Any, why: str, instead: str, kind: Kind = 
             return NOTHING
         raise refusal(key, value, why, instead)
 
-    return Option(key, default, kind, f"refused: {why} Instead: {instead}", work)
+    return Option(key, default, ANY, f"refused: {why} Instead: {instead}", work)
 
 
 def refusal(key: str, value: Any, why: str, instead: str) -> QuarkConfigError:
@@ -169,3 +130,8 @@ def refusal(key: str, value: Any, why: str, instead: str) -> QuarkConfigError:
         observed=repr(value)[:120],
         hint=instead,
     )
+
+
+def by_key(*rows: Option) -> Mapping[str, Option]:
+    """A nested table."""
+    return {row.key: row for row in rows}

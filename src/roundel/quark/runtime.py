@@ -21,7 +21,7 @@ import onnxruntime as ort
 from numpy.typing import NDArray
 from rich.console import Console
 
-from roundel.data import RandomSpec, open_samples
+from roundel.data import open_samples
 from roundel.model.graph import input_specs
 from roundel.model.load import load_model
 from roundel.model.session import open_session
@@ -29,6 +29,7 @@ from roundel.numerics.metrics import Closeness
 from roundel.qdq.names import QUARK
 from roundel.qdq.read import is_quantize
 from roundel.quark.errors import QuarkConfigError, QuarkDataError, expected_names
+from roundel.quark.readers import random_spec
 from roundel.result import QuantizeResult
 
 COP_DOMAIN = QUARK
@@ -132,10 +133,7 @@ def dump_model(
 
 
 def _run(model: ir.Model, reader: Any, shapes: Mapping[str, Sequence[int]] | None) -> dict[str, NDArray[Any]]:
-    random = None
-    if reader is None:
-        sizes = {name: tuple(shape) for name, shape in (shapes or {}).items()}
-        random = RandomSpec(count=1, shapes=sizes)
+    random = random_spec(shapes) if reader is None else None
     sample = next(iter(open_samples(reader, input_specs(model), random=random)), None)
     if sample is None:
         raise QuarkDataError("The reader gives no sample.", expected="at least one")

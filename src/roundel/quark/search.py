@@ -6,7 +6,7 @@ import copy
 import itertools
 import json
 import tempfile
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Mapping
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -19,11 +19,11 @@ from roundel.measure.folders import similarity
 from roundel.measure.runner import Predictor
 from roundel.model.files import write_text
 from roundel.pipeline import quantize
-from roundel.quark import enums, specs
+from roundel.quark import enums
 from roundel.quark.algorithms import AdaQuantConfig, AdaRoundConfig, AlgoConfig, CLEConfig
-from roundel.quark.errors import QuarkConfigError, expected_names, named
+from roundel.quark.errors import QuarkConfigError, named
 from roundel.quark.qconfig import QConfig
-from roundel.quark.specs import QLayerConfig, QTensorConfig
+from roundel.quark.specs import SPECS, QLayerConfig, QTensorConfig
 from roundel.quark.translate import translate
 from roundel.recipe.settings import Data
 from roundel.report.console import terminal
@@ -36,13 +36,6 @@ Space = Mapping[str, Any]
 Params = dict[str, Any]
 
 _CONDITION = "only_if"
-_SPECS: Mapping[str, Callable[..., QTensorConfig]] = {
-    spec.__name__: spec
-    for spec in (
-        *(specs.XInt8Spec, specs.Int8Spec, specs.UInt8Spec, specs.Int16Spec, specs.UInt16Spec),
-        *(specs.BFloat16Spec, specs.BFP16Spec),
-    )
-}
 _WORDS: Mapping[str, Any] = {
     "calibration_method": enums.CalibMethod,
     "scale_type": enums.ScaleType,
@@ -86,14 +79,24 @@ def generate_all_configs(search_space: Space) -> list[Params]:
     Raises:
         QuarkConfigError: the space has a range, or a group without a condition.
     """
-    plain = {key: value for key, value in search_space.items() if not isinstance(value, Mapping)}
-    for key, value in flattened(search_space).items():
-        if isinstance(value, Span):
-            raise QuarkConfigError("A grid has no ranges.", where=key, expected="a list of values")
-    found = []
-    for values in itertools.product(*(_listed(key, value) for key, value in plain.items())):
-        found += _with_groups(dict(zip(plain, values, strict=True)), search_space)
+    for name, values in flattened(search_space).items():
+        if isinstance(values, Span):
+            raise QuarkConfigError("A grid has no ranges.", where=name, expected="a list of values")
+    groups = {key: value for key, value in search_space.items() if isinstance(value, Mapping)}
+    found = _product({key: value for key, value in search_space.items() if key not in groups})
+    for key, group in groups.items():
+        inner = _product({name: values for name, values in group.items() if name != _CONDITION})
+        parts: list[Params] = [{key: one} for one in inner]
+        found = [
+            {**config, **copy.deepcopy(part)}
+            for config in found
+            for part in (parts if _holds(group[_CONDITION], config) else [{}])
+        ]
     return found
+
+
+def _product(lists: Space) -> list[Params]:
+    return [dict(zip(lists, values, strict=True)) for values in itertools.product(*lists.values())]
 
 
 def flattened(search_space: Space) -> dict[str, Choice | Span]:
@@ -117,11 +120,10 @@ def flattened(search_space: Space) -> dict[str, Choice | Span]:
 
 def assembled(search_space: Space, parameters: Mapping[str, Any]) -> Params:
     """What a study has chosen, in the form of the space; groups whose condition fails are left out."""
-    found: Params = {}
-    for key, value in search_space.items():
-        if not isinstance(value, Mapping):
-            found[key] = parameters[key]
-        elif _holds(_condition(key, value), found):
+    groups = {key: value for key, value in search_space.items() if isinstance(value, Mapping)}
+    found = {key: parameters[key] for key in search_space if key not in groups}
+    for key, value in groups.items():
+        if _holds(_condition(key, value), found):
             found[key] = {inner: parameters[f"{key}.{inner}"] for inner in value if inner != _CONDITION}
     return found
 
@@ -162,17 +164,13 @@ def qconfig_of(params: Params) -> QConfig:
         algorithms.append(CLEConfig(**steps))
     return QConfig(
         QLayerConfig(input_tensors=activation, weight=weight),
-        specific_layer_config=given.pop("specific_layer_config", None),
-        layer_type_config=given.pop("layer_type_config", None),
-        exclude=given.pop("exclude", None),
-        use_external_data_format=bool(given.pop("use_external_data_format", False)),
         algo_config=algorithms,
         **given,
     )
 
 
 def _spec(name: Any, params: Mapping[str, Any], where: str) -> QTensorConfig:
-    spec = named("spec", name, _SPECS, where)
+    spec = named("spec", name, SPECS, where)
     words = dict(params)
     for key, kind in _WORDS.items():
         if isinstance(words.get(key), str):
@@ -187,23 +185,6 @@ def _split(params: Mapping[str, Any]) -> dict[str, Any]:
     if "NumIterLR" in words:
         words["num_iterations"], words["learning_rate"] = words.pop("NumIterLR")
     return words
-
-
-def _with_groups(base: Params, search_space: Space) -> list[Params]:
-    found = [base]
-    for key, value in search_space.items():
-        if isinstance(value, Mapping):
-            found = [more for config in found for more in _with_group(config, key, value)]
-    return found
-
-
-def _with_group(config: Params, key: str, group: Mapping[str, Any]) -> Iterator[Params]:
-    if not _holds(_condition(key, group), config):
-        yield config
-        return
-    inner = {name: values for name, values in group.items() if name != _CONDITION}
-    for values in itertools.product(*inner.values()):
-        yield {**config, key: dict(zip(inner, values, strict=True))}
 
 
 def _holds(condition: Any, config: Params) -> bool:
@@ -241,19 +222,18 @@ def _choice(key: str, values: Any) -> Choice:
 
 
 def _range(key: str, words: Mapping[str, Any]) -> Choice | Span:
-    if words.get("type") not in ("int", "float") or not {"low", "high"} <= set(words):
+    kind = {"int": int, "float": float}.get(words.get("type", ""))
+    if kind is None or not {"low", "high"} <= set(words):
         raise QuarkConfigError(
             "A range has a type and two ends.",
             where=key,
             observed=json.dumps(dict(words), default=str)[:120],
             expected="{'type': 'int' or 'float', 'low': …, 'high': …, and maybe 'step' or 'log'}",
         )
-    low, high = words["low"], words["high"]
-    if words["type"] == "int":
-        if "step" in words:
-            return Choice.of(range(int(low), int(high) + 1, int(words["step"])))
-        return Span(int(low), int(high), bool(words.get("log", False)))
-    return Span(float(low), float(high), bool(words.get("log", False)))
+    low, high = kind(words["low"]), kind(words["high"])
+    if isinstance(low, int) and isinstance(high, int) and "step" in words:
+        return Choice.of(range(low, high + 1, int(words["step"])))
+    return Span(low, high, bool(words.get("log", False)))
 
 
 def _shipped(activation: str, weight: str, methods: list[str], most: int, **more: Any) -> Params:
@@ -300,7 +280,8 @@ _SHIPPED: Mapping[str, Params] = {
 
 
 _USUAL = get_auto_search_config("ADVANCED_SEARCH")
-_KEYS = tuple(_USUAL)
+# Of a search whose config does not come from there.
+_OPTIONS = {**_USUAL, "two_stage_search": False, "study_storage_db": None, "load_study_if_exists": False}
 _IDLE = {
     "n_jobs": "one model is made at a time, on all cores",
     "temp_dir": "nothing is left outside output_dir",
@@ -332,10 +313,8 @@ class AutoSearchPro:
 
     def __init__(self, config: Mapping[str, Any]) -> None:
         for key in config:
-            if key not in _KEYS:
-                raise QuarkConfigError(f"A search has no option '{key}'.", **expected_names(str(key), _KEYS))
-        alone = {"two_stage_search": False, "study_storage_db": None, "load_study_if_exists": False}
-        self.config: dict[str, Any] = {**_USUAL, **alone, **config}
+            named("option of a search", key, _OPTIONS)
+        self.config: dict[str, Any] = {**_OPTIONS, **config}
         self._space: Params = dict(self.config["search_space"])
         flattened(self._space)
         self._metric = named("search_metric", self.config["search_metric"] or "L2", _METRICS)
@@ -399,12 +378,10 @@ class AutoSearchPro:
             values = ", ".join(f"{value:.6g}" for value in trial.values) or f"refused, {trial.reason}"
             terminal().print(f"trial {prefix}{trial.number}: {values}", markup=False, highlight=False)
 
-        count = len(study.trials)
+        numbers = itertools.count(len(study.trials))
 
         def evaluate(given: Mapping[str, Any], told: Listener) -> tuple[float, ...]:
-            nonlocal count
-            count += 1
-            return work.evaluate(chosen(given), f"quantized_model_{prefix}{count - 1}.onnx")
+            return work.evaluate(chosen(given), f"quantized_model_{prefix}{next(numbers)}.onnx")
 
         study.run(trials, evaluate, Silent(), heard)
         if not study.best:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
 from typing import Any
 
 import onnx
@@ -113,18 +112,10 @@ def _bounds(entry: Mapping[str, Any], request: Request, where: str) -> tuple[flo
 _INTEGERS = frozenset(kind.value for kind in QType)
 
 
-@dataclass(frozen=True)
-class Selected:
-    """Recipe values that follow from names, and what there is to say about them."""
-
-    values: Mapping[str, Any]
-    notes: tuple[str, ...] = ()
-
-
 def selected(
     request: Request, layers: QConfig | None, float_outputs: Iterable[str], recipe: Recipe, model: ModelSource
-) -> Selected:
-    """The part of the recipe that names nodes of the model; empty where nothing is named.
+) -> tuple[dict[str, Any], list[str]]:
+    """The part of the recipe that names nodes of the model, and notes; empty where nothing is named.
 
     Args:
         request: the config.
@@ -144,7 +135,7 @@ def selected(
     )
     special = layers is not None and (layers.specific_layer_config or layers.layer_type_config)
     if not any(named) and not special:
-        return Selected({})
+        return {}, []
     nodes = Nodes(model, recipe)
     values = dict(_choice(request, nodes))
     overrides = [nodes.float_outputs(float_outputs)] if float_outputs else []
@@ -153,7 +144,7 @@ def selected(
         overrides += _layer_overrides(layers, nodes, request, recipe)
     if overrides:
         values["overrides"] = tuple(overrides)
-    return Selected(values, tuple(nodes.notes))
+    return values, nodes.notes
 
 
 def _choice(request: Request, nodes: Nodes) -> Iterator[tuple[str, Any]]:

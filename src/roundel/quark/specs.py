@@ -4,9 +4,11 @@ from __future__ import annotations
 
 from typing import Any, ClassVar
 
+from roundel.qdq.functions.blocks import WIDTHS
 from roundel.quark.config import Settings, readable
 from roundel.quark.enums import CalibMethod, ExtendedQuantType, QuantGranularity, ScaleType
 from roundel.quark.errors import QuarkConfigError, named
+from roundel.types import BlockType
 
 
 class DataType:
@@ -26,35 +28,21 @@ class DataType:
         return self.quant_type.tensor_type
 
 
+_PLAIN = ("Int8", "UInt8", "Int16", "UInt16", "Int32", "UInt32", "Float16", "BFloat16")
+
+
 def _data_type(name: str, quant_type: ExtendedQuantType, block: str | None = None) -> type[DataType]:
     return type(name, (DataType,), {"quant_type": quant_type, "block": block, "__doc__": f"{name}."})
 
 
-Int8 = _data_type("Int8", ExtendedQuantType.QInt8)
-UInt8 = _data_type("UInt8", ExtendedQuantType.QUInt8)
-Int16 = _data_type("Int16", ExtendedQuantType.QInt16)
-UInt16 = _data_type("UInt16", ExtendedQuantType.QUInt16)
-Int32 = _data_type("Int32", ExtendedQuantType.QInt32)
-UInt32 = _data_type("UInt32", ExtendedQuantType.QUInt32)
-Float16 = _data_type("Float16", ExtendedQuantType.QFloat16)
-BFloat16 = _data_type("BFloat16", ExtendedQuantType.QBFloat16)
-BFP16 = _data_type("BFP16", ExtendedQuantType.QBFP, "bfp16")
-MX4 = _data_type("MX4", ExtendedQuantType.QBFP, "mx4")
-MX6 = _data_type("MX6", ExtendedQuantType.QBFP, "mx6")
-MX9 = _data_type("MX9", ExtendedQuantType.QBFP, "mx9")
-MXFP4E2M1 = _data_type("MXFP4E2M1", ExtendedQuantType.QMX, "mxfp4e2m1")
-MXFP6E3M2 = _data_type("MXFP6E3M2", ExtendedQuantType.QMX, "mxfp6e3m2")
-MXFP6E2M3 = _data_type("MXFP6E2M3", ExtendedQuantType.QMX, "mxfp6e2m3")
-MXFP8E5M2 = _data_type("MXFP8E5M2", ExtendedQuantType.QMX, "mxfp8e5m2")
-MXFP8E4M3 = _data_type("MXFP8E4M3", ExtendedQuantType.QMX, "mxfp8e4m3")
-MXInt8 = _data_type("MXInt8", ExtendedQuantType.QMX, "mxint8")
+def _of_block(block: BlockType) -> type[DataType]:
+    family = ExtendedQuantType.QBFP if block in WIDTHS else ExtendedQuantType.QMX
+    return _data_type(block.name.replace("MXINT", "MXInt"), family, block.value)
+
 
 DATA_TYPES: dict[str, type[DataType]] = {
-    kind.__name__: kind
-    for kind in (
-        *(Int8, UInt8, Int16, UInt16, Int32, UInt32, Float16, BFloat16, BFP16, MX4, MX6, MX9),
-        *(MXFP4E2M1, MXFP6E3M2, MXFP6E2M3, MXFP8E5M2, MXFP8E4M3, MXInt8),
-    )
+    **{name: _data_type(name, ExtendedQuantType[f"Q{name}"]) for name in _PLAIN},
+    **{kind.__name__: kind for kind in map(_of_block, BlockType)},
 }
 
 
@@ -151,36 +139,32 @@ class _Spec(QTensorConfig):
         )
 
 
-_SIGNED = (True, ScaleType.Float32, CalibMethod.Percentile)
-_UNSIGNED = (False, ScaleType.Float32, CalibMethod.Percentile)
-_NO_RANGE = (True, ScaleType.Float32, CalibMethod.MinMax)
-
-
-def _spec(
-    name: str, stored_as: type[DataType], defaults: tuple[bool, ScaleType, CalibMethod] = _NO_RANGE
-) -> type[_Spec]:
+def _spec(name: str, stored_as: type[DataType], method: CalibMethod, scale: ScaleType) -> type[_Spec]:
+    defaults = (not name.startswith("UInt"), scale, method)
     return type(name, (_Spec,), {"stored_as": stored_as, "defaults": defaults, "__doc__": f"{name}."})
 
 
-Int8Spec = _spec("Int8Spec", Int8, _SIGNED)
-UInt8Spec = _spec("UInt8Spec", UInt8, _UNSIGNED)
-XInt8Spec = _spec("XInt8Spec", Int8, (True, ScaleType.PowerOf2, CalibMethod.MinMSE))
-Int16Spec = _spec("Int16Spec", Int16, _SIGNED)
-UInt16Spec = _spec("UInt16Spec", UInt16, _UNSIGNED)
-Int32Spec = _spec("Int32Spec", Int32, _SIGNED)
-UInt32Spec = _spec("UInt32Spec", UInt32, _UNSIGNED)
-Float16Spec = _spec("Float16Spec", Float16)
-BFloat16Spec = _spec("BFloat16Spec", BFloat16)
-BFP16Spec = _spec("BFP16Spec", BFP16)
-MX4Spec = _spec("MX4Spec", MX4)
-MX6Spec = _spec("MX6Spec", MX6)
-MX9Spec = _spec("MX9Spec", MX9)
-MXFP4E2M1Spec = _spec("MXFP4E2M1Spec", MXFP4E2M1)
-MXFP6E3M2Spec = _spec("MXFP6E3M2Spec", MXFP6E3M2)
-MXFP6E2M3Spec = _spec("MXFP6E2M3Spec", MXFP6E2M3)
-MXFP8E5M2Spec = _spec("MXFP8E5M2Spec", MXFP8E5M2)
-MXFP8E4M3Spec = _spec("MXFP8E4M3Spec", MXFP8E4M3)
-MXInt8Spec = _spec("MXInt8Spec", MXInt8)
+def _usual(kind: type[DataType]) -> type[_Spec]:
+    """Integers have ranges, which are cut where that helps; other types have none."""
+    whole = "Int" in kind.__name__ and kind.block is None
+    method = CalibMethod.Percentile if whole else CalibMethod.MinMax
+    return _spec(f"{kind.__name__}Spec", kind, method, ScaleType.Float32)
+
+
+SPECS: dict[str, type[_Spec]] = {
+    **{spec.__name__: spec for spec in map(_usual, DATA_TYPES.values())},
+    "XInt8Spec": _spec("XInt8Spec", DATA_TYPES["Int8"], CalibMethod.MinMSE, ScaleType.PowerOf2),
+}
+
+
+def __getattr__(name: str) -> Any:
+    """A data type or a spec by its name."""
+    if name in SPECS:
+        return SPECS[name]
+    if name in DATA_TYPES:
+        return DATA_TYPES[name]
+    raise AttributeError(name)
+
 
 _SLOTS = ("input_tensors", "weight", "bias", "output_tensors")
 

@@ -1,4 +1,4 @@
-"""Settings that mean nothing for the element types at hand: they are taken out and said so."""
+"""What a config of either API means: a recipe, settings of the run, and notes for its reader."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from typing import Any
 from roundel.model.load import ModelSource
 from roundel.quark.algorithms import AlgoConfig
 from roundel.quark.config import Config, QuantizationConfig
-from roundel.quark.enums import is_operator_format
+from roundel.quark.enums import ExtendedQuantFormat, QuantFormat
 from roundel.quark.errors import QuarkConfigError
 from roundel.quark.options import effects
 from roundel.quark.qconfig import QConfig, lowered, with_algorithms
@@ -17,6 +17,7 @@ from roundel.quark.request import ALIGNED, Request, base_values, counts, normali
 from roundel.quark.selection import selected
 from roundel.recipe.load import validate
 from roundel.recipe.settings import Recipe, merge
+from roundel.trials.space import nested
 
 _INTEGER_ACTIVATIONS = (
     *("activations.symmetric", "activations.scale"),
@@ -97,13 +98,13 @@ def translate(
     _refuse_flags(request.config)
     values, notes = dict(base_values(request)), list(_flag_notes(request))
     run = _apply_options(request, values, notes)
-    recipe = _recipe({}, values, run)
+    recipe = _recipe(values, run)
     if model is not None:
         layers = config if isinstance(config, QConfig) else None
-        chosen = selected(request, layers, run.get("float_outputs_of", ()), recipe, model)
-        _collect(values, chosen.values)
-        notes += chosen.notes
-        recipe = _recipe({}, values, run)
+        chosen, found = selected(request, layers, run.get("float_outputs_of", ()), recipe, model)
+        _collect(values, chosen)
+        notes += found
+        recipe = _recipe(values, run)
     return Translation(recipe, run, tuple(notes))
 
 
@@ -130,14 +131,8 @@ def _collect(values: dict[str, Any], more: Mapping[str, Any]) -> None:
         values[path] = (*values.get(path, ()), *value) if path == "overrides" else value
 
 
-def _recipe(tree: dict[str, Any], values: Mapping[str, Any], run: Mapping[str, Any]) -> Recipe:
-    for path, value in values.items():
-        *sections, last = path.split(".")
-        inner = tree
-        for section in sections:
-            inner = inner.setdefault(section, {})
-        inner[last] = value
-    return validate(merge(tree, dict(run.get("recipe_changes") or {})), "the config")
+def _recipe(values: Mapping[str, Any], run: Mapping[str, Any]) -> Recipe:
+    return validate(merge(nested(values), dict(run.get("recipe_changes") or {})), "the config")
 
 
 def _refuse_flags(config: QuantizationConfig) -> None:
@@ -153,7 +148,7 @@ def _refuse_flags(config: QuantizationConfig) -> None:
             where="crypto_mode",
             hint="Encrypt the finished file, or use the execution provider's encryption_key.",
         )
-    if is_operator_format(config.quant_format):
+    if config.quant_format in (QuantFormat.QOperator, ExtendedQuantFormat.QOperator):
         raise QuarkConfigError(
             "Roundel writes Q/DQ models.",
             where="quant_format",

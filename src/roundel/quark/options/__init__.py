@@ -7,8 +7,8 @@ from collections.abc import Iterator, Mapping
 from roundel.errors import did_you_mean
 from roundel.quark.errors import QuarkConfigError
 from roundel.quark.options.algorithms import ALGORITHMS
-from roundel.quark.options.graph import ENGINE, GRAPH, PAIRS, RUN, TARGETS
-from roundel.quark.options.numbers import CALIBRATION, NUMBERS, PREFERENCE
+from roundel.quark.options.graph import BETWEEN, ENGINE, GRAPH, RUN, TARGETS
+from roundel.quark.options.numbers import CALIBRATION, NUMERIC, PREFERENCE
 from roundel.quark.request import FIELD_OPTIONS, Request
 from roundel.quark.rows import Effect, Option
 
@@ -16,9 +16,9 @@ GROUPS: Mapping[str, tuple[Option, ...]] = {
     "Preference": PREFERENCE,
     "Graph before quantization": GRAPH,
     "What is quantized": TARGETS,
-    "Q/DQ pairs": PAIRS,
+    "Q/DQ pairs": BETWEEN,
     "Calibration": CALIBRATION,
-    "Types, scales and biases": NUMBERS,
+    "Types, scales and biases": NUMERIC,
     "The NPU's arithmetic and limits": ENGINE,
     "Algorithms": ALGORITHMS,
     "The run": RUN,
@@ -34,16 +34,11 @@ def effects(request: Request) -> Iterator[tuple[str, Effect]]:
     """
     for key in request.options:
         if key not in OPTIONS:
-            raise _unknown(str(key))
+            raise QuarkConfigError(
+                f"There is no extra option '{key}'.",
+                where="extra_options",
+                hint=did_you_mean(str(key), (*OPTIONS, *FIELD_OPTIONS)) or "See docs/quark-options.md.",
+            )
     for key, row in OPTIONS.items():
         if key in request.options:
             yield key, row.effect(request.options[key], request)
-
-
-def _unknown(key: str) -> QuarkConfigError:
-    known = (*OPTIONS, *FIELD_OPTIONS)
-    return QuarkConfigError(
-        f"There is no extra option '{key}'.",
-        where="extra_options",
-        hint=did_you_mean(key, known) or "docs/quark-scripts.md lists all of them.",
-    )
