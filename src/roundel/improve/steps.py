@@ -298,7 +298,7 @@ STATE_STEPS = (
     # Before rounding, which makes up in integer layers for what is still missing behind these.
     Step(
         "bias correction",
-        lambda s: _learns(s) and s.recipe.improve.biases and any(find_shifts(s.model.graph, s.plan)),
+        lambda s: _learns(s) and any(find_shifts(s.model.graph, s.plan)),
         _corrected,
         judges.held_out,
     ),
