@@ -20,7 +20,7 @@ from roundel.improve.mixed import mix_layers
 from roundel.improve.ranges import choose_ranges
 from roundel.improve.reports import FEWEST, LayerReport, held_out_count
 from roundel.improve.rotate import rotate
-from roundel.improve.rounding import walk
+from roundel.improve.rounding import choose_rounding
 from roundel.improve.smooth import find_groups, look_at_channels, smooth
 from roundel.improve.weight_only import gptq_layers
 from roundel.passes import refresh_shapes
@@ -253,7 +253,9 @@ def _corrected(state: State, context: Context) -> State:
 
 def _rounded(state: State, context: Context) -> State:
     inputs, memory = judges.to_learn(state)[0], _memory("rounding", state, context)
-    found, layers = walk(state.model, state, inputs, state.recipe, progress=context.told, memory=memory)
+    found, layers = choose_rounding(
+        state.model, state, inputs, state.recipe, progress=context.told, memory=memory
+    )
     return replace(found, layers=layers)
 
 

@@ -623,8 +623,8 @@ class Recipe(Section):
         return "adaround" if isinstance(self.weights.scheme, Scheme) else "adaquant"
 
     @property
-    def spares(self) -> bool:
-        """Whether parts stay in float for their place in the model: see `plan/spared.py`."""
+    def keeps_float_parts(self) -> bool:
+        """Whether parts stay in float for their place in the model: see `plan/float_parts.py`."""
         return self.mode == "static" and self.effort != "none" and isinstance(self.activations.scheme, Scheme)
 
     @property
