@@ -26,7 +26,7 @@ from roundel.improve.weight_only import gptq_layers
 from roundel.passes import refresh_shapes
 from roundel.plan import build_plan
 from roundel.plan.weight_only import weight_layers
-from roundel.stages import float_outputs, most_samples
+from roundel.stages import float_outputs, most_samples, open_data
 from roundel.state import Context, Few, Layers, State, StepReport
 from roundel.work.checkpoints import Memory
 
@@ -103,18 +103,20 @@ def _judge(step: Step, state: State) -> Judge:
 def take_few(state: State, samples: Samples | None) -> State:
     """The samples that the graph steps need, and the float model's outputs for those that judge."""
     wanted = [step for step in GRAPH_STEPS if _wants(step.name, state)]
-    if samples is None or not wanted:
+    outliers = [step.name for step in wanted if step.name != _EQUALIZATION]
+    if not wanted or (samples is None and not outliers):
         return state
+    if samples is None:  # what a user asks for is not left out in silence
+        samples = open_data(state.model, state.recipe.data, None)
     start = time.perf_counter()
     inputs = samples.first(_few(state))
     if len(inputs) < FEWEST:
-        told = [step.name for step in wanted if step.name != _EQUALIZATION]
-        note = f"{' and '.join(told)} need{'s' * (len(told) == 1)} {FEWEST} samples or more: left out"
-        return state.noted(*([note] if told else []))
+        note = f"{' and '.join(outliers)} need{'s' * (len(outliers) == 1)} {FEWEST} samples or more: left out"
+        return state.noted(*([note] if outliers else []))
     numbers: set[int] = set()
     if _wants(_EQUALIZATION, state):
         numbers |= {*judges.spread_evenly(inputs)}
-    if any(step.name != _EQUALIZATION for step in wanted):
+    if outliers:
         numbers |= {*range(len(inputs) - held_out_count(len(inputs)), len(inputs))}
     some = sorted(numbers)
     outputs = float_outputs(state.model, [inputs[n] for n in some])

@@ -206,7 +206,7 @@ def test_nothing_is_kept_where_the_whole_model_gets_worse(monkeypatch: pytest.Mo
         }
         return bad, ()
 
-    monkeypatch.setattr("roundel.improve.weight_only.gptq_layers", spoiled)
+    monkeypatch.setattr("roundel.improve.steps.gptq_layers", spoiled)
     result = packed(transformer(), texts(), algorithm="gptq")
     (step,) = result.record.improvements
     assert not step.kept
