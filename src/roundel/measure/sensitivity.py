@@ -130,17 +130,8 @@ def sensitivity(
 ) -> Sensitivity:
     """Quantize each layer alone, all else in float, and see what it does to the outputs.
 
-    Args:
-        model: an ONNX file, a ModelProto, or an onnx-ir model. It is never changed.
-        recipe: a preset name in any case, a recipe file, a mapping, or a Recipe, with static integers.
-        data: calibration data, as `roundel.quantize` takes it.
-        changes: recipe values that differ from the recipe's own, nested as in the file.
-        samples: how many each layer is measured with.
-        worst: how many layers, at most, get proposals, whose effect together is measured as well.
-        executor: where it runs, from `roundel.executor(…)`; this process when not given.
-        checkpoint: a folder that holds what is done: shards of the samples, and layers.
-        resume: go on from the checkpoint where there is one; the result is that of a run without a break.
-        listener: told about progress.
+    The arguments are those of `roundel.sensitivity`; `samples` is what it calls `look`, and nodes that stay
+    float are in `changes` here.
 
     Raises:
         RoundelError: something in the model, the data or the recipe is wrong.
