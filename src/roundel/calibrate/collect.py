@@ -24,6 +24,7 @@ from roundel.model.session import give_memory_back
 from roundel.types import Sample
 from roundel.work.executors import Work, mapped, usable_cores
 
+_STEP = "calibrate"  # finished shards are remembered under this name
 _TIDY = 50  # samples, after which free pieces of the heap go back: they would add up
 
 
@@ -59,7 +60,6 @@ def collect(
     progress: Callable[[int], None] | None = None,
     threads: int | None = None,
     work: Work | None = None,
-    step: str = "calibrate",
 ) -> Collected:
     """Run the float model over the samples once and observe the requested tensors.
 
@@ -74,7 +74,6 @@ def collect(
         progress: called with the number of samples done, after each.
         threads: how many threads work in all; None takes every core this process may use.
         work: other processes or machines to share the samples with, and a memory of finished shards.
-        step: the name that the shards are remembered under.
 
     Raises:
         ModelError: a requested tensor is not in the graph or is constant, or the model does not run.
@@ -83,7 +82,7 @@ def collect(
     ordered = {name: requests[name] for name in _topological(model, requests)}
     gathered = _Gathered(keep, progress)
     if work is not None and not work.alone:
-        return _by_workers(model, ordered, samples, gathered, work, step)
+        return _by_workers(model, ordered, samples, gathered, work)
     if threads is None:
         threads = usable_cores() if work is None or work.threads is None else work.threads
     device = None if work is None else work.device
@@ -171,7 +170,6 @@ def _by_workers(
     samples: Iterable[Sample],
     gathered: _Gathered,
     work: Work,
-    step: str,
 ) -> Collected:
     """Several samples to each part of the work, which other processes or machines share."""
     keep, device = gathered.keep, work.device
@@ -181,7 +179,7 @@ def _by_workers(
     if head is None:
         return gathered.collected({}, feed.digest)
     task = ShardTask.of(model, requests, keep, feed.example(head), device)
-    memory = None if work.store is None else work.memory(step, shard_key(model, requests, keep, device))
+    memory = None if work.store is None else work.memory(_STEP, shard_key(model, requests, keep, device))
     names = [str(value.name) for value in model.graph.outputs]
     whole = ObservedShard(requests)
     for shard, arrays in mapped(work, task, itertools.chain([head], pieces), memory):
