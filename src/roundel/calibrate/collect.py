@@ -58,7 +58,6 @@ def collect(
     *,
     keep: int = 16,
     progress: Callable[[int], None] | None = None,
-    threads: int | None = None,
     work: Work | None = None,
 ) -> Collected:
     """Run the float model over the samples once and observe the requested tensors.
@@ -72,8 +71,8 @@ def collect(
         samples: the model's inputs, one dictionary per run.
         keep: how many samples to keep, with the float model's outputs for them.
         progress: called with the number of samples done, after each.
-        threads: how many threads work in all; None takes every core this process may use.
-        work: other processes or machines to share the samples with, and a memory of finished shards.
+        work: how many threads work in all, or other processes or machines to share the samples with, and a
+            memory of finished shards; None takes every core this process may use.
 
     Raises:
         ModelError: a requested tensor is not in the graph or is constant, or the model does not run.
@@ -81,12 +80,11 @@ def collect(
     """
     ordered = {name: requests[name] for name in _topological(model, requests)}
     gathered = _Gathered(keep, progress)
-    if work is not None and not work.alone:
+    work = work or Work()
+    if not work.alone:
         return _by_workers(model, ordered, samples, gathered, work)
-    if threads is None:
-        threads = usable_cores() if work is None or work.threads is None else work.threads
-    device = None if work is None else work.device
-    return _by_threads(model, ordered, samples, gathered, max(1, threads), device)
+    cores = usable_cores() if work.threads is None else max(1, work.threads)
+    return _by_threads(model, ordered, samples, gathered, cores, work.device)
 
 
 class _Gathered:
