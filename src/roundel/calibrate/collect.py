@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import itertools
-import time
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
@@ -39,7 +38,6 @@ class Collected:
         outputs: the float model's own outputs for them, in the same order.
         data_digest: `SampleDigest` of all samples in order.
         forward_seconds: time inside ONNX Runtime, added up over the samples that ran side by side.
-        wall_seconds: time of the whole pass, sessions and reading of samples included.
     """
 
     stats: dict[str, Observer]
@@ -48,7 +46,6 @@ class Collected:
     outputs: Sequence[Sample]
     data_digest: str
     forward_seconds: float
-    wall_seconds: float
 
 
 def collect(
@@ -96,7 +93,6 @@ class _Gathered:
     """
 
     def __init__(self, keep: int, progress: Callable[[int], None] | None) -> None:
-        self._start = time.perf_counter()
         self.keep, self._progress = keep, progress
         self._inputs, self._outputs = KeptSamples(), KeptSamples()
         self.seen, self._seconds = 0, 0.0
@@ -128,7 +124,6 @@ class _Gathered:
             outputs=self._outputs,
             data_digest=digest,
             forward_seconds=self._seconds,
-            wall_seconds=time.perf_counter() - self._start,
         )
 
 

@@ -83,7 +83,6 @@ def test_ragged_samples_give_the_exact_statistics(kind: StatKind, typed: bool) -
     assert [list(o) for o in got.outputs] == [["z"], ["z"]]
     assert all(np.array_equal(o["z"], e) for o, e in zip(got.outputs, expected["z"], strict=False))
     assert got.forward_seconds > 0
-    assert got.wall_seconds > 0
 
 
 def test_any_number_of_threads_gives_identical_results() -> None:
