@@ -32,7 +32,7 @@ _MARGIN = 80_000_000  # libraries that are loaded on the way, and free pieces of
 _NODE = 140_000  # bytes of a node in all the graphs that are alive at once
 _COPIES = 2.0  # of the weights, in ONNX Runtime's own layouts; one more where codes are unfolded
 _HEAPS = 1.7
-_GLIMPSES = 400_000_000  # outputs of layers that the rounding is chosen by, at most
+_TARGETS = 400_000_000  # outputs of layers that the rounding is chosen by, at most
 _RATE = 2e10  # multiply-accumulates in a second, before a sample was timed
 _NODE_SECONDS = 2e-5  # of one node in one run
 _ELEMENT_SECONDS = 3e-9  # to observe one element
@@ -131,7 +131,7 @@ def _budget(facts: Footprint, recipe: Recipe, limit: int | None) -> Budget:
     roomy = replace(tight, lean=usual.lean)
     base = roomy if _memory(facts, recipe, roomy) <= limit else tight
     left = limit - _memory(facts, recipe, base)
-    # What is kept (samples, outputs, layer values, glimpses) comes in four kinds.
+    # What is kept (samples, outputs, layer values, targets of the rounding) comes in four kinds.
     return replace(base, live=base.live + left // 2, held=base.held + left // 8)
 
 
@@ -209,7 +209,7 @@ def _temporary(model: ir.Model, facts: Footprint, recipe: Recipe, count: int | N
         return max(0, kept * facts.inputs - given.held)
     kept = most_samples(recipe, model)
     kept = kept if count is None else min(kept, count)
-    parts = (kept * facts.inputs, kept * facts.peak // 2, min(_GLIMPSES, kept * facts.activations // 4))
+    parts = (kept * facts.inputs, kept * facts.peak // 2, min(_TARGETS, kept * facts.activations // 4))
     return sum(max(0, part - given.held) for part in parts)
 
 

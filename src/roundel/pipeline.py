@@ -53,34 +53,8 @@ def quantize(
 ) -> QuantizeResult:
     """Quantize a float model.
 
-    Args:
-        model: an ONNX file, a ModelProto, or an onnx-ir model; or of PyTorch: a module, a torch.export
-            program, a .pt2 file, or 'package.module:factory'. It is never changed.
-        output: the file to write; a record `NAME.json` appears beside it. None keeps all in memory.
-        recipe: a preset name in any case, a recipe file, a mapping, or a Recipe.
-        data: calibration data: ONNX Runtime's CalibrationDataReader, any iterable of dicts or arrays, a
-            DataLoader, a folder of images or .npy files, or `roundel.RandomData()`.
-        samples: use at most this many samples.
-        exclude: nodes that stay float: names, globs, 're:REGEX' or 'op:TYPE'.
-        changes: recipe values that differ from the recipe's own, nested as in the file or with dots:
-            `{"weights.type": "int8"}`.
-        stats: a statistics file to reuse, or to write when it does not fit this model and data.
-        device: the NPU it is for (phx, stx, krk …): what helps placement there and is exact is applied, and
-            what is left is listed in the record's notes.
-        effort: none (calibration only), fast or high; the recipe's own when not given.
-        executor: where calibration runs, from `roundel.executor(…)`; this process when not given.
-        checkpoint: a folder that holds what is done: each shard of the samples, each layer of the rest.
-        resume: go on from the checkpoint where there is one; the file is that of a run without a break.
-        device_exec: where calibration and fine-tuning run: cpu, cuda (an error where it is missing), or auto,
-            which takes a GPU if there is one; the record says what was chosen.
-        max_memory: the most memory that this process may take: '2G', '512M' or bytes. With less, the same
-            result comes from more passes and from temporary files. Each worker may take as much.
-        on_forecast: hears what the run is expected to take, before it begins.
-        example_inputs: PyTorch: a tensor, a tuple of arguments, a dict by parameter name, or a list of such
-            examples. The first is traced; on all of them the export must equal the module.
-        dynamic_batch: PyTorch: leave the first dimension of all inputs open.
-        dynamic_shapes: PyTorch: open dimensions in torch.export's notation.
-        listener: told about progress.
+    The arguments are those of `roundel.quantize`; what that has words of its own for (images,
+    `include` …) is in `changes` here.
 
     Raises:
         RoundelError: something in the model, the data or the recipe is wrong; nothing was written.

@@ -48,7 +48,7 @@ from roundel.model.structure import ModelSource
 from roundel.numerics.packed import round_packed
 from roundel.passes import prepare as run_passes
 from roundel.plan import QuantPlan, build_plan
-from roundel.plan.float_parts import spared_notes
+from roundel.plan.float_parts import float_part_notes
 from roundel.plan.weight_only import weight_layers
 from roundel.qdq import simulate, write_dynamic, write_qdq
 from roundel.qdq.weight_only import write_weights
@@ -424,7 +424,7 @@ def write(state: State) -> State:
         done = _WRITERS[state.recipe.mode](state)
     assert done.written is not None
     done.written.producer_name, done.written.producer_version = "roundel", VERSION
-    return done.noted(*spared_notes(done.plan.nodes))
+    return done.noted(*float_part_notes(done.plan.nodes))
 
 
 def _write_static(state: State) -> State:

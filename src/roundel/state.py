@@ -144,13 +144,6 @@ class State:
         """With more time booked under a name."""
         return replace(self, seconds={**self.seconds, name: self.seconds.get(name, 0.0) + seconds})
 
-    def bare(self) -> State:
-        """Without models, samples and statistics: what other processes need to know of it."""
-        empty = ir.Model(ir.Graph([], [], nodes=[]), ir_version=self.model.ir_version)
-        nothing = State(recipe=self.recipe, model=empty, loaded=replace(self.loaded, model=empty))
-        numbers = {name: getattr(self, name) for name in _NUMBERS}
-        return replace(nothing, **numbers)
-
     def same_as(self, other: State) -> bool:
         """Whether a step that has returned this state has left the other one as it was."""
         tables = ("model", "packed", *_NUMBERS)

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import itertools
-import time
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
@@ -15,15 +14,16 @@ import onnx_ir as ir
 
 from roundel.calibrate.observers import Observer, StatKind
 from roundel.calibrate.runner import Runner
-from roundel.calibrate.shards import ObservedShard, ShardSeen, collect_shards
+from roundel.calibrate.shards import ObservedShard, ShardTask, open_runner, shard_key
 from roundel.data.kept import KeptSamples
-from roundel.data.shards import SampleDigest
+from roundel.data.shards import SampleDigest, feed_of
 from roundel.errors import DataError, ModelError, did_you_mean
 from roundel.model.graph import is_constant, values_by_name
 from roundel.model.session import give_memory_back
 from roundel.types import Sample
-from roundel.work.executors import Work, usable_cores
+from roundel.work.executors import Work, mapped, usable_cores
 
+_STEP = "calibrate"  # finished shards are remembered under this name
 _TIDY = 50  # samples, after which free pieces of the heap go back: they would add up
 
 
@@ -38,7 +38,6 @@ class Collected:
         outputs: the float model's own outputs for them, in the same order.
         data_digest: `SampleDigest` of all samples in order.
         forward_seconds: time inside ONNX Runtime, added up over the samples that ran side by side.
-        wall_seconds: time of the whole pass, sessions and reading of samples included.
     """
 
     stats: dict[str, Observer]
@@ -47,7 +46,6 @@ class Collected:
     outputs: Sequence[Sample]
     data_digest: str
     forward_seconds: float
-    wall_seconds: float
 
 
 def collect(
@@ -57,9 +55,7 @@ def collect(
     *,
     keep: int = 16,
     progress: Callable[[int], None] | None = None,
-    threads: int | None = None,
     work: Work | None = None,
-    step: str = "calibrate",
 ) -> Collected:
     """Run the float model over the samples once and observe the requested tensors.
 
@@ -72,85 +68,140 @@ def collect(
         samples: the model's inputs, one dictionary per run.
         keep: how many samples to keep, with the float model's outputs for them.
         progress: called with the number of samples done, after each.
-        threads: how many threads work in all; None takes every core this process may use.
-        work: other processes or machines to share the samples with, and a memory of finished shards.
-        step: the name that the shards are remembered under.
+        work: how many threads work in all, or other processes or machines to share the samples with, and a
+            memory of finished shards; None takes every core this process may use.
 
     Raises:
         ModelError: a requested tensor is not in the graph or is constant, or the model does not run.
         DataError: there are no samples, one does not fit, or a tensor is not finite.
     """
-    start = time.perf_counter()
     ordered = {name: requests[name] for name in _topological(model, requests)}
-    if work is not None and not work.alone:
-        found = collect_shards(model, ordered, samples, keep=keep, work=work, step=step, progress=progress)
-        if not found.seen:
-            raise _nothing()
-        wall = time.perf_counter() - start
-        kept = KeptSamples(found.inputs), KeptSamples(found.outputs)
-        return Collected(found.stats, found.seen, *kept, found.digest, found.seconds, wall)
-    asked = threads if threads is not None or work is None else work.threads
-    cores = usable_cores() if asked is None else max(1, asked)
+    gathered = _Gathered(keep, progress)
+    work = work or Work()
+    if not work.alone:
+        return _by_workers(model, ordered, samples, gathered, work)
+    cores = usable_cores() if work.threads is None else max(1, work.threads)
+    return _by_threads(model, ordered, samples, gathered, cores, work.device)
+
+
+class _Gathered:
+    """What a pass has gathered so far beside the statistics, in sample order.
+
+    Args:
+        keep: how many samples to keep.
+        progress: called with the number of samples done.
+    """
+
+    def __init__(self, keep: int, progress: Callable[[int], None] | None) -> None:
+        self.keep, self._progress = keep, progress
+        self._inputs, self._outputs = KeptSamples(), KeptSamples()
+        self.seen, self._seconds = 0, 0.0
+
+    def hold(self, sample: Sample, outputs: Sample) -> None:
+        """Keep a sample with the model's outputs for it."""
+        self._inputs.append(sample)
+        self._outputs.append(outputs)
+
+    def count(self, samples: int, seconds: float) -> None:
+        """So many more samples are done, and ran so long."""
+        self.seen += samples
+        self._seconds += seconds
+        if self._progress is not None:
+            self._progress(self.seen)
+
+    def collected(self, stats: dict[str, Observer], digest: str) -> Collected:
+        """The end of the pass.
+
+        Raises:
+            DataError: there were no samples.
+        """
+        if not self.seen:
+            raise DataError("There are no calibration samples.", hint="Give at least one; 100 are usual.")
+        return Collected(
+            stats=stats,
+            samples_seen=self.seen,
+            inputs=self._inputs,
+            outputs=self._outputs,
+            data_digest=digest,
+            forward_seconds=self._seconds,
+        )
+
+
+def _by_threads(
+    model: ir.Model,
+    requests: Mapping[str, StatKind],
+    samples: Iterable[Sample],
+    gathered: _Gathered,
+    cores: int,
+    device: int | None,
+) -> Collected:
+    """One sample to a thread of this process."""
     digest = SampleDigest()
     iterator = enumerate(_owned(digest.watch(samples)))
     # Looking ahead tells whether there are enough samples to keep every core busy with one of its own.
     ahead = list(itertools.islice(iterator, cores))
     if not ahead:
-        raise _nothing()
-    fed = {value.name for value in model.graph.inputs}
-    computed = [name for name in ordered if name not in fed]
-    extremes = {name for name, kind in ordered.items() if kind is StatKind.MINMAX}
-    runner = Runner(
-        model,
-        computed,
-        ahead[0][1],
-        cores=cores,
-        samples=len(ahead),
-        extremes=extremes,
-        device=None if work is None else work.device,
-    )
-    shards = [ObservedShard(ordered) for _ in range(runner.workers)]
-    inputs, outputs = KeptSamples(), KeptSamples()
-    seen, seconds = 0, 0.0
-    for index, sample, result in _in_order(runner, shards, itertools.chain(ahead, iterator), keep):
-        if index < keep:
-            inputs.append(sample)
-        if result.outputs is not None:
-            outputs.append(result.outputs)
-        seen, seconds = seen + 1, seconds + result.seconds
-        if seen % _TIDY == 0:
+        return gathered.collected({}, digest.hexdigest())
+    runner = open_runner(model, requests, ahead[0][1], cores=cores, samples=len(ahead), device=device)
+    shards = [ObservedShard(requests) for _ in range(runner.workers)]
+    for index, sample, (outputs, seconds) in _in_order(
+        runner, shards, itertools.chain(ahead, iterator), gathered.keep
+    ):
+        if index < gathered.keep:
+            gathered.hold(sample, outputs)
+        if (index + 1) % _TIDY == 0:
             give_memory_back()
-        if progress is not None:
-            progress(index + 1)
+        gathered.count(1, seconds)
     for shard in shards[1:]:
         shards[0].merge(shard)
-    return Collected(
-        stats=shards[0].in_sample_order(),
-        samples_seen=seen,
-        inputs=inputs,
-        outputs=outputs,
-        data_digest=digest.hexdigest(),
-        forward_seconds=seconds,
-        wall_seconds=time.perf_counter() - start,
-    )
+    return gathered.collected(shards[0].in_sample_order(), digest.hexdigest())
+
+
+def _by_workers(
+    model: ir.Model,
+    requests: Mapping[str, StatKind],
+    samples: Iterable[Sample],
+    gathered: _Gathered,
+    work: Work,
+) -> Collected:
+    """Several samples to each part of the work, which other processes or machines share."""
+    keep, device = gathered.keep, work.device
+    feed = feed_of(samples, sees_files=work.sees_files)
+    pieces = feed.shards(digests=work.store is not None, long=True)
+    head = next(pieces, None)
+    if head is None:
+        return gathered.collected({}, feed.digest)
+    task = ShardTask.of(model, requests, keep, feed.example(head), device)
+    memory = None if work.store is None else work.memory(_STEP, shard_key(model, requests, keep, device))
+    names = [str(value.name) for value in model.graph.outputs]
+    whole = ObservedShard(requests)
+    for shard, arrays in mapped(work, task, itertools.chain([head], pieces), memory):
+        taken = feed.taken(shard, arrays)
+        for index in range(shard.first, min(shard.first + taken, keep)):
+            outputs = {name: arrays[f"out.{index}.{name}"] for name in names}
+            gathered.hold(feed.sample(shard, arrays, index), outputs)
+        whole.append(arrays)
+        gathered.count(taken, float(arrays["seconds"]))
+    feed.finish(gathered.seen)
+    return gathered.collected(whole.stats, feed.digest)
 
 
 def _in_order(
     runner: Runner, shards: list[ObservedShard], samples: Iterator[tuple[int, Sample]], keep: int
-) -> Iterator[tuple[int, Sample, ShardSeen]]:
+) -> Iterator[tuple[int, Sample, tuple[Sample, float]]]:
     """Results in sample order, while as many samples as there are shards run at once."""
     free: SimpleQueue[ObservedShard] = SimpleQueue()
     for shard in shards:
         free.put(shard)
 
-    def work(index: int, sample: Sample) -> ShardSeen:
+    def work(index: int, sample: Sample) -> tuple[Sample, float]:
         shard = free.get()
         try:
             return shard.take(runner, sample, index, finals=index < keep)
         finally:
             free.put(shard)
 
-    waiting: deque[tuple[int, Sample, Future[ShardSeen]]] = deque()
+    waiting: deque[tuple[int, Sample, Future[tuple[Sample, float]]]] = deque()
     pool = ThreadPoolExecutor(len(shards), thread_name_prefix="roundel-collect")
     try:
         for index, sample in samples:
@@ -169,10 +220,6 @@ def _owned(samples: Iterable[Sample]) -> Iterator[Sample]:
     """Copies: a reader may reuse its arrays while earlier samples still run."""
     for sample in samples:
         yield {name: np.array(array) for name, array in sample.items()}
-
-
-def _nothing() -> DataError:
-    return DataError("There are no calibration samples.", hint="Give at least one; 100 are usual.")
 
 
 def _topological(model: ir.Model, requests: Mapping[str, StatKind]) -> list[str]:

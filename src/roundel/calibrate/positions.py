@@ -91,7 +91,7 @@ def _own_reads(graph: ir.Graph, state: State, npu: Npu) -> dict[tuple[str, str],
 
 def breaches(graph: ir.Graph, state: State, npu: Npu) -> tuple[Breach, ...]:
     """Every limit that does not hold."""
-    return tuple(_Solver(graph, state, npu, XINT8_LIMITS).violations())
+    return tuple(_Solver(graph, state, npu, XINT8_LIMITS).breaches())
 
 
 def asked_for(npu: Npu) -> frozenset[str]:
@@ -138,7 +138,7 @@ class _Solver:
                 changed |= self._fix(site)
             if not changed:
                 break
-        left = next(iter(self.violations()), None)
+        left = next(iter(self.breaches()), None)
         if left is not None:
             raise VerifyError(
                 "No positions satisfy the NPU's shift limits.",
@@ -149,7 +149,7 @@ class _Solver:
             )
         return {k: old for k, old in self.before.items() if self.positions[k] != old}
 
-    def violations(self) -> Iterator[Breach]:
+    def breaches(self) -> Iterator[Breach]:
         """Limits that do not hold at the current positions."""
         for site in self.sites:
             yield from self.limits.breaches(site, self._p, self.asked)

@@ -51,19 +51,10 @@ class Percentile:
 
 @dataclass(frozen=True, slots=True)
 class Entropy:
-    """The range with the least Kullback-Leibler divergence, over all candidates.
-
-    Args:
-        symmetric: cut |x|, or each side by itself.
-        bins: resolution of the search.
-        quantized_bins: codes of the quantized distribution; None takes what an 8-bit type has (finer
-            types too: with as many codes as bins there would be nothing to compare).
-    """
+    """The range with the least Kullback-Leibler divergence: of |x| when symmetric, else cut on each side."""
 
     needs: ClassVar[StatKind] = StatKind.HISTOGRAM
     symmetric: bool = True
-    bins: int = 2048
-    quantized_bins: int | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -72,7 +63,6 @@ class Distribution:
 
     needs: ClassVar[StatKind] = StatKind.HISTOGRAM
     scenario: Literal["same", "p3"] = "same"
-    deviations: float = 4.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -225,11 +215,11 @@ def _range(method: Percentile | Entropy | Distribution, bins: Bins) -> Range:
     match method:
         case Percentile(percent, symmetric):
             return percentile(bins, percent, symmetric=symmetric)
-        case Entropy(symmetric, resolution, levels):
-            codes = levels if levels is not None else (128 if symmetric else 256)
-            return entropy(bins, levels=codes, symmetric=symmetric, resolution=resolution)
-        case Distribution(scenario, deviations):
-            return distribution(bins, Scenario(scenario), deviations)
+        case Entropy(symmetric):
+            # Of an 8-bit type for finer ones, too: with as many codes as bins nothing could be compared.
+            return entropy(bins, levels=128 if symmetric else 256, symmetric=symmetric)
+        case Distribution(scenario):
+            return distribution(bins, Scenario(scenario))
 
 
 def _most_common(stat: Observer, scheme: Scheme) -> QParams:

@@ -194,19 +194,26 @@ def _with_outputs(
 
 
 def _reduce(graph: ir.Graph, value: ir.Value) -> None:
-    """Min, max, sum and size as outputs, right behind the tensor: at the end they would keep it alive."""
-    maker = value.producer()
+    """Min, max, sum and size as outputs."""
     for op, name in zip(_REDUCTIONS, _ends(str(value.name)), strict=True):
         size = op == "Size"
-        node = ir.node(op, [value], {} if size else {"keepdims": 0})
-        out = node.outputs[0]
-        out.name, out.shape = name, ir.Shape(())
+        out = _output_behind(graph, ir.node(op, [value], {} if size else {"keepdims": 0}), name)
+        out.shape = ir.Shape(())
         out.type = ir.TensorType(ir.DataType.INT64) if size else value.type
-        if maker is None:
-            graph.append(node)
-        else:
-            graph.insert_after(maker, node)
-        graph.outputs.append(out)
+
+
+def _output_behind(graph: ir.Graph, node: ir.Node, name: str) -> ir.Value:
+    """The node as an output, right behind what it reads: at the end it would keep that alive."""
+    value = node.inputs[0]
+    maker = None if value is None else value.producer()
+    if maker is None:
+        graph.append(node)
+    else:
+        graph.insert_after(maker, node)
+    out = node.outputs[0]
+    out.name = name
+    graph.outputs.append(out)
+    return out
 
 
 def tensor_bytes(model: ir.Model, tensors: Sequence[str], first: Sample) -> dict[str, int]:
@@ -245,16 +252,8 @@ def _measured_bytes(model: ir.Model, tensors: Sequence[str], first: Sample) -> d
     clone.graph.outputs.clear()
     names = [f"roundel_size_{position}" for position in range(len(tensors))]
     for tensor, name in zip(tensors, names, strict=True):
-        node = ir.node("Size", [values[tensor]])
-        node.outputs[0].name = name
-        node.outputs[0].dtype = ir.DataType.INT64
-        maker = values[tensor].producer()
-        # Right behind the tensor: at the end they would keep all of them alive.
-        if maker is None:
-            clone.graph.append(node)
-        else:
-            clone.graph.insert_after(maker, node)
-        clone.graph.outputs.append(node.outputs[0])
+        out = _output_behind(clone.graph, ir.node("Size", [values[tensor]]), name)
+        out.dtype = ir.DataType.INT64
     counts = run_session(open_session(clone), names, first, 0)
     return {
         tensor: int(counts[name]) * _item_bytes(values[tensor])

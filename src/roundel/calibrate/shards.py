@@ -5,7 +5,7 @@ from __future__ import annotations
 import hashlib
 import json
 from collections import defaultdict
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -13,23 +13,36 @@ import numpy as np
 import onnx_ir as ir
 from numpy.typing import NDArray
 
-from roundel.calibrate.observers import INFINITE, OBSERVERS, NonFiniteError, Observer, StatKind, new_observer
+from roundel.calibrate.observers import INFINITE, NonFiniteError, Observer, StatKind, new_observer
 from roundel.calibrate.runner import Extremes, Runner
-from roundel.data.shards import Reading, Shard, feed_of
+from roundel.data.shards import Reading, Shard
 from roundel.errors import DataError, InfiniteTensorError
 from roundel.model.files import Portable
 from roundel.model.graph import fingerprint
 from roundel.model.memory import Budget, budget, within
 from roundel.types import Arrays, Sample
-from roundel.work.executors import Work, mapped
 
 
-@dataclass(frozen=True, slots=True, eq=False)
-class ShardSeen:
-    """What one sample leaves behind, beside the statistics."""
-
-    outputs: Sample | None
-    seconds: float
+def open_runner(
+    model: ir.Model,
+    requests: Mapping[str, StatKind],
+    first: Sample,
+    *,
+    cores: int,
+    samples: int,
+    device: int | None,
+) -> Runner:
+    """A runner for the requested tensors that are computed; those that are fed are observed as they come."""
+    fed = {value.name for value in model.graph.inputs}
+    return Runner(
+        model,
+        [name for name in requests if name not in fed],
+        first,
+        cores=cores,
+        samples=samples,
+        extremes={name for name, kind in requests.items() if kind is StatKind.MINMAX},
+        device=device,
+    )
 
 
 class ObservedShard:
@@ -43,31 +56,42 @@ class ObservedShard:
         self.stats: dict[str, Observer] = {name: new_observer(kind) for name, kind in requests.items()}
         self._positions: dict[str, list[int]] = defaultdict(list)
 
-    def take(self, runner: Runner, sample: Sample, index: int, *, finals: bool) -> ShardSeen:
-        """Run and observe one sample.
+    def take(self, runner: Runner, sample: Sample, index: int, *, finals: bool) -> tuple[Sample, float]:
+        """Run and observe one sample; the model's own outputs (if asked for) and the seconds it ran.
 
         Raises:
             DataError: the sample does not fit the model, or an observed tensor is not finite.
             ModelError: ONNX Runtime cannot run the model.
         """
         faults = self._observe(sample, index)
-        outputs: Sample | None = None
+        outputs: Sample = {}
         seconds = 0.0
         for run in runner.stream(sample, index, finals=finals):
             seconds += run.seconds
-            if finals and outputs is None:
-                outputs = run.finals
+            outputs |= run.finals
             faults |= self._observe(run.tensors, index)
             self._note(run.extremes, index)
         if faults:
             raise self._not_finite(faults, sample, index)
-        return ShardSeen(outputs, seconds)
+        return outputs, seconds
 
     def merge(self, other: ObservedShard) -> None:
         """Add another worker's samples."""
         for name, observer in self.stats.items():
-            _merge_pair(observer, other.stats[name])
+            _merge(observer, other.stats[name])
             self._positions[name] += other._positions[name]
+
+    def state(self) -> Arrays:
+        """The statistics as plain arrays. Tensor names may hold anything; a number stands for each."""
+        observers = enumerate(self.stats.values())
+        return {f"stat.{n}.{key}": array for n, each in observers for key, array in each.state().items()}
+
+    def append(self, arrays: Mapping[str, NDArray[Any]]) -> None:
+        """Add the `state` of a worker whose samples follow those that were seen so far."""
+        for number, observer in enumerate(self.stats.values()):
+            prefix = f"stat.{number}."
+            state = {k.removeprefix(prefix): a for k, a in arrays.items() if k.startswith(prefix)}
+            _merge(observer, type(observer).from_state(state))
 
     def in_sample_order(self) -> dict[str, Observer]:
         """The observers, with their samples in the order of the data whatever worker took them."""
@@ -110,35 +134,25 @@ class ObservedShard:
         return InfiniteTensorError.of(faults, error) if infinite else error
 
 
-def _merge_pair(into: Observer, other: Observer) -> None:
+def _merge(into: Observer, other: Observer) -> None:
     if type(into) is not type(other):
         raise TypeError("observers of different kinds cannot be merged")
     into.merge(other)
 
 
 @dataclass(frozen=True, slots=True, eq=False)
-class Sharded:
-    """What the shards leave behind together.
+class ShardTask:
+    """What all workers have in common.
 
     Attributes:
-        stats: the observer of each tensor.
-        seen: number of samples.
-        inputs: the first samples.
-        outputs: the model's own outputs for them.
-        seconds: inside ONNX Runtime.
-        digest: `SampleDigest` of all samples in order.
+        model: the float model.
+        requests: the statistic for each tensor, in topological order.
+        keep: how many of the first samples to send back, with the model's outputs for them.
+        first: a sample that tells how large the tensors are.
+        device: the GPU that runs the model, or None for the CPU.
+        memory: what a worker may use.
     """
 
-    stats: dict[str, Observer]
-    seen: int
-    inputs: list[Sample]
-    outputs: list[Sample]
-    seconds: float
-    digest: str
-
-
-@dataclass(frozen=True, slots=True, eq=False)
-class _Task:
     model: Portable
     requests: dict[str, StatKind]
     keep: int
@@ -146,20 +160,19 @@ class _Task:
     device: int | None
     memory: Budget
 
+    @classmethod
+    def of(
+        cls, model: ir.Model, requests: Mapping[str, StatKind], keep: int, first: Sample, device: int | None
+    ) -> ShardTask:
+        """The task of this process, to be sent to others."""
+        return cls(Portable.of(model), dict(requests), keep, first, device, budget())
+
     def open(self, cores: int) -> _Opened:
+        """Sessions for the model."""
         model = self.model.model()
-        fed = {value.name for value in model.graph.inputs}
-        computed = [name for name in self.requests if name not in fed]
-        extremes = {name for name, kind in self.requests.items() if kind is StatKind.MINMAX}
         with within(self.memory):
-            runner = Runner(
-                model,
-                computed,
-                self.first,
-                cores=cores,
-                samples=cores,
-                extremes=extremes,
-                device=self.device,
+            runner = open_runner(
+                model, self.requests, self.first, cores=cores, samples=cores, device=self.device
             )
         return _Opened(runner, self.requests, self.keep)
 
@@ -175,83 +188,24 @@ class _Opened:
         return self.runner.workers
 
     def __call__(self, part: Shard) -> Arrays:
-        observing, seconds = ObservedShard(self.requests), 0.0
+        observed, total = ObservedShard(self.requests), 0.0
         arrays: Arrays = {}
         reading = None if part.files is None else Reading(part.files)
         for index, sample in enumerate(reading or part.samples, part.first):
             if reading is not None and index < self.keep:
                 arrays |= {f"in.{index}.{name}": array for name, array in sample.items()}
-            seen = observing.take(self.runner, sample, index, finals=index < self.keep)
-            seconds += seen.seconds
-            for name, array in (seen.outputs or {}).items():
-                arrays[f"out.{index}.{name}"] = array
-        for number, observer in enumerate(observing.stats.values()):
-            # Tensor names may hold anything; a number stands for each.
-            arrays |= {f"stat.{number}.{key}": array for key, array in observer.state().items()}
+            outputs, seconds = observed.take(self.runner, sample, index, finals=index < self.keep)
+            total += seconds
+            arrays |= {f"out.{index}.{name}": array for name, array in outputs.items()}
         if reading is not None:
             arrays |= reading.told()
-        return arrays | {"seconds": np.array(seconds)}
+        return arrays | observed.state() | {"seconds": np.array(total)}
 
 
-def collect_shards(
-    model: ir.Model,
-    requests: Mapping[str, StatKind],
-    samples: Iterable[Sample],
-    *,
-    keep: int,
-    work: Work,
-    step: str,
-    progress: Callable[[int], None] | None,
-) -> Sharded:
-    """Observe all samples; see `collect`.
-
-    Args:
-        model: the float model.
-        requests: the statistic for each tensor, in topological order.
-        samples: the model's inputs, at least one.
-        keep: how many samples to keep.
-        work: where, and what is remembered.
-        step: the name under which it is remembered.
-        progress: called with the number of samples done.
-    """
-    wanted = dict(requests)
-    feed = feed_of(samples, sees_files=work.sees_files)
-    pieces = feed.shards(digests=work.store is not None, long=True)
-    head = next(pieces, None)
-    total = Sharded({name: OBSERVERS[kind]() for name, kind in wanted.items()}, 0, [], [], 0.0, "")
-    if head is None:
-        return total
-    task = _Task(Portable.of(model), wanted, keep, feed.example(head), work.device, budget())
-    names = [str(value.name) for value in model.graph.outputs]
-    memory = work.memory(step, _key(model, wanted, keep, work.device)) if work.store is not None else None
-    seen, seconds = 0, 0.0
-    for shard, arrays in mapped(work, task, _chained(head, pieces), memory):
-        taken = feed.taken(shard, arrays)
-        for index in range(shard.first, shard.first + taken):
-            if index < keep:
-                total.inputs.append(feed.sample(shard, arrays, index))
-                total.outputs.append({name: arrays[f"out.{index}.{name}"] for name in names})
-        for number, (name, kind) in enumerate(wanted.items()):
-            prefix = f"stat.{number}."
-            state = {k.removeprefix(prefix): a for k, a in arrays.items() if k.startswith(prefix)}
-            _merge(total.stats[name], OBSERVERS[kind].from_state(state))
-        seen, seconds = seen + taken, seconds + float(arrays["seconds"])
-        if progress is not None:
-            progress(seen)
-    feed.finish(seen)
-    return Sharded(total.stats, seen, total.inputs, total.outputs, seconds, feed.digest)
-
-
-def _chained(head: Shard, rest: Iterator[Shard]) -> Iterator[Shard]:
-    yield head
-    yield from rest
-
-
-def _merge(into: Observer, other: Observer) -> None:
-    into.merge(other)  # type: ignore[arg-type]  # both are of the requested kind
-
-
-def _key(model: ir.Model, requests: Mapping[str, StatKind], keep: int, device: int | None) -> dict[str, str]:
+def shard_key(
+    model: ir.Model, requests: Mapping[str, StatKind], keep: int, device: int | None
+) -> dict[str, str]:
+    """What finished shards are remembered under: another model, request or device is another run."""
     listed = json.dumps([[name, kind.value] for name, kind in requests.items()] + [keep])
     return {
         "model": fingerprint(model),

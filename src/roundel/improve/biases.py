@@ -123,7 +123,7 @@ class _Correction:
         """One layer; everything behind it sees the corrected values."""
         start = time.perf_counter()
         name = self._written.output_of(shift.node)
-        got, wanted = self._short.reach(name), self._plain.reach(self._made[shift.node])
+        got, wanted = self._short.run_to(name), self._plain.run_to(self._made[shift.node])
         learn, judge = slice(0, self._learn), slice(self._learn, None)
         stored = self.constants.format_of(shift.constant)
         assert isinstance(stored, Held)

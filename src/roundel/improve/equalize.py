@@ -222,7 +222,7 @@ def equalize(model: ir.Model, options: Equalize, *, power_of_two: bool) -> Equal
         power_of_two: whether weight scales will be powers of two.
     """
     started = time.perf_counter()
-    trace = Trace(model.graph, absorb=options.absorb_bias)
+    trace = Trace(model.graph, absorb=True)
     before = [_spread(layer, plain=True) for layer in trace.layers]
     balance = Balance(trace.layers, find_spaces(trace), options, power_of_two=power_of_two)
     rounds = balance.run()

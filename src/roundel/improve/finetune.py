@@ -47,7 +47,7 @@ def finetune(
 
     Args:
         model: the prepared float model.
-        state: calibrated, legal for its target, and maybe rounded by `walk`: tuning starts from its codes.
+        state: calibrated, legal for its target, and maybe rounded before: tuning starts from its codes.
         samples: inputs; the last fifth judges.
         recipe: says which algorithm and how.
         progress: told the number of layers, and how many are done, with the share of the one that learns.
@@ -132,11 +132,11 @@ class _Run:
         """What a layer sees and should give; everything before it runs if it has not."""
         data, params = unit.layer.data, self.constants.state.params.get(unit.layer.data)
         name = self._written.seen_as(data) if params is None else self._written.codes_of(data)
-        codes = self._short.reach(name)
+        codes = self._short.run_to(name)
         # A layer that was rounded for other inputs than it sees now is solved anew, before the activation.
         again = unit.layer.weight in self._rounded and not unit.normalizes
-        linear = self._plain.reach(unit.layer.output) if again else None
-        return SeenRows(codes, linear, self._plain.reach(unit.output), params)
+        linear = self._plain.run_to(unit.layer.output) if again else None
+        return SeenRows(codes, linear, self._plain.run_to(unit.output), params)
 
     def _tune(self, unit: Unit, seen: SeenRows, number: int, start: float) -> tuple[LayerReport, Changed]:
         from roundel.improve.torch_training import tune

@@ -153,7 +153,7 @@ class Solved:
 
     Attributes:
         taught: from the rows to learn from alone, so that the held-out rows can judge them.
-        whole: from all rows, as the walk's own are; these are used where `taught` wins.
+        whole: from all rows, as those of `choose_rounding` are; these are used where `taught` wins.
     """
 
     taught: Doubles
@@ -163,8 +163,8 @@ class Solved:
 def solved_codes(weights: LayerWeights, rows: Rows) -> Solved | None:
     """Codes solved anew; None where nothing was rounded before or zero points differ between channels.
 
-    A layer that the walk has rounded was rounded for the inputs of that time. Tuning the layers before it
-    changes them, and learning from stale codes ends in a worse place than solving anew first.
+    A layer that `choose_rounding` has rounded was rounded for the inputs of that time. Tuning the layers
+    before it changes them, and learning from stale codes ends in a worse place than solving anew first.
     """
     if weights.low.size != 1 or rows.linear is None:
         return None

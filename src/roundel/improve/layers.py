@@ -111,9 +111,9 @@ class Layer:
             return data.reshape(-1, data.shape[-1])[places][:, None]
         turned = self.op == "ConvTranspose"
         padded = self._stuffed(data, zero) if turned else self._padded(data, spatial, zero)
-        reach = tuple((k - 1) * d + 1 for k, d in zip(self.kernel, self.dilations, strict=True))
+        extent = tuple((k - 1) * d + 1 for k, d in zip(self.kernel, self.dilations, strict=True))
         axes = tuple(range(2, 2 + len(self.kernel)))
-        windows: NDArray[Any] = sliding_window_view(padded, reach, axis=axes)
+        windows: NDArray[Any] = sliding_window_view(padded, extent, axis=axes)
         steps = self.strides if self.op == "Conv" else (1,) * len(self.kernel)
         batch, *where = np.unravel_index(places, (data.shape[0], *spatial))
         index: Any = (batch, slice(None), *(w * s for w, s in zip(where, steps, strict=True)))
@@ -124,8 +124,8 @@ class Layer:
     def _padded(self, data: NDArray[Any], spatial: tuple[int, ...], zero: int) -> NDArray[Any]:
         pads = [(0, 0), (0, 0)]
         for i, size in enumerate(spatial):
-            reach = (self.kernel[i] - 1) * self.dilations[i] + 1
-            needed = (size - 1) * self.strides[i] + reach
+            extent = (self.kernel[i] - 1) * self.dilations[i] + 1
+            needed = (size - 1) * self.strides[i] + extent
             end = max(self.end[i], needed - data.shape[2 + i] - self.begin[i], 0)
             pads.append((self.begin[i], end))
         return np.pad(data, pads, constant_values=zero) if any(p != (0, 0) for p in pads) else data

@@ -17,7 +17,7 @@ from roundel.improve.memory import load_layer, save_layer
 from roundel.improve.moments import Centred, Moments
 from roundel.improve.reports import LayerReport, held_from
 from roundel.improve.stepwise import StepwiseRunner
-from roundel.improve.targets import Glimpse, float_targets, importance, visible_ranges
+from roundel.improve.targets import SampledTargets, float_targets, importance, visible_ranges
 from roundel.numerics.affine import quantize
 from roundel.numerics.blas import one_blas_thread
 from roundel.numerics.metrics import layer_db
@@ -183,7 +183,7 @@ _POWER_FACTORS = (2.0, 1.0, 0.5, 0.25)
 
 
 @one_blas_thread()
-def walk(
+def choose_rounding(
     model: ir.Model,
     state: State,
     samples: Sequence[Sample],
@@ -206,12 +206,12 @@ def walk(
         return state, ()
     if progress is not None:
         progress.step("round layer by layer", len(layers))
-    glimpses = float_targets(model, layers, samples)
+    targets = float_targets(model, layers, samples)
     work = _LayerByLayer(model, state, samples, recipe)
     reports = []
     for done, layer in enumerate(layers, 1):
-        reports.append(work.remembered(layer, glimpses[done - 1], done, memory))
-        glimpses[done - 1] = []  # not needed any more
+        reports.append(work.remembered(layer, targets[done - 1], done, memory))
+        targets[done - 1] = []  # not needed any more
         if progress is not None:
             progress.advance(done)
     return work.state, tuple(reports)
@@ -231,13 +231,13 @@ class _LayerByLayer:
         return self.constants.state
 
     def remembered(
-        self, layer: Layer, glimpses: Sequence[Glimpse], number: int, memory: Memory | None
+        self, layer: Layer, targets: Sequence[SampledTargets], number: int, memory: Memory | None
     ) -> LayerReport:
         """Take one layer over from an earlier run, or solve it and write it down."""
         known = None if memory is None else load_layer(memory, number)
         # The same pieces of the model run as in a run without a break: later layers see the same bits.
-        codes = self.runner.reach(self.written.codes_of(layer.data))
-        report, changed = known or self.improve(layer, codes, glimpses)
+        codes = self.runner.run_to(self.written.codes_of(layer.data))
+        report, changed = known or self.improve(layer, codes, targets)
         self.constants.take(changed)
         self.written.replace(changed)
         if memory is not None and known is None:
@@ -246,11 +246,11 @@ class _LayerByLayer:
         return report
 
     def improve(
-        self, layer: Layer, codes: Sequence[NDArray[Any]], glimpses: Sequence[Glimpse]
+        self, layer: Layer, codes: Sequence[NDArray[Any]], targets: Sequence[SampledTargets]
     ) -> tuple[LayerReport, Changed]:
         """Solve one layer; its new constants where held-out data agrees."""
         start = time.perf_counter()
-        problem = self._problem(layer, codes, glimpses)
+        problem = self._problem(layer, codes, targets)
         power = float(problem.held.centred().yy.sum())
         solution = solve(problem)
         changed = self._changes(layer, solution) if solution.kept else {}
@@ -259,9 +259,11 @@ class _LayerByLayer:
         ratios = [layer_db(power, error) for error in (solution.before, after)]
         return LayerReport(layer.name, layer.op, ratios[0], ratios[1], solution.kept, took), changed
 
-    def _problem(self, layer: Layer, codes: Sequence[NDArray[Any]], glimpses: Sequence[Glimpse]) -> Problem:
+    def _problem(
+        self, layer: Layer, codes: Sequence[NDArray[Any]], targets: Sequence[SampledTargets]
+    ) -> Problem:
         given, weight = self.state.params[layer.data], self.state.params[layer.weight]
-        train, held = self._moments(layer, codes, glimpses, int(given.zero_point))
+        train, held = self._moments(layer, codes, targets, int(given.zero_point))
         matrix = layer.matrix(self.constants.float(layer.weight)).astype(np.float64)
         bias = np.zeros(1) if layer.bias is None else self.constants.float(layer.bias).reshape(-1)
         rows = matrix.shape[0] * matrix.shape[1]
@@ -283,14 +285,14 @@ class _LayerByLayer:
         return np.ones(shape) if known is None or known.size != np.prod(shape) else known.reshape(shape)
 
     def _moments(
-        self, layer: Layer, codes: Sequence[NDArray[Any]], glimpses: Sequence[Glimpse], zero: int
+        self, layer: Layer, codes: Sequence[NDArray[Any]], targets: Sequence[SampledTargets], zero: int
     ) -> tuple[Moments, Moments]:
         sums = Moments(), Moments()
         seen = self.visible.get(layer.output) if layer.groups > 1 else None
         rows: list[tuple[NDArray[Any], NDArray[Any]]] = []
-        for index, (array, glimpse) in enumerate(zip(codes, glimpses, strict=True)):
-            given = layer.inputs(array, glimpse.places, glimpse.spatial, zero)
-            rows.append((given.astype(np.float32) - np.float32(zero), glimpse.values))
+        for index, (array, target) in enumerate(zip(codes, targets, strict=True)):
+            given = layer.inputs(array, target.places, target.spatial, zero)
+            rows.append((given.astype(np.float32) - np.float32(zero), target.values))
             last = index + 1 in (self.held_from, len(codes))
             if last or sum(len(x) for x, _ in rows) >= _enough(*rows[0][0].shape[1:]):
                 x, y = (np.concatenate(part) for part in zip(*rows, strict=True))

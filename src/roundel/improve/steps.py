@@ -20,7 +20,7 @@ from roundel.improve.mixed import mix_layers
 from roundel.improve.ranges import choose_ranges
 from roundel.improve.reports import FEWEST, LayerReport, held_out_count
 from roundel.improve.rotate import rotate
-from roundel.improve.rounding import walk
+from roundel.improve.rounding import choose_rounding
 from roundel.improve.smooth import find_groups, look_at_channels, smooth
 from roundel.improve.weight_only import gptq_layers
 from roundel.passes import refresh_shapes
@@ -102,17 +102,19 @@ def _judge(step: Step, state: State) -> Judge:
 
 def take_few(state: State, samples: Samples | None) -> State:
     """The samples that the graph steps need, and the float model's outputs for those that judge."""
-    outliers = _wants(_ROTATION, state) or _wants(_SMOOTHING, state)
-    if samples is None and outliers:
-        samples = open_data(state.model, state.recipe.data, None)
-    if samples is None or not (outliers or _wants(_EQUALIZATION, state)):
+    wanted = [step for step in GRAPH_STEPS if _wants(step.name, state)]
+    outliers = [step.name for step in wanted if step.name != _EQUALIZATION]
+    if not wanted or (samples is None and not outliers):
         return state
+    if samples is None:  # what a user asks for is not left out in silence
+        samples = open_data(state.model, state.recipe.data, None)
     start = time.perf_counter()
     most = most_samples(state.recipe, state.model)
     kept = min(state.recipe.improve.samples, max(state.recipe.verify.samples, most))
     inputs = samples.first(most if outliers else kept)
     if len(inputs) < FEWEST:
-        return state.noted(*([f"rotation and smoothing need {FEWEST} samples or more: left out"] * outliers))
+        note = f"{' and '.join(outliers)} need{'s' * (len(outliers) == 1)} {FEWEST} samples or more: left out"
+        return state.noted(*([note] if outliers else []))
     numbers: set[int] = set()
     if _wants(_EQUALIZATION, state):
         numbers |= {*judges.spread_evenly(inputs)}
@@ -247,7 +249,9 @@ def _corrected(state: State, context: Context) -> State:
 
 def _rounded(state: State, context: Context) -> State:
     inputs, memory = judges.to_learn(state)[0], _memory("rounding", state, context)
-    found, layers = walk(state.model, state, inputs, state.recipe, progress=context.told, memory=memory)
+    found, layers = choose_rounding(
+        state.model, state, inputs, state.recipe, progress=context.told, memory=memory
+    )
     return replace(found, layers=layers)
 
 
@@ -292,7 +296,7 @@ STATE_STEPS = (
     # Before rounding, which makes up in integer layers for what is still missing behind these.
     Step(
         "bias correction",
-        lambda s: _learns(s) and s.recipe.improve.biases and any(find_shifts(s.model.graph, s.plan)),
+        lambda s: _learns(s) and any(find_shifts(s.model.graph, s.plan)),
         _corrected,
         judges.held_out,
     ),

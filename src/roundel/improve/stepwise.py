@@ -45,14 +45,14 @@ class StepwiseRunner:
             if value.name in samples[0]:
                 self.values[str(value.name)] = _column(samples, str(value.name))
 
-    def reach(self, name: str) -> Sequence[NDArray[Any]]:
+    def run_to(self, name: str) -> Sequence[NDArray[Any]]:
         """The named value for each sample; whatever it needs and has not run yet runs now."""
         if name not in self.values:
             self._advance(name)
         return self.values[name]
 
     def change(self, name: str, arrays: Iterable[NDArray[Any]]) -> None:
-        """Put other values in the place of those of a tensor that has been reached."""
+        """Put other values in the place of those of a tensor that has been computed."""
         spool = self._spool()
         self.values[name] = KeptArrays([spool.keep(array) for array in arrays])
 

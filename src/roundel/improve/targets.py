@@ -32,7 +32,7 @@ _MOST_BYTES = 1_000_000_000  # in a file beyond what the run may hold
 
 
 @dataclass(frozen=True, slots=True, eq=False)
-class Glimpse:
+class SampledTargets:
     """One layer's output on one sample: the places looked at, and the values there."""
 
     places: NDArray[np.intp]
@@ -52,8 +52,8 @@ def float_targets(
     *,
     seed: int = 0,
     threads: int = 2,
-) -> list[list[Glimpse]]:
-    """For each layer its glimpses, one for each sample.
+) -> list[list[SampledTargets]]:
+    """For each layer what it should give, for each sample.
 
     The places are drawn from the seed and the sample's number alone, so the result does not depend on
     how many threads take part.
@@ -70,17 +70,17 @@ def float_targets(
     share: list[float] = []
     spool = Spool()
 
-    def glimpse(index: int) -> list[Glimpse]:
+    def sampled(index: int) -> list[SampledTargets]:
         outputs = session.run(names, samples[index])
         if not share:
             share.append(_share(layers, outputs, len(samples)))
         rng = np.random.default_rng([seed, index])
         pairs = zip(layers, outputs, strict=True)
-        return [_glimpse(layer, out, rng, share[0], spool) for layer, out in pairs]
+        return [_sampled(layer, out, rng, share[0], spool) for layer, out in pairs]
 
-    first = glimpse(0)  # settles the share before others start
+    first = sampled(0)  # settles the share before others start
     with ThreadPoolExecutor(threads) as pool:
-        rows = [first, *pool.map(glimpse, range(1, len(samples)))]
+        rows = [first, *pool.map(sampled, range(1, len(samples)))]
     return [list(column) for column in zip(*rows, strict=True)]
 
 
@@ -109,12 +109,12 @@ def _share(layers: Sequence[Layer], outputs: Sequence[NDArray[Any]], samples: in
     return min(1.0, _MOST_BYTES / max(total, 1))
 
 
-def _glimpse(
+def _sampled(
     layer: Layer, output: NDArray[Any], rng: np.random.Generator, share: float, spool: Spool
-) -> Glimpse:
+) -> SampledTargets:
     places = layer.places(output.shape, max(1, int(_rows(layer) * share)), rng)
     spatial = output.shape[2:] if layer.kernel else ()
-    return Glimpse(places, spatial, spool.keep(layer.targets(output, places)))
+    return SampledTargets(places, spatial, spool.keep(layer.targets(output, places)))
 
 
 _SAME = ops_with(Trait.CHANNELWISE)

@@ -44,7 +44,7 @@ def gptq_layers(
     """Improve on weights that were rounded to nearest, where held-out samples agree that it is better.
 
     Layers with the same input are solved together. A weight that several layers read is solved for all of
-    them at once, on the float model's inputs, since its later readers have not been reached yet.
+    them at once, on the float model's inputs, since its later readers have not been computed yet.
 
     Args:
         model: the prepared float model.
@@ -147,7 +147,7 @@ class _LayerByLayer:
         if len(readers) > 1:
             yield from self._float_inputs(readers, chosen)
             return
-        seen, plain = (side.reach(stage[0].data) for side in (self.seen, self.plain))
+        seen, plain = (side.run_to(stage[0].data) for side in (self.seen, self.plain))
         yield from ((seen[index], plain[index]) for index in chosen)
 
     def _float_inputs(

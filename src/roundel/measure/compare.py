@@ -53,15 +53,7 @@ def compare_models(
 ) -> Comparison:
     """Run both models over the data once and compare every tensor that both have.
 
-    Args:
-        float_model: an ONNX file, a ModelProto, or an onnx-ir model.
-        quantized_model: a Q/DQ model that any tool has made from it.
-        data: whatever `roundel.quantize` takes.
-        options: how files become samples, and how many; see the `data` section of recipes.
-        executor: where it runs, from `roundel.executor(…)`; this process when not given.
-        checkpoint: a folder that holds what is done, shard by shard.
-        resume: go on from the checkpoint where there is one; the result is that of a run without a break.
-        listener: told about progress.
+    The arguments are those of `roundel.compare`; how files become samples is in `options` here.
 
     Raises:
         RoundelError: a model does not load, the two do not belong together, or the data does not fit.

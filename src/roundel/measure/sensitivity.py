@@ -17,12 +17,14 @@ from roundel.improve.memory import run_key
 from roundel.improve.probe import QuantizerProbe
 from roundel.measure.advice import combined, find_head, remedies, widening
 from roundel.measure.layers import Head, LayerCost, RemedyKind, Sensitivity, StoredLayer, cost_db, layers_of
-from roundel.measure.runner import Travelling, answers
+from roundel.measure.runner import answers
+from roundel.model import LoadedModel
+from roundel.model.files import Portable
 from roundel.model.structure import ModelSource
 from roundel.recipe.load import RecipeSource, load_recipe
 from roundel.recipe.settings import Recipe
 from roundel.state import Context, State
-from roundel.types import Arrays, Listener, Sample, Silent
+from roundel.types import Arrays, Listener, Silent
 from roundel.work.checkpoints import open_store
 from roundel.work.executors import Executor, Work
 
@@ -52,19 +54,18 @@ class _Board:
     """A calibrated model that answers questions, wherever they are worked on.
 
     Attributes:
-        model: the prepared float model.
-        state: says how each tensor is stored.
+        state: the prepared float model, how each tensor is stored, and samples.
         tensors: those that can be switched.
-        recipe: the domain of Q/DQ nodes.
-        samples, outputs: inputs, and the float model's own outputs for them.
     """
 
-    model: Travelling
     state: State
     tensors: tuple[str, ...]
-    recipe: Recipe
-    samples: list[Sample]
-    outputs: list[Sample]
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        """On its way to another process: the model in plain bytes, once, and what a probe needs beside it."""
+        stored = {name: getattr(self.state, name) for name in _STORED}
+        samples = {"inputs": list(self.state.inputs), "outputs": list(self.state.outputs)}
+        return _arrived, (Portable.of(self.state.model), stored | samples, self.tensors)
 
     def answers(self, step: str, questions: Iterable[ProbeQuestion], work: Work) -> Iterator[float]:
         """The error of each question, in their order: power over that of the outputs.
@@ -76,14 +77,22 @@ class _Board:
         """
 
         def key() -> dict[str, str]:
-            return run_key(self.model.model, self.state, self.samples, self.recipe)
+            return run_key(self.state.model, self.state, self.state.inputs, self.state.recipe)
 
         return (float(arrays["error"]) for _, arrays in answers(work, step, key, self, questions))
 
     def open(self, cores: int) -> _Opened:
-        groups = [(name,) for name in self.tensors]
-        parts = self.state, groups, self.recipe, self.samples, self.outputs
-        return _Opened(QuantizerProbe(self.model.model, *parts, threads=cores))
+        state, groups = self.state, [(name,) for name in self.tensors]
+        parts = state, groups, state.recipe, state.inputs, state.outputs
+        return _Opened(QuantizerProbe(state.model, *parts, threads=cores))
+
+
+_STORED = ("recipe", "plan", "params", "float_scales", "values", "codes", "reads")
+
+
+def _arrived(portable: Portable, stored: dict[str, Any], tensors: tuple[str, ...]) -> _Board:
+    model = portable.model()
+    return _Board(State(model=model, loaded=LoadedModel(model, None, None, 0, ()), **stored), tensors)
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -121,17 +130,8 @@ def rank_layers(
 ) -> Sensitivity:
     """Quantize each layer alone, all else in float, and see what it does to the outputs.
 
-    Args:
-        model: an ONNX file, a ModelProto, or an onnx-ir model. It is never changed.
-        recipe: a preset name in any case, a recipe file, a mapping, or a Recipe, with static integers.
-        data: calibration data, as `roundel.quantize` takes it.
-        changes: recipe values that differ from the recipe's own, nested as in the file.
-        samples: how many each layer is measured with.
-        worst: how many layers, at most, get proposals, whose effect together is measured as well.
-        executor: where it runs, from `roundel.executor(…)`; this process when not given.
-        checkpoint: a folder that holds what is done: shards of the samples, and layers.
-        resume: go on from the checkpoint where there is one; the result is that of a run without a break.
-        listener: told about progress.
+    The arguments are those of `roundel.sensitivity`; `samples` is what it calls `look`, and nodes that stay
+    float are in `changes` here.
 
     Raises:
         RoundelError: something in the model, the data or the recipe is wrong.
@@ -172,8 +172,7 @@ def _measured(
             expected="a static recipe of int8 or int16, such as a8w8, and operators that it quantizes",
         )
     every = [name for name in state.params if name in state.plan.tensors]
-    asking = Travelling(state.model), state.bare(), tuple(every), plain
-    board = _Board(*asking, list(state.inputs), list(state.outputs))
+    board = _Board(state, tuple(every))
     costs, by_tensor = _costs(board, layers, counts[0], told, work)
     ranked = _ranked(
         costs,

@@ -18,7 +18,8 @@ Curve = tuple[NDArray[np.float64], NDArray[np.float64]]
 _ENTROPY_WORK = 1 << 16  # candidates times codes: bounds the time of one search
 # The bound that leaves a Gaussian 4 deviations when the deviation is measured on cube roots:
 # 4**(1/3) / sqrt(E|z|**(2/3)).
-_CUBE_ROOT_FACTOR = 1.7722 / 4.0 ** (1 / 3)
+_DEVIATIONS = 4.0
+_CUBE_ROOT_FACTOR = 1.7722 / _DEVIATIONS ** (1 / 3)
 
 
 class Scenario(enum.Enum):
@@ -71,8 +72,8 @@ def entropy(bins: Bins, *, levels: int, symmetric: bool, resolution: int = 2048)
     return _within((first + lower) * width, (first + upper) * width, bins)
 
 
-def distribution(bins: Bins, scenario: Scenario, deviations: float = 4.0) -> Range:
-    """Mean plus and minus a number of standard deviations.
+def distribution(bins: Bins, scenario: Scenario) -> Range:
+    """Mean plus and minus four standard deviations.
 
     ONNX Runtime defines this method for 8-bit floats, where a scale follows from the deviation alone.
     For integers the interval must be finite: 4 deviations is near the least squared error for a Gaussian
@@ -89,9 +90,9 @@ def distribution(bins: Bins, scenario: Scenario, deviations: float = 4.0) -> Ran
     power = float((bins.counts * values**2).sum() / total)
     spread = float(np.sqrt(max(power - mean**2, 0.0)))
     if scenario is Scenario.SAME:
-        return _within(mean - deviations * spread, mean + deviations * spread, bins)
-    reach = _CUBE_ROOT_FACTOR * float(np.cbrt(deviations)) * spread
-    return _within((mean - reach) ** 3, (mean + reach) ** 3, bins)
+        return _within(mean - _DEVIATIONS * spread, mean + _DEVIATIONS * spread, bins)
+    bound = _CUBE_ROOT_FACTOR * float(np.cbrt(_DEVIATIONS)) * spread
+    return _within((mean - bound) ** 3, (mean + bound) ** 3, bins)
 
 
 def _within(low: float, high: float, bins: Bins) -> Range:

@@ -178,9 +178,9 @@ _TOLD = {
 }
 
 
-def spared_nodes(graph: ir.Graph, recipe: Recipe) -> dict[str, str]:
+def float_part_nodes(graph: ir.Graph, recipe: Recipe) -> dict[str, str]:
     """For each node that stays in float for its place in the model, the reason."""
-    if not recipe.spares:
+    if not recipe.keeps_float_parts:
         return {}
     found: dict[str, str] = {}
     if recipe.improve.front_end:
@@ -190,7 +190,7 @@ def spared_nodes(graph: ir.Graph, recipe: Recipe) -> dict[str, str]:
     return found
 
 
-def spared_notes(nodes: Mapping[str, NodePlan]) -> tuple[str, ...]:
+def float_part_notes(nodes: Mapping[str, NodePlan]) -> tuple[str, ...]:
     """What the user is told of them."""
     counts = {reason: sum(node.reason == reason for node in nodes.values()) for reason in _TOLD}
     return tuple(_TOLD[reason].format(count) for reason, count in counts.items() if count)

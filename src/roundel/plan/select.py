@@ -20,7 +20,7 @@ from roundel.model.graph import (
     opset_version,
     upstream,
 )
-from roundel.plan.float_parts import spared_nodes
+from roundel.plan.float_parts import float_part_nodes
 from roundel.plan.types import NodePlan
 from roundel.recipe.settings import Recipe, Subgraph
 from roundel.targets.operators import OpRule, operator_set
@@ -171,7 +171,7 @@ def choose_nodes(model: ir.Model, recipe: Recipe, rules: Mapping[str, OpRule]) -
         border = f"{', '.join(subgraph.inputs)} -> {', '.join(subgraph.outputs)}"
         for name in subgraph_nodes(graph, subgraph, "selection.exclude_subgraphs"):
             excluded.setdefault(name, f"excluded subgraph {border}")
-    for name, why in spared_nodes(graph, recipe).items():
+    for name, why in float_part_nodes(graph, recipe).items():
         if name not in included:
             excluded.setdefault(name, why)
     opset = opset_version(model)

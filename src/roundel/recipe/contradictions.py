@@ -150,8 +150,6 @@ def _steps(recipe: Recipe) -> Iterator[str]:
     """The improving steps that work on integer codes."""
     moving, stored = recipe.activations, recipe.weights
     whole = isinstance(moving.scheme, Scheme), isinstance(stored.scheme, Scheme)
-    if all(whole) and not recipe.improve.biases and not _override_types(recipe) - _INTEGERS - {"float"}:
-        yield "improve.biases means short floats and blocks; integers have it in improve.rounding"
     for name in ("front_end", "detection_head"):
         if not whole[0] and not getattr(recipe.improve, name):
             yield f"improve.{name} is about integers, and activations are {moving.type}"
@@ -168,8 +166,6 @@ def _steps(recipe: Recipe) -> Iterator[str]:
         yield f"improve.equalize.enabled is of no use to {stored.type} weights: set it to false"
     if recipe.improve.finetune.algorithm == "adaround":
         yield f"AdaRound rounds integer codes, and weights.type is {stored.type}; use adaquant"
-    if recipe.finetuning == "none" and not recipe.improve.biases:
-        yield f"effort {recipe.effort} has nothing to do for {stored.type} weights; use none or high"
 
 
 def _weight_only(recipe: Recipe) -> Iterator[str]:

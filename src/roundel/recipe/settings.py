@@ -260,8 +260,6 @@ class Equalize(Section):
     """Relative change below which a round counts as no change."""
     append_bias: bool = True
     """Let a large bias count as part of its layer's range."""
-    absorb_bias: bool = True
-    """Move what a bias adds beyond the range of the data into the next layer's bias."""
 
 
 class Finetune(Section):
@@ -320,8 +318,6 @@ class Rotate(Section):
 
     enabled: bool = False
     """Whether it runs, at any effort."""
-    seed: Annotated[int, Field(ge=0)] = 0
-    """Of the matrix's signs; the same seed gives the same model."""
     insert: bool = False
     """Put a MatMul where the stream begins or ends at something that cannot be rotated itself."""
 
@@ -339,8 +335,6 @@ class Improve(Section):
     """Ranges of activations by the error behind the function that reads them, and at the outputs."""
     rounding: bool = True
     """Choose rounding, weight scales and biases layer by layer, on the quantized layers before."""
-    biases: bool = True
-    """Short floats and blocks: correct biases by what rounding shifts; part of `rounding` for integers."""
     equalize: Equalize = Equalize()
     rotate: Rotate = Rotate()
     smooth: Smooth = Smooth()
@@ -629,8 +623,8 @@ class Recipe(Section):
         return "adaround" if isinstance(self.weights.scheme, Scheme) else "adaquant"
 
     @property
-    def spares(self) -> bool:
-        """Whether parts stay in float for their place in the model: see `plan/spared.py`."""
+    def keeps_float_parts(self) -> bool:
+        """Whether parts stay in float for their place in the model: see `plan/float_parts.py`."""
         return self.mode == "static" and self.effort != "none" and isinstance(self.activations.scheme, Scheme)
 
     @property

@@ -42,24 +42,7 @@ def climb(
 ) -> AutoResult:
     """Find the first rung of the ladder whose model meets the accuracy budget.
 
-    Args:
-        model: an ONNX file, a ModelProto, or an onnx-ir model. It is never changed.
-        output: the file to write; its record `NAME.json` and the ladder `NAME.auto.json` appear beside it.
-        data: calibration data, as `roundel.quantize` takes it.
-        eval_data: data to judge by; without it, every fourth item of `data` is held out for that.
-        labels: of what judges (all of `data` without `eval_data`), as `roundel.evaluate_models` takes them.
-        metric: top1, top5, agreement, fidelity, cosine, 'module:function', 'file.py:function' or a function;
-            without one: top1 with labels, else agreement with the float model for class scores, and fidelity
-            for anything else.
-        lower_is_better: for a metric of your own that measures an error.
-        max_drop: '1%' of the float model's metric, '1 point' of a hundred, or '0.01' in its own units.
-        time: '10m', '90s' or seconds: no rung begins, or goes on, beyond it; the first is always finished.
-        device: the NPU it is for; rungs whose format it does not take are left out.
-        rungs: only these, by name, in the ladder's order.
-        exclude: nodes that stay float, as `roundel.quantize` takes them.
-        changes: recipe values for every rung, nested as in the file.
-        listener: told about progress.
-        on_step: called with each rung when it is done.
+    The arguments are those of `roundel.auto`; how images are read is in `changes` here.
 
     Returns:
         The ladder and the winner; `met` is False where no rung meets the budget, and the best is handed over.

@@ -116,28 +116,7 @@ def run_search(
 ) -> SearchResult:
     """Try combinations of recipe values, and keep what was found in a file that a later run goes on with.
 
-    Args:
-        model: an ONNX file, a ModelProto, or an onnx-ir model. It is never changed.
-        output: a file for the best model, made again at the end; its record appears beside it.
-        data: calibration data, as `roundel.quantize` takes it.
-        space: by dotted field, or 'preset': a list of values, or {'low', 'high', 'log'}; or words such as
-            'weights.method=minmax,mse' and 'calibration.percentile=99..100'; or a YAML file of them.
-        trials: how many in all, those of earlier runs in the same study among them.
-        study: an SQLite file; a killed search goes on from it. None: the search ends with the process.
-        recipe: what the values are changes to.
-        eval_data: data to judge by; without it, every fourth item of `data` is held out for that.
-        labels: of what judges, as `roundel.evaluate_models` takes them.
-        metric: as `roundel.auto` takes it, or sqnr, which is the default without labels.
-        lower_is_better: for a metric of your own that measures an error.
-        also: further objectives: size, time, npu.
-        sampler: tpe learns from the trials before, random does not.
-        seed: of the sampler.
-        device: the NPU it is for.
-        exclude: nodes that stay float.
-        changes: recipe values for every trial, nested as in the file.
-        listener: told about progress.
-        executor: where each trial's calibration runs, from `roundel.executor(…)`; else in this process.
-        on_trial: called with each trial when it has ended.
+    The arguments are those of `roundel.search`; how images are read is in `changes` here.
 
     Raises:
         DependencyError: Optuna is not installed.

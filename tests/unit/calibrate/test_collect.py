@@ -14,6 +14,7 @@ from roundel.data.shards import SampleDigest
 from roundel.errors import DataError, ModelError
 from roundel.model.memory import Budget, within
 from roundel.types import Sample
+from roundel.work.executors import LocalExecutor, Work
 
 
 def build(*, shape: list[int | str] | None = None, typed: bool = True) -> ir.Model:
@@ -82,12 +83,11 @@ def test_ragged_samples_give_the_exact_statistics(kind: StatKind, typed: bool) -
     assert [list(o) for o in got.outputs] == [["z"], ["z"]]
     assert all(np.array_equal(o["z"], e) for o, e in zip(got.outputs, expected["z"], strict=False))
     assert got.forward_seconds > 0
-    assert got.wall_seconds > 0
 
 
 def test_any_number_of_threads_gives_identical_results() -> None:
     requests = dict.fromkeys(["c", "y", "z"], StatKind.HISTOGRAM)
-    results = [collect(build(), requests, samples(9), threads=n) for n in (1, 2, 5)]
+    results = [collect(build(), requests, samples(9), work=Work(LocalExecutor(n))) for n in (1, 2, 5)]
     for other in results[1:]:
         assert other.data_digest == results[0].data_digest
         for name, stat in results[0].stats.items():

@@ -19,7 +19,7 @@ def collected() -> Collected:
         a.update(values)
         b.update(values)
     stats = {"/conv.1/out": a, "weird name:0": b, "empty": HistogramObserver()}
-    return Collected(stats, 3, [], [], "datakey", 1.0, 2.0)
+    return Collected(stats, 3, [], [], "datakey", 1.0)
 
 
 def told(statistics: Statistics) -> list[object]:

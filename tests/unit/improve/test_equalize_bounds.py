@@ -155,8 +155,6 @@ def test_a_channel_that_is_always_at_the_bound_becomes_a_bias() -> None:
     assert report.absorbed == 1
     assert not after["w1"][1].any()
     assert not after["w2"][:, 1].any()
-    kept, _ = equalized(mobile([1.0, 5.0, 1.0, 1.0], [0, 7, 0, 0]), absorb_bias=False)
-    assert (kept.silenced, kept.absorbed) == (1, 0)
 
 
 @pytest.mark.parametrize("act", ["Relu", "Clip"])
@@ -167,9 +165,6 @@ def test_what_a_channel_has_at_least_moves_on(act: str) -> None:
     assert report.absorbed == 3
     moved = np.float32([3.0, 0.5, 0, 4.0 - 9 * 0.06])
     np.testing.assert_allclose(after["b2"], old["b2"] + old["w2"][:, :, 0, 0] @ moved, rtol=1e-5)
-    kept, same = equalized(proto, absorb_bias=False)
-    assert kept.absorbed == 0
-    np.testing.assert_array_equal(same["b2"], old["b2"])
 
 
 def test_nothing_moves_past_a_bound_that_might_cut() -> None:

@@ -19,7 +19,7 @@ pytest.importorskip("torch")
 from roundel.errors import DataError, DependencyError, RecipeError
 from roundel.example import load_example
 from roundel.improve import finetune, stepwise
-from roundel.improve.rounding import walk
+from roundel.improve.rounding import choose_rounding
 from roundel.model.memory import budget, within
 from roundel.numerics.affine import code_limits
 from roundel.types import Silent
@@ -56,7 +56,7 @@ def test_adaround_helps_the_example() -> None:
 
 
 def test_adaround_starts_from_the_walk(case: Case, fresh: Sequence[Any]) -> None:
-    walked, _ = walk(case.model, case.state, case.samples, case.recipe)
+    walked, _ = choose_rounding(case.model, case.state, case.samples, case.recipe)
     start = Case(case.model, walked, case.recipe, case.samples)
     state, reports = start.tune(iterations=200)
     assert start.sqnr(state, fresh) > case.sqnr(case.state, fresh)
@@ -202,7 +202,7 @@ def test_a_checkpoint_of_another_run_is_refused(case: Case, tmp_path: Path) -> N
 
 def test_missing_torch_says_what_to_install(case: Case, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(sys.modules, "torch", None)
-    with pytest.raises(DependencyError, match="PyTorch") as raised:
+    with pytest.raises(DependencyError, match="Fine-tuning needs packages") as raised:
         case.tune()
     assert raised.value.hint == "pip install 'roundel[torch]'"
 

@@ -58,8 +58,8 @@ def _with_activation(op: str) -> onnx.ModelProto:
 
 def _rows(case: Case, unit: Unit) -> tuple[Any, LayerWeights]:
     written = Written(case.model, case.state, case.recipe)
-    codes = StepwiseRunner(written.model, case.samples).reach(written.codes_of(unit.layer.data))
-    outputs = StepwiseRunner(case.model, case.samples).reach(unit.output)
+    codes = StepwiseRunner(written.model, case.samples).run_to(written.codes_of(unit.layer.data))
+    outputs = StepwiseRunner(case.model, case.samples).run_to(unit.output)
     seen = SeenRows(codes, None, outputs, case.state.params[unit.layer.data])
     weights = Constants(case.model.graph, case.state, case.recipe).weights(unit)
     return gather_rows(unit, seen, weights.shape, 0), weights

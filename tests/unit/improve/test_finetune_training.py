@@ -17,7 +17,7 @@ from roundel.improve import torch_training
 from roundel.improve.constants import LayerWeights
 from roundel.improve.finetune_layers import Activation
 from roundel.improve.finetune_rows import Rows, solved_codes
-from roundel.improve.rounding import walk
+from roundel.improve.rounding import choose_rounding
 from roundel.improve.torch_layer import (
     LayerFeed,
     TorchLayer,
@@ -112,6 +112,6 @@ def test_codes_of_the_walk_are_solved_anew(monkeypatch: pytest.MonkeyPatch) -> N
     case.tune()
     assert calls == [False] * 4
     calls.clear()
-    walked, reports = walk(case.model, case.state, case.samples, case.recipe)
+    walked, reports = choose_rounding(case.model, case.state, case.samples, case.recipe)
     Case(case.model, walked, case.recipe, case.samples).tune()
     assert sum(calls) == sum(r.kept for r in reports)

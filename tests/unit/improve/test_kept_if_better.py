@@ -157,7 +157,7 @@ def _damaged(state: State) -> State:
     ("step", "work", "changes"),
     [
         ("ranges", "choose_ranges", RANGES),
-        ("rounding", "walk", ROUNDING),
+        ("rounding", "choose_rounding", ROUNDING),
         ("fine-tuning", "finetune", TUNING),
     ],
 )
@@ -218,7 +218,7 @@ def test_steps_before_rounding_are_judged_by_what_rounding_will_leave(tmp_path: 
 
 def test_foreseen_weights_are_finer_but_chosen_codes_stay(tmp_path: Path) -> None:
     captured: list[State] = []
-    work = steps.walk
+    work = steps.choose_rounding
 
     def seen(model: ir.Model, state: State, *rest: Any, **more: Any) -> Any:
         captured.append(state)
@@ -234,6 +234,6 @@ def test_foreseen_weights_are_finer_but_chosen_codes_stay(tmp_path: Path) -> Non
         return work(model, state, *rest, **more)
 
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(steps, "walk", seen)
+        patch.setattr(steps, "choose_rounding", seen)
         quantized(conv_net(), pictures(24), ROUNDING, tmp_path, "seen")
     assert captured

@@ -99,7 +99,7 @@ def test_a_network_without_layers_is_told() -> None:
 def test_few_samples_are_told() -> None:
     result = quantized(SMOOTH, tokens(3))
     assert result.record.improvements == ()
-    assert "rotation and smoothing need 4 samples or more: left out" in result.record.notes
+    assert "smoothing needs 4 samples or more: left out" in result.record.notes
 
 
 def once(samples: list[Sample]) -> Iterator[Sample]:

@@ -99,10 +99,9 @@ def test_the_mean_that_a_layer_norm_subtracts_stays() -> None:
     np.testing.assert_allclose(after, before, rtol=1e-4, atol=1e-5)
 
 
-def test_the_seed_decides() -> None:
-    streams = [(done := Done(transformer(), seed=seed)).tensor(done.after, "stream") for seed in (0, 0, 1)]
+def test_the_rotation_is_the_same_in_every_run() -> None:
+    streams = [(done := Done(transformer())).tensor(done.after, "stream") for _ in range(2)]
     np.testing.assert_array_equal(streams[0], streams[1])
-    assert np.abs(streams[0] - streams[2]).max() > 0.1
 
 
 def test_without_a_head_the_last_norm_sees_the_stream_as_it_was() -> None:

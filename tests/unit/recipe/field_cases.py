@@ -584,21 +584,16 @@ CASES: dict[str, Case] = {
         loud, False, base={**FAST, "improve": {"equalize": {"enabled": False}}}, data=many
     ),
     "improve.rounding": Case(uneven, False, base=FAST, data=many),
-    "improve.biases": Case(
-        uneven, False, base={**FAST, "overrides": [{"tensors": ["k", "d"], "type": "mx4"}]}, data=many
-    ),
     "improve.equalize.enabled": Case(uneven, False, base=FAST, data=many),
     "improve.equalize.steps": Case(uneven, 1, base=FAST, data=many),
     "improve.equalize.threshold": Case(uneven, 1e3, base=FAST, data=many),
     "improve.equalize.append_bias": Case(uneven, False, base=FAST, data=many),
-    "improve.equalize.absorb_bias": Case(uneven, False, base=FAST, data=many),
     "improve.smooth.enabled": Case(spiky, True, recipe="int8_transformer_default", data=tokens),
     "improve.smooth.alpha": Case(spiky, "auto", base=SMOOTH, recipe="int8_transformer_default", data=tokens),
     "improve.smooth.insert": Case(
         spiky_post_norm, True, base=SMOOTH, recipe="int8_transformer_default", data=tokens
     ),
     "improve.rotate.enabled": Case(pre_norm, True, data=tokens),
-    "improve.rotate.seed": Case(pre_norm, 1, base=ROTATE, data=tokens),
     "improve.rotate.insert": Case(headless, True, base=ROTATE, data=tokens),
     "verify.samples": Case(cnn, 1),
     "weight_only.bits": Case(matrix, 8, recipe="matmul_nbits"),

@@ -36,8 +36,6 @@ REFUSED: list[tuple[str, dict[str, Any], str]] = [
     ),
     ("bf16", {"effort": "high", "improve": {"ranges": True}}, "improve.ranges works on integers"),
     ("mx9_int8", {"effort": "fast"}, "improve.rounding works on integers"),
-    ("a8w8", {"improve": {"biases": False}}, "improve.biases means short floats"),
-    ("bf16", {"effort": "fast", "improve": {"biases": False}}, "effort fast has nothing to do"),
     ("bf16", {"floats": {"form": "plain", "clip": True}}, "no place for a scale or a clip"),
     ("vaiml_bf16", {"weights": {"scaled": True}}, "no place for a scale or a clip"),
     ("bf16_cast", {"output": {"strip_functions": True}}, "this recipe writes none"),
