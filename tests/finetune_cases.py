@@ -15,13 +15,12 @@ from helpers import build, node, normal
 from roundel.improve.finetune import finetune
 from roundel.improve.memory import run_key
 from roundel.improve.probe import session_of
-from roundel.improve.reports import LayerReport
 from roundel.model.session import open_session
 from roundel.numerics.metrics import Closeness
 from roundel.recipe.load import load_recipe
 from roundel.recipe.settings import Recipe
 from roundel.stages import collect, plan, prepare, resolve
-from roundel.state import State
+from roundel.state import LayerReport, State
 from roundel.types import Sample
 
 PLAIN_XINT8: dict[str, Any] = {

@@ -11,7 +11,6 @@ from typing import Any, Literal, get_args
 import onnx_ir as ir
 
 from roundel.calibrate.resolve import resolve
-from roundel.card import Card, counted, decibel
 from roundel.errors import ModelError, RecipeError, did_you_mean
 from roundel.gate import OutputReport, compare_outputs
 from roundel.model import load_model
@@ -21,12 +20,12 @@ from roundel.model.normalise import bfloat16_node, computes_in_bfloat16, widen_f
 from roundel.model.session import open_session
 from roundel.model.structure import ModelSource
 from roundel.outputs import refuse_overwriting
-from roundel.plain import to_plain
+from roundel.plain import Card, counted, decibel, to_plain
 from roundel.plan import build_plan
 from roundel.plan.types import Role
 from roundel.qdq import attach, strip, write_qdq
 from roundel.qdq.floats import Form, ShortTensor, lift, put
-from roundel.qdq.names import QUARK
+from roundel.qdq.nodes import QUARK
 from roundel.recipe.load import load_recipe
 from roundel.recipe.settings import Data
 from roundel.rules.written import check_file

@@ -10,15 +10,14 @@ from typing import Any
 
 import onnx_ir as ir
 
-from roundel.card import Card
 from roundel.model import load_model
 from roundel.model.graph import input_specs, op_key, opset_version
 from roundel.model.load import quantized_node
 from roundel.model.structure import blaming
 from roundel.options import DEFAULT_PRESET, chosen_recipe
-from roundel.plain import to_plain
+from roundel.plain import Card, to_plain
 from roundel.plan import build_plan
-from roundel.qdq.names import QUARK
+from roundel.qdq.nodes import QUARK
 from roundel.recipe.load import RecipeSource, load_recipe
 from roundel.stages import prepare as load_prepared
 

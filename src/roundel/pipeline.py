@@ -9,18 +9,17 @@ from pathlib import Path
 from typing import Any
 
 from roundel.data import Samples
-from roundel.execution import choose_execution
 from roundel.forecasting import Forecast, run_budget
 from roundel.improve.finetune import check_tuning
 from roundel.improve.steps import GRAPH_STEPS, PLAN_STEPS, STATE_STEPS, keep_if_better, take_few, too_few
 from roundel.model.memory import parse_size, within
 from roundel.model.structure import blaming
-from roundel.numerics.blas import one_blas_thread
+from roundel.numerics.rounding import one_blas_thread
 from roundel.qdq.weight_only import check_kernel
 from roundel.recipe.load import RecipeSource, load_recipe
-from roundel.request import as_onnx, changed, checked_output
+from roundel.request import as_onnx, changed, checked_output, choose_execution
 from roundel.result import Asked, QuantizeResult, gate
-from roundel.rules.fitting import for_device, for_effort
+from roundel.rules.report import for_device, for_effort
 from roundel.stages import collect, open_data, plan, prepare, resolve, write
 from roundel.state import Context, State
 from roundel.types import Listener, Silent

@@ -9,13 +9,12 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from roundel.card import Card
 from roundel.data import RandomSpec
 from roundel.errors import DataError, ModelError, RecipeError
 from roundel.model.files import model_sha256
 from roundel.outputs import model_targets, refuse_overwriting
 from roundel.pipeline import quantize
-from roundel.plain import to_plain
+from roundel.plain import Card, to_plain
 from roundel.recipe.load import load_recipe
 from roundel.report.record import RECORD_VERSION, versions
 from roundel.result import QuantizeResult

@@ -1,16 +1,19 @@
-"""What a run is asked for, checked before any work is done."""
+"""What a run is asked for, checked before any work: model, output, and which processor."""
 
 from __future__ import annotations
 
+import importlib.util
 from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from roundel.errors import RecipeError
+from roundel.errors import DependencyError, RecipeError, did_you_mean
+from roundel.model.session import runtime_has_cuda
 from roundel.model.structure import ModelSource
 from roundel.outputs import model_targets, refuse_overwriting
 from roundel.recipe.load import RecipeSource, unfolded
-from roundel.recipe.settings import merge
+from roundel.recipe.settings import Recipe, merge
 from roundel.torch import Exported, is_torch_source, opened
 
 
@@ -57,3 +60,89 @@ def checked_output(
     file = model.path if isinstance(model, Exported) else model
     refuse_overwriting(written, {"input model": file, "calibration data": data, "recipe": recipe})
     return None if output is None else Path(output)
+
+
+CHOICES = ("auto", "cpu", "cuda")
+_GPU = 0
+
+
+@dataclass(frozen=True, slots=True)
+class Execution:
+    """The choice.
+
+    Attributes:
+        recipe: with the devices of fine-tuning filled in.
+        calibration: the number of the GPU that runs the model over the data, or None for the CPU.
+        notes: what was chosen, for the record; nothing where nothing was asked.
+    """
+
+    recipe: Recipe
+    calibration: int | None = None
+    notes: tuple[str, ...] = ()
+
+
+def choose_execution(asked: str | None, recipe: Recipe) -> Execution:
+    """Where calibration and fine-tuning run.
+
+    Args:
+        asked: auto takes a GPU where there is one, cuda insists on it, cpu needs none; None leaves the choice
+            to the recipe: calibration on the CPU, fine-tuning where improve.finetune says.
+        recipe: says whether there is anything to tune.
+
+    Raises:
+        RecipeError: no such choice.
+        DependencyError: cuda was asked for, and a package for it is missing.
+    """
+    if asked is None:
+        return Execution(recipe)
+    if asked not in CHOICES:
+        raise RecipeError(
+            "Unknown place to run.",
+            where="--device-exec",
+            observed=asked,
+            expected=", ".join(CHOICES),
+            hint=did_you_mean(asked, CHOICES),
+        )
+    tunes = recipe.finetuning != "none"
+    lacks = {"calibration": _runtime_lacks()} | ({"fine-tuning": _torch_lacks()} if tunes else {})
+    if asked == "cuda":
+        _insist(lacks)
+    places = {part: "cpu" if asked == "cpu" or missing else "cuda" for part, missing in lacks.items()}
+    if tunes:
+        devices = {"optim_device": places["fine-tuning"], "infer_device": places["calibration"]}
+        recipe = recipe.merged({"improve": {"finetune": devices}})
+    reasons = {part: f" ({lacks[part]})" if asked == "auto" and lacks[part] else "" for part in places}
+    said = ", ".join(f"{part} on {place}{reasons[part]}" for part, place in places.items())
+    number = _GPU if places["calibration"] == "cuda" else None
+    return Execution(recipe, number, (f"--device-exec {asked}: {said}",))
+
+
+def _insist(lacks: dict[str, str | None]) -> None:
+    hints: dict[str, str] = {
+        "calibration": "pip uninstall onnxruntime, then pip install 'onnxruntime-gpu[cuda,cudnn]'",
+        "fine-tuning": "install a build of torch with CUDA, and check its driver: torch.cuda.is_available()",
+    }
+    for part, missing in lacks.items():
+        if missing is not None:
+            raise DependencyError(
+                f"CUDA was asked for, and {part} cannot use it.",
+                where="--device-exec cuda",
+                observed=missing,
+                hint=f"{hints[part]}; or --device-exec auto, which takes what is there and says so.",
+            )
+
+
+def _runtime_lacks() -> str | None:
+    """Why ONNX Runtime cannot use a GPU here, or None."""
+    return None if runtime_has_cuda() else "this ONNX Runtime has no CUDA provider: onnxruntime-gpu has"
+
+
+def _torch_lacks() -> str | None:
+    """Why torch cannot use a GPU here, or None."""
+    if importlib.util.find_spec("torch") is None:
+        return "torch is not installed"
+    import torch
+
+    if torch.version.cuda is None:
+        return "this torch is built without CUDA"
+    return None if torch.cuda.is_available() else "torch sees no CUDA device"

@@ -12,7 +12,6 @@ from typing import Any
 import onnx
 import onnx_ir as ir
 
-from roundel.card import Card
 from roundel.gate import (
     OutputReport,
     advice,
@@ -31,11 +30,12 @@ from roundel.model.files import (
 from roundel.model.graph import fingerprint
 from roundel.model.structure import ModelSource
 from roundel.outputs import record_path
+from roundel.plain import Card
 from roundel.plan import QuantPlan
 from roundel.plan.float_parts import joined_outputs
 from roundel.qdq import strip
 from roundel.report.record import Record, plan_counts, recipe_dict, run_card
-from roundel.rules.fitting import remaining
+from roundel.rules.report import remaining
 from roundel.rules.written import check_file, check_written
 from roundel.state import State
 from roundel.torch import Exported, require_torch
@@ -71,7 +71,7 @@ class QuantizeResult(Card):
     def as_torch(self) -> Any:
         """The quantized model as a torch module for evaluation: tensors in, tensors out; needs torch."""
         require_torch("A module for evaluation needs")
-        from roundel.torch.evaluation import QuantizedModule
+        from roundel.torch.export import QuantizedModule
 
         return QuantizedModule(self.ir)
 

@@ -48,8 +48,8 @@ from roundel.model.structure import ModelSource
 from roundel.numerics.packed import round_packed
 from roundel.passes import prepare as run_passes
 from roundel.plan import QuantPlan, build_plan
+from roundel.plan.build import weight_layers
 from roundel.plan.float_parts import float_part_notes
-from roundel.plan.weight_only import weight_layers
 from roundel.qdq import simulate, write_dynamic, write_qdq
 from roundel.qdq.weight_only import write_weights
 from roundel.qdq.write import share_codes

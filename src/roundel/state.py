@@ -1,7 +1,4 @@
-"""What a run knows: one frozen value that every stage and every step takes and returns.
-
-May import the rooms of models, recipes and plans; it holds what they make, and does nothing itself.
-"""
+"""What a run knows: one frozen value that every stage and every step takes and returns."""
 
 from __future__ import annotations
 
@@ -22,7 +19,8 @@ from roundel.work.executors import Work
 
 if TYPE_CHECKING:
     from roundel.calibrate.observers import Observer
-    from roundel.improve.reports import LayerReport
+
+    pass
     from roundel.numerics.packed import Packed
 
 Layers = tuple["LayerReport", ...]
@@ -148,3 +146,39 @@ class State:
         """Whether a step that has returned this state has left the other one as it was."""
         tables = ("model", "packed", *_NUMBERS)
         return all(getattr(self, name) is getattr(other, name) for name in tables)
+
+
+@dataclass(frozen=True, slots=True)
+class LayerReport:
+    """What became of one layer.
+
+    Attributes:
+        layer: the node, or the tensor where a step works on those.
+        op: its operator.
+        before_db, after_db: the layer's own signal over its held-out error, in dB; equal where not kept.
+        kept: whether the error fell, so that the new constants stay.
+        seconds: what it cost.
+        iterations: steps that fine-tuning took; None elsewhere.
+    """
+
+    layer: str
+    op: str
+    before_db: float
+    after_db: float
+    kept: bool
+    seconds: float
+    iterations: int | None = None
+
+
+FEWEST = 4  # samples: with fewer, nothing is left to judge by
+_SHARE = 0.2
+
+
+def held_out_count(count: int) -> int:
+    """How many of the last samples judge the steps that learn from the others."""
+    return max(1, round(count * _SHARE))
+
+
+def held_from(count: int) -> int:
+    """The number of the first of them."""
+    return count - held_out_count(count)

@@ -19,7 +19,7 @@ from onnx import TensorProto, helper
 from roundel.numerics.floats import round_bfloat16, round_float16
 from roundel.qdq.functions import attach
 from roundel.qdq.functions.blocks import BlockFormat, read_format, written
-from roundel.qdq.names import QUARK
+from roundel.qdq.nodes import QUARK
 
 FILE = np.load(Path(__file__).with_name("block_formats.npz"))
 INDEX: dict[str, list[dict[str, Any]]] = json.loads(FILE["index"].tobytes())

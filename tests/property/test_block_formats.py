@@ -22,7 +22,7 @@ from roundel.numerics.blocks import ELEMENTS, BlockFloat, MicroExponents, Micros
 from roundel.numerics.floats import Rounding, round_bfloat16
 from roundel.qdq.functions import attach
 from roundel.qdq.functions.blocks import BlockFormat, operator, written
-from roundel.qdq.names import QUARK
+from roundel.qdq.nodes import QUARK
 
 FORMS: dict[str, BlockFormat] = {
     "bfp16": BlockFloat(),

@@ -16,9 +16,9 @@ import pytest
 import typer
 
 import roundel
-from roundel.card import Card
 from roundel.cli.app import app
 from roundel.example import load_example
+from roundel.plain import Card
 
 COMMANDS = {c.name: c for c in typer.main.get_command(app).commands.values()}  # type: ignore[attr-defined]
 

@@ -11,9 +11,9 @@ from roundel.errors import OutputError, RecipeError, SelectionError, did_you_mea
 from roundel.measure.compare import compare_models
 from roundel.measure.evaluate import ModelScore, evaluate_models, scores_csv
 from roundel.measure.folders import FolderScores, evaluate_folders
-from roundel.measure.infer import Inference, save_outputs
 from roundel.measure.layers import Sensitivity
 from roundel.measure.lint import DataReport, examine_data
+from roundel.measure.runner import Inference, save_outputs
 from roundel.measure.scores import Metric
 from roundel.measure.sensitivity import rank_layers
 from roundel.measure.types import Comparison, to_csv

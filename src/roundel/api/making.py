@@ -33,8 +33,7 @@ from roundel.torch import Exported, is_torch_source, opened
 from roundel.trials.auto import climb, ladder_path
 from roundel.trials.rungs import AutoResult, RungStep
 from roundel.trials.search import SearchResult, run_search
-from roundel.trials.space import SpaceSource
-from roundel.trials.study import Sampler, Trial
+from roundel.trials.study import Sampler, SpaceSource, Trial
 from roundel.types import Listener
 from roundel.work.executors import Executor
 

@@ -11,7 +11,7 @@ from numpy.typing import NDArray
 from roundel.calibrate.observers import ExponentObserver, HistogramObserver, Observer, StatKind
 from roundel.errors import RecipeError
 from roundel.numerics.affine import params_from_range, weight_params
-from roundel.numerics.histogram import Bins, bins_of
+from roundel.numerics.histogram import Bins, Scenario, bins_of, distribution, entropy, percentile
 from roundel.numerics.scales import (
     ErrorMetric,
     ReaderFunction,
@@ -23,7 +23,6 @@ from roundel.numerics.scales import (
     weight_least_squares,
     weight_power_of_two,
 )
-from roundel.numerics.thresholds import Scenario, distribution, entropy, percentile
 from roundel.types import PerChannel, PerTensor, QParams, Range, ScaleKind, Scheme
 
 
@@ -59,7 +58,7 @@ class Entropy:
 
 @dataclass(frozen=True, slots=True)
 class Distribution:
-    """Mean and standard deviation; see `roundel.numerics.thresholds.distribution`."""
+    """Mean and standard deviation; see `roundel.numerics.histogram.distribution`."""
 
     needs: ClassVar[StatKind] = StatKind.HISTOGRAM
     scenario: Literal["same", "p3"] = "same"

@@ -31,7 +31,7 @@ from roundel.model.graph import constant_array
 from roundel.numerics.affine import bias_params, params_from_range, round_scale
 from roundel.numerics.floats import held, overflows, scale_to_range
 from roundel.numerics.scales import ReaderFunction
-from roundel.plan.branches import with_own_scales
+from roundel.plan.adjust import with_own_scales
 from roundel.plan.types import Derived, Fixed, QuantPlan, Role, Shared, TensorPlan
 from roundel.recipe.settings import Recipe, Weights
 from roundel.state import State

@@ -10,7 +10,7 @@ from typing import Any
 import typer
 from typer.core import TyperGroup
 
-from roundel.cli import choose, look, measure, npu, other, quantize
+from roundel.cli import choose, look, measure, npu, quantize
 from roundel.errors import RoundelError
 from roundel.version import VERSION
 
@@ -41,7 +41,7 @@ _COMMANDS: tuple[tuple[str, Callable[..., None], str], ...] = (
     ("quantize", quantize.quantize_command, quantize.EXAMPLES),
     ("auto", choose.auto_command, choose.AUTO_EXAMPLES),
     ("search", choose.search_command, choose.SEARCH_EXAMPLES),
-    ("convert", other.convert_command, other.CONVERT_EXAMPLES),
+    ("convert", look.convert_command, look.CONVERT_EXAMPLES),
     ("check", npu.check_command, npu.CHECK_EXAMPLES),
     ("explain", look.explain_command, look.EXPLAIN_EXAMPLES),
     ("inspect", look.inspect_command, look.INSPECT_EXAMPLES),
@@ -52,15 +52,15 @@ _COMMANDS: tuple[tuple[str, Callable[..., None], str], ...] = (
     ("lint-data", measure.lint_data_command, measure.LINT_EXAMPLES),
     ("deploy", npu.deploy_command, npu.DEPLOY_EXAMPLES),
     ("npu-report", npu.npu_report_command, npu.REPORT_EXAMPLES),
-    ("tools", other.tools_command, other.TOOLS_EXAMPLES),
-    ("reproduce", other.reproduce_command, other.REPRODUCE_EXAMPLES),
+    ("tools", look.tools_command, look.TOOLS_EXAMPLES),
+    ("reproduce", look.reproduce_command, look.REPRODUCE_EXAMPLES),
     ("presets", look.presets_command, look.PRESETS_EXAMPLES),
-    ("demo", other.demo_command, other.DEMO_EXAMPLES),
+    ("demo", look.demo_command, look.DEMO_EXAMPLES),
 )
 _BARE = ("tools", "presets", "demo")  # do something without a word
 
 for _name, _run, _examples in _COMMANDS:
-    _settings = other.TOOLS_SETTINGS if _name == "tools" else None
+    _settings = look.TOOLS_SETTINGS if _name == "tools" else None
     app.command(_name, epilog=_examples, no_args_is_help=_name not in _BARE, context_settings=_settings)(_run)
 
 

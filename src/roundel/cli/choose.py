@@ -121,8 +121,7 @@ def auto_command(
     from roundel.measure.yardstick import measure_of
     from roundel.report.console import ProgressListener, terminal
     from roundel.report.judged import show_ladder, step_line
-    from roundel.trials.budget import parse_drop
-    from roundel.trials.rungs import RungStep
+    from roundel.trials.rungs import RungStep, parse_drop
 
     silent = quiet or as_json
     drop, own = parse_drop(max_drop), measure_of(metric, lower=lower_is_better)

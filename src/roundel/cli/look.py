@@ -1,9 +1,10 @@
-"""`roundel explain`, `inspect` and `presets`: what is there and what would be done, without data."""
+"""The commands that look at models, presets and runs, and convert."""
 
 from __future__ import annotations
 
 import sys
-from typing import Annotated
+from pathlib import Path
+from typing import Annotated, Any
 
 import typer
 
@@ -12,6 +13,7 @@ from roundel.cli.options import (
     Include,
     Json,
     Model,
+    Output,
     Preset,
     RecipeFile,
     Set,
@@ -99,3 +101,148 @@ def presets_command(
         from roundel.report.console import show_presets, terminal
 
         show_presets(terminal(), recipes)
+
+
+CONVERT_EXAMPLES = """[bold]Examples[/]
+
+roundel convert model.onnx -o model.bf16.onnx --data inputs.npz   (and how far its outputs move)
+
+roundel convert model.onnx -o small.onnx --form cast --half-weights
+
+roundel convert model.bf16.onnx -o bare.onnx --strip-functions    (for AMD's tools)
+
+roundel convert model.bf16.onnx -o model.float.onnx --to fp32
+"""
+REPRODUCE_EXAMPLES = """[bold]Examples[/]
+
+roundel reproduce model.a8w8.json
+
+roundel reproduce model.a8w8.json --model other/place/model.onnx --data other/place/calib -o again.onnx
+"""
+DEMO_EXAMPLES = """[bold]Examples[/]
+
+roundel demo
+
+roundel demo -p a8w8 -p a16w8 -o models/
+"""
+TOOLS_EXAMPLES = """[bold]Examples[/]
+
+roundel tools                                                     (lists them)
+
+roundel tools convert_s8s8_to_u8s8 model.onnx model.u8.onnx
+
+roundel tools remove_qdq_between_ops --input_model a.onnx --between_ops 'Mul,Add' --output_model b.onnx
+"""
+
+
+def convert_command(
+    model: Annotated[
+        Path, typer.Argument(help="A float ONNX model, or one in bfloat16 or float16.", show_default=False)
+    ],
+    output: Output,
+    to: Annotated[str, typer.Option(help="bf16, fp16 or fp32.")] = "bf16",
+    form: Annotated[
+        str, typer.Option(help="pair (AMD's operators), cast, or plain (only constants are rounded).")
+    ] = "pair",
+    half_weights: Annotated[
+        bool, typer.Option("--half-weights", help="Constants in 16 bits: half the size, the same numbers.")
+    ] = False,
+    strip_functions: Annotated[
+        bool, typer.Option("--strip-functions", help="Leave out the bodies of AMD's operators.")
+    ] = False,
+    external_data: Annotated[
+        bool, typer.Option("--external-data", help="Weights in a file of their own.")
+    ] = False,
+    data: Annotated[
+        Path | None, typer.Option(help="Samples to compare on: a folder, .npy or .npz.", show_default=False)
+    ] = None,
+    samples: Annotated[int | None, typer.Option(help="Use at most this many.")] = None,
+    as_json: Json = False,
+) -> None:
+    """Convert a whole model to bfloat16 or float16 and back, without calibration."""
+    from roundel.conversion import convert
+    from roundel.report.console import show_conversion, terminal
+
+    result = convert(
+        model,
+        output,
+        to=to,  # type: ignore[arg-type]
+        form=form,  # type: ignore[arg-type]
+        half_weights=half_weights,
+        strip_functions=strip_functions,
+        external_data=external_data,
+        data=data,
+        samples=samples,
+    )
+    if as_json:
+        put_json(result.to_dict())
+    else:
+        show_conversion(terminal(), result.to_dict())
+
+
+def reproduce_command(
+    record: Annotated[
+        Path, typer.Argument(help="The JSON file beside a quantized model.", show_default=False)
+    ],
+    model: Annotated[Path | None, typer.Option(help="The float model, where it has moved.")] = None,
+    data: Annotated[Path | None, typer.Option(help="The calibration data, where they have moved.")] = None,
+    output: Annotated[Path | None, typer.Option("--output", "-o", help="Keep the new model here.")] = None,
+    as_json: Json = False,
+) -> None:
+    """Repeat a run from its record and say whether the result has the same bytes; exit code 1 if not."""
+    from roundel.report.console import ProgressListener, terminal
+    from roundel.reproduction import reproduce
+
+    told = None if as_json else ProgressListener()
+    found = reproduce(record, model=model, data=data, output=output, listener=told)
+    if as_json:
+        put_json(found.to_dict())
+    else:
+        console = terminal()
+        verdict = "the same, byte for byte" if found.matches else "not the same"
+        console.print(f"quantized model: {verdict}", highlight=False)
+        for difference in found.differences:
+            console.print(f"  {difference}", markup=False, highlight=False, soft_wrap=True)
+    if not found.matches:
+        raise typer.Exit(1)
+
+
+def demo_command(
+    preset: Annotated[list[str] | None, typer.Option("--preset", "-p", help="Only these presets.")] = None,
+    output: Annotated[
+        Path | None,
+        typer.Option("--output", "-o", help="Keep the models in this folder.", show_default=False),
+    ] = None,
+    as_json: Json = False,
+) -> None:
+    """Quantize the embedded example with every preset and compare the results."""
+    from roundel.plain import to_plain
+    from roundel.report.console import ProgressListener, show_demo, terminal
+    from roundel.showcase import demo
+
+    rows = demo(preset, output, listener=None if as_json else ProgressListener())
+    if as_json:
+        put_json(to_plain(rows))
+    else:
+        show_demo(terminal(), rows)
+
+
+# The tools read their own arguments, --help included, under the names that the documents give them.
+TOOLS_SETTINGS: dict[str, Any] = {
+    "allow_extra_args": True,
+    "ignore_unknown_options": True,
+    "help_option_names": ["--about"],
+}
+
+
+def tools_command(context: typer.Context) -> None:
+    """Converters and utilities for finished models: `roundel tools NAME --help`."""
+    from roundel.quark.old_tools import OLD_TOOLS, run_tool
+
+    name, *arguments = context.args or [""]
+    if name in ("", "--help", "-h"):
+        width = max(map(len, OLD_TOOLS)) + 2
+        rows = (f"{tool.name:<{width}}{tool.summary}" for tool in OLD_TOOLS.values())
+        sys.stdout.write("\n".join(["roundel tools NAME [ARGUMENT …]", "", *rows]) + "\n")
+        return
+    run_tool(name, arguments)

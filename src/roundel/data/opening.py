@@ -1,13 +1,27 @@
-"""The front door of the room: any data in, checked samples out."""
+"""Any data in, checked samples out: sources in the caller's program, random ones, and the front door."""
 
 from __future__ import annotations
 
 import os
-from collections.abc import Generator, Iterable, Sequence
+from collections.abc import Callable, Generator, Iterable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
 from pathlib import Path
+from typing import Any
+
+import numpy as np
 
 from roundel.data.arrayfiles import npy_source, npz_source
-from roundel.data.arrays import listed
+from roundel.data.arrays import (
+    Shape,
+    by_name,
+    common_count,
+    fixed_batch,
+    is_array,
+    is_float,
+    listed,
+    stack_of,
+    to_array,
+)
 from roundel.data.folders import (
     ARRAY_SUFFIXES,
     IMAGE_SUFFIXES,
@@ -19,16 +33,230 @@ from roundel.data.folders import (
 )
 from roundel.data.images import ImagePreprocess, plan_images
 from roundel.data.samples import Item, Samples, Source
-from roundel.data.sources import (
-    RandomSpec,
-    are_stacked,
-    iterable_source,
-    random_source,
-    reader_source,
-    stacked_source,
-)
 from roundel.errors import DataError, did_you_mean
-from roundel.types import InputSpec
+from roundel.types import Array, InputSpec
+
+
+def reader_source(reader: Any, inputs: Sequence[InputSpec]) -> Source:
+    """Wrap an ONNX Runtime `CalibrationDataReader`, recognised by its `get_next()`.
+
+    A reader with `rewind()` can be read again; another one once.
+    """
+    rewind: Callable[[], object] | None = getattr(reader, "rewind", None)
+    passes = 0
+
+    def items() -> Generator[Item, None, None]:
+        nonlocal passes
+        passes += 1
+        # Not before the first pass: the reader stands at its start, and its rewind() may be costly.
+        if passes > 1 and rewind is not None:
+            rewind()
+        while (value := reader.get_next()) is not None:
+            yield Item(value)
+
+    return _one_run_each(
+        Source(f"reader {type(reader).__name__}", items, count=_length(reader), repeatable=callable(rewind)),
+        inputs,
+    )
+
+
+def iterable_source(data: Iterable[object], inputs: Sequence[InputSpec]) -> Source:
+    """Wrap any iterable of samples; it is never turned into a list."""
+    # An iterator is its own iter(): it stands somewhere and cannot go back.
+    once = hasattr(data, "__next__")
+    kind = f"{'iterator' if once else 'iterable'} {type(data).__name__}"
+
+    def items() -> Generator[Item, None, None]:
+        for value in data:
+            yield Item(value)
+
+    source = Source(kind, items, count=_length(data), repeatable=not once)
+    # A data loader has batches of its own, so its length says little about a model with a fixed batch.
+    return _one_run_each(source, inputs) if isinstance(data, list | tuple) else source
+
+
+def _one_run_each(source: Source, inputs: Sequence[InputSpec]) -> Source:
+    batch = fixed_batch(inputs)
+    if batch is None or source.count is None:
+        return source
+    return replace(source, rows=source.count * batch)
+
+
+def _length(data: Any) -> int | None:
+    if not hasattr(data, "__len__"):
+        return None
+    try:
+        return len(data)
+    except (NotImplementedError, TypeError, AttributeError):
+        # ONNX Runtime's base reader and torch's loader over a stream define __len__ only to refuse.
+        return None
+
+
+def are_stacked(data: object, inputs: Sequence[InputSpec]) -> bool:
+    """Whether `data` is whole arrays (array, mapping, or one array per input), not an iterable of samples."""
+    if is_array(data) or isinstance(data, Mapping):
+        return True
+    several = isinstance(data, list | tuple) and len(data) == len(inputs) > 1
+    return several and all(is_array(part) for part in data)  # type: ignore[attr-defined]
+
+
+def stacked_source(data: object, inputs: Sequence[InputSpec]) -> Source:
+    """Arrays whose first axis are the samples: one array, a mapping, or one array per input."""
+    notes: dict[str, None] = {}
+    parts = by_name(data, inputs, "the data", notes)
+    arrays = {spec.name: to_array(parts[spec.name], f"the data for input '{spec.name}'") for spec in inputs}
+    stacks = {spec.name: stack_of(arrays[spec.name].shape, spec, "the data") for spec in inputs}
+    count = common_count(stacks)
+
+    def items() -> Generator[Item, None, None]:
+        for index in range(count):
+            yield Item({name: stack.at(arrays[name], index) for name, stack in stacks.items()})
+
+    facts: dict[str, object] = {"dropped": list(notes)} if notes else {}
+    whole = all(stack.count is None for stack in stacks.values())
+    return Source("arrays", items, count=count, rows=fixed_batch(inputs) if whole else count, facts=facts)
+
+
+_IMAGE_SIDE = 224
+_SEQUENCE_LENGTH = 16
+_TOKENS = 100
+
+
+@dataclass(frozen=True, slots=True)
+class RandomSpec:
+    """A request for random samples.
+
+    Floats are uniform in [0, 1), as scaled pixels are; uint8 in [0, 256); other integers in [0, 100), which
+    are valid ids in most vocabularies, or below the rows of a smaller table; booleans are fair. Open
+    dimensions: batch 1; in an image-like input (rank 4) 3 channels and 224 pixels; 16 for the second axis of
+    a rank-2 input; 1 otherwise. The same symbolic dimension has the same size everywhere.
+
+    Args:
+        count: number of samples.
+        seed: the same seed gives the same samples on every machine and in every pass.
+        ranges: (low, high) by input name, high excluded for integers.
+        shapes: full shape by input name.
+    """
+
+    count: int = 10
+    seed: int = 0
+    ranges: Mapping[str, tuple[float, float]] = field(default_factory=dict)
+    shapes: Mapping[str, Shape] = field(default_factory=dict)
+
+    def within(self, rows: Mapping[str, int]) -> RandomSpec:
+        """The same, with ids that exist in tables of so many rows, by the input that looks them up."""
+        small = {name: (0, size) for name, size in rows.items() if size < _TOKENS}
+        return replace(self, ranges={**small, **self.ranges})
+
+
+def random_source(spec: RandomSpec, inputs: Sequence[InputSpec]) -> Source:
+    """Random samples for the given inputs.
+
+    Raises:
+        DataError: when the request names an unknown input, has an empty range, or an input cannot be filled.
+    """
+    _check(spec, inputs)
+    shapes = _shapes(spec, inputs)
+
+    def items() -> Generator[Item, None, None]:
+        for index in range(spec.count):
+            # A generator per sample: sample k is the same whatever the limit, and passes repeat.
+            rng = np.random.default_rng([spec.seed, index])
+            yield Item({i.name: _draw(rng, i, shapes[i.name], spec.ranges.get(i.name)) for i in inputs})
+
+    facts: dict[str, object] = {"random": True, "seed": spec.seed}
+    facts["shapes"] = {name: list(shape) for name, shape in shapes.items()}
+    if spec.ranges:
+        facts["ranges"] = {name: list(bounds) for name, bounds in spec.ranges.items()}
+    rows = spec.count * (fixed_batch(inputs) or 1)
+    return Source("random data", items, count=spec.count, rows=rows, facts=facts)
+
+
+def _check(spec: RandomSpec, inputs: Sequence[InputSpec]) -> None:
+    names = [i.name for i in inputs]
+    if spec.count < 1:
+        raise DataError(
+            "The number of random samples is too small", observed=spec.count, expected="1 or more"
+        )
+    for name in (*spec.ranges, *spec.shapes):
+        if name not in names:
+            raise DataError(
+                f"Random data were asked for input '{name}', which the model does not have",
+                observed=f"'{name}'",
+                expected=", ".join(f"'{n}'" for n in names),
+                hint=did_you_mean(name, names),
+            )
+    for name, (low, high) in spec.ranges.items():
+        if not low < high:
+            raise DataError(
+                f"The random range of input '{name}' is empty",
+                observed=f"[{low}, {high})",
+                expected="low < high",
+            )
+
+
+def _shapes(spec: RandomSpec, inputs: Sequence[InputSpec]) -> dict[str, Shape]:
+    symbols: dict[str, int] = {}
+    shapes: dict[str, Shape] = {}
+    for i in inputs:
+        if i.name in spec.shapes:
+            shapes[i.name] = tuple(spec.shapes[i.name])
+            for dim, size in zip(i.shape or (), shapes[i.name], strict=False):
+                if isinstance(dim, str):
+                    symbols.setdefault(dim, size)
+    for i in inputs:
+        if i.name in shapes:
+            continue
+        if i.shape is None:
+            raise DataError(
+                "Random data need a shape",
+                where=f"input '{i.name}'",
+                observed=str(i),
+                hint="Give it in `shapes`.",
+            )
+        sizes: list[int] = []
+        for axis, dim in enumerate(i.shape):
+            size = dim if isinstance(dim, int) else symbols.get(dim or "", _open_size(i.shape, axis))
+            if isinstance(dim, str):
+                symbols.setdefault(dim, size)
+            sizes.append(size)
+        shapes[i.name] = tuple(sizes)
+    return shapes
+
+
+def _open_size(shape: tuple[int | str | None, ...], axis: int) -> int:
+    if axis == 0:
+        return 1
+    if len(shape) == 2:
+        return _SEQUENCE_LENGTH
+    if len(shape) != 4:
+        return 1
+    channels_last = shape[3] in (1, 3) and shape[1] not in (1, 3)
+    if channels_last:
+        return _IMAGE_SIDE
+    if axis == 1:
+        return 3
+    # A fixed channel count that no image has (attention caches: heads) is no picture.
+    return _IMAGE_SIDE if not isinstance(shape[1], int) or shape[1] in (1, 3) else 1
+
+
+def _draw(
+    rng: np.random.Generator, spec: InputSpec, shape: Shape, bounds: tuple[float, float] | None
+) -> Array:
+    if is_float(spec.dtype):
+        low, high = bounds or (0.0, 1.0)
+        return rng.uniform(low, high, shape).astype(spec.dtype)
+    if spec.dtype.kind == "b":
+        return rng.integers(0, 2, shape).astype(np.bool_)
+    if spec.dtype.kind in "iu":
+        low, high = bounds or (0, 256 if spec.dtype == np.uint8 else _TOKENS)
+        return rng.integers(int(low), int(high), shape, dtype=np.int64)
+    raise DataError(
+        "Random data cannot be made for this input",
+        where=f"input '{spec.name}'",
+        observed=str(spec),
+        expected="a float, integer or boolean input",
+    )
 
 
 def open_samples(

@@ -17,13 +17,12 @@ import onnx_ir as ir
 from numpy.typing import NDArray
 
 from roundel.improve.constants import Changed, Constants, Held, Written
-from roundel.improve.reports import LayerReport, held_from
 from roundel.improve.stepwise import StepwiseRunner
 from roundel.model.graph import attribute_float, constant_array, rank
 from roundel.numerics.metrics import layer_db
 from roundel.plan.types import QuantPlan
 from roundel.recipe.settings import Recipe
-from roundel.state import State
+from roundel.state import LayerReport, State, held_from
 from roundel.targets.operators import Trait, ops_with
 from roundel.types import Doubles, Listener, Sample
 

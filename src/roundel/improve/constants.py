@@ -18,7 +18,7 @@ from roundel.model.graph import constant_array, values_by_name
 from roundel.numerics.affine import code_limits, dequantize, quantize
 from roundel.numerics.floats import FloatFormat
 from roundel.qdq.functions.blocks import BlockFormat, block_format
-from roundel.qdq.names import BEFORE, CODES
+from roundel.qdq.nodes import BEFORE, CODES
 from roundel.qdq.write import weight_codes
 from roundel.recipe.settings import Recipe
 from roundel.state import State

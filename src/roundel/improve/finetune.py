@@ -16,12 +16,11 @@ from roundel.improve.constants import Changed, Constants, Written
 from roundel.improve.finetune_layers import Unit, find_units
 from roundel.improve.finetune_rows import SeenRows, gather_rows, layer_seed
 from roundel.improve.memory import load_layer, save_layer
-from roundel.improve.reports import LayerReport
 from roundel.improve.stepwise import StepwiseRunner
-from roundel.numerics.blas import one_blas_thread
 from roundel.numerics.metrics import layer_db
+from roundel.numerics.rounding import one_blas_thread
 from roundel.recipe.settings import Recipe
-from roundel.state import State
+from roundel.state import LayerReport, State
 from roundel.torch import require_torch
 from roundel.types import Listener, Sample, Silent
 from roundel.work.checkpoints import Memory

@@ -15,9 +15,9 @@ from numpy.typing import NDArray
 from roundel.improve.constants import LayerWeights
 from roundel.improve.finetune_layers import Unit
 from roundel.improve.moments import Moments
-from roundel.improve.reports import held_from
 from roundel.improve.rounding import Problem, solve
 from roundel.model.memory import budget
+from roundel.state import held_from
 from roundel.types import Doubles, QParams
 
 _ROWS = 256  # places of each sample

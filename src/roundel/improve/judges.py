@@ -11,12 +11,11 @@ import onnx_ir as ir
 from roundel.data import open_samples
 from roundel.improve.layers import quantized_layers
 from roundel.improve.probe import OutputErrors, session_of, together
-from roundel.improve.reports import held_out_count
 from roundel.improve.weight_only import packed_sqnr
 from roundel.model.graph import input_specs
 from roundel.model.session import open_session
 from roundel.stages import collect, plan, resolve, write
-from roundel.state import State
+from roundel.state import State, held_out_count
 from roundel.types import QType, Sample
 
 _FINER = 8  # the weights' step against the one that leaves the error of rounding: 2.5 to 10 were seen

@@ -13,10 +13,9 @@ from numpy.typing import NDArray
 
 from roundel.data.shards import SampleDigest
 from roundel.improve.constants import Changed
-from roundel.improve.reports import LayerReport
 from roundel.model.graph import fingerprint
 from roundel.recipe.settings import Recipe
-from roundel.state import State
+from roundel.state import LayerReport, State
 from roundel.types import Arrays, QParams, QType, Sample
 from roundel.work.checkpoints import Memory, as_array, as_tree
 

@@ -21,11 +21,10 @@ from roundel.model.session import open_session
 from roundel.numerics.affine import dequantize
 from roundel.numerics.metrics import Closeness, comparable
 from roundel.numerics.packed import Packed
+from roundel.plan.build import WeightLayer
 from roundel.plan.float_parts import joined_outputs, paired_parts
-from roundel.plan.weight_only import WeightLayer
 from roundel.qdq import simulate, write_qdq
-from roundel.qdq.names import MICROSOFT, Names
-from roundel.qdq.nodes import Chain, Dialect, add_constant
+from roundel.qdq.nodes import MICROSOFT, Chain, Dialect, Names, add_constant
 from roundel.qdq.write import weight_codes
 from roundel.recipe.settings import Recipe
 from roundel.state import State

@@ -17,13 +17,12 @@ import onnx_ir as ir
 from numpy.typing import NDArray
 
 from roundel.improve.probe import QuantizerProbe
-from roundel.improve.reports import LayerReport
 from roundel.model.graph import values_by_name
 from roundel.numerics.affine import bias_params, round_scale
 from roundel.numerics.metrics import Closeness
 from roundel.plan.types import Derived, Fixed, Role
 from roundel.recipe.settings import Recipe
-from roundel.state import State
+from roundel.state import LayerReport, State
 from roundel.types import Listener, QParams, Sample, ScaleKind
 
 _BITS = 8  # with more, all that a narrower range changes is what happens to values that no sample showed

@@ -26,8 +26,8 @@ from roundel.model.graph import (
     producer,
     real_constant,
 )
-from roundel.numerics.blas import one_blas_thread
 from roundel.numerics.hadamard import rotation
+from roundel.numerics.rounding import one_blas_thread
 from roundel.recipe.settings import Rotate
 from roundel.targets.operators import Trait, ops_with
 from roundel.types import Doubles

@@ -15,16 +15,14 @@ from roundel.improve.constants import Changed, Constants, Written
 from roundel.improve.layers import Layer, quantized_layers
 from roundel.improve.memory import load_layer, save_layer
 from roundel.improve.moments import Centred, Moments
-from roundel.improve.reports import LayerReport, held_from
 from roundel.improve.stepwise import StepwiseRunner
 from roundel.improve.targets import SampledTargets, float_targets, importance, visible_ranges
 from roundel.numerics.affine import quantize
-from roundel.numerics.blas import one_blas_thread
 from roundel.numerics.metrics import layer_db
-from roundel.numerics.rounding import compensated, damped, descend, factor, least_squares
+from roundel.numerics.rounding import compensated, damped, descend, factor, least_squares, one_blas_thread
 from roundel.plan.types import Fixed
 from roundel.recipe.settings import Recipe
-from roundel.state import State
+from roundel.state import LayerReport, State, held_from
 from roundel.types import Doubles, Listener, QParams, QType, Sample, ScaleKind
 from roundel.work.checkpoints import Memory
 

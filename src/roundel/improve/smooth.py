@@ -16,14 +16,14 @@ from numpy.typing import NDArray
 from roundel.calibrate.runner import Runner
 from roundel.errors import DataError
 from roundel.improve.layers import Linear, read_linear
-from roundel.improve.reports import LayerReport
 from roundel.improve.smooth_trace import Edits, trace
 from roundel.model.edit import Editor
 from roundel.model.graph import dims
 from roundel.numerics.affine import fake_quantize, params_from_range, weight_params
-from roundel.numerics.blas import one_blas_thread
+from roundel.numerics.rounding import one_blas_thread
 from roundel.plan.types import QuantPlan
 from roundel.recipe.settings import Recipe
+from roundel.state import LayerReport
 from roundel.types import Doubles, PerChannel, QType, Sample, Scheme
 
 _ROW_BYTES = 128_000_000  # of all groups together

@@ -18,16 +18,15 @@ from roundel.improve.finetune import finetune
 from roundel.improve.memory import once, run_key
 from roundel.improve.mixed import mix_layers
 from roundel.improve.ranges import choose_ranges
-from roundel.improve.reports import FEWEST, LayerReport, held_out_count
 from roundel.improve.rotate import rotate
 from roundel.improve.rounding import choose_rounding
 from roundel.improve.smooth import find_groups, look_at_channels, smooth
 from roundel.improve.weight_only import gptq_layers
 from roundel.passes import refresh_shapes
 from roundel.plan import build_plan
-from roundel.plan.weight_only import weight_layers
+from roundel.plan.build import weight_layers
 from roundel.stages import float_outputs, most_samples, open_data
-from roundel.state import Context, Few, Layers, State, StepReport
+from roundel.state import FEWEST, Context, Few, LayerReport, Layers, State, StepReport, held_out_count
 from roundel.work.checkpoints import Memory
 
 Judge = Callable[[State], float]

@@ -14,16 +14,15 @@ from numpy.typing import NDArray
 from roundel.errors import DataError, RecipeError
 from roundel.improve.moments import HeldMoments, InputMoments
 from roundel.improve.probe import Carried, Errors, OutputErrors, together
-from roundel.improve.reports import LayerReport, held_from
 from roundel.improve.stepwise import StepwiseRunner
 from roundel.model.graph import constant_array, values_by_name
 from roundel.model.session import open_session
-from roundel.numerics.blas import one_blas_thread
 from roundel.numerics.packed import Packed
-from roundel.numerics.rounding import ErrorSpread, gptq, spread
+from roundel.numerics.rounding import ErrorSpread, gptq, one_blas_thread, spread
+from roundel.plan.build import WeightLayer, weight_layers
 from roundel.plan.types import QuantPlan
-from roundel.plan.weight_only import WeightLayer, weight_layers
 from roundel.recipe.settings import WeightOnly
+from roundel.state import LayerReport, held_from
 from roundel.types import Doubles, Listener, Sample
 
 Key = tuple[str, bool]

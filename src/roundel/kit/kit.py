@@ -14,7 +14,6 @@ from typing import Any
 
 import onnx_ir as ir
 
-from roundel.card import Card
 from roundel.errors import ModelError, RecipeError
 from roundel.kit.files import KitFile, write_folder
 from roundel.model import load_model
@@ -22,7 +21,7 @@ from roundel.model.files import file_sha256
 from roundel.model.graph import input_specs
 from roundel.model.load import as_written
 from roundel.outputs import external_tensors
-from roundel.plain import to_plain
+from roundel.plain import Card, to_plain
 from roundel.rules.formats import Recognised, recognise
 from roundel.targets.npu import MINIMUM_CONVS, Device, Format, device_named
 

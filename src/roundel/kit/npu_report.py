@@ -10,7 +10,6 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from roundel.card import Card
 from roundel.errors import RecipeError
 from roundel.kit.placement import (
     CPU_DEVICES,
@@ -21,6 +20,7 @@ from roundel.kit.placement import (
     model_operators,
     places,
 )
+from roundel.plain import Card
 
 _COLOUR = re.compile(r"\x1b(?:\[[0-?]*[ -/]*[@-~]|\][^\x07\x1b]*(?:\x07|\x1b\\))")
 _HEAD = re.compile(r"No\. of (Operators|Subgraphs)\s*:", re.IGNORECASE)

@@ -8,12 +8,11 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from roundel.card import Card, counted
 from roundel.errors import RoundelError
 from roundel.model import load_model
 from roundel.model.graph import op_key
-from roundel.plain import to_plain
-from roundel.qdq.names import QUARK
+from roundel.plain import Card, counted, to_plain
+from roundel.qdq.nodes import QUARK
 from roundel.rules import CheckReport, check_model
 from roundel.rules.formats import is_quantized
 from roundel.targets.npu import Format

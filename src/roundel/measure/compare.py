@@ -9,10 +9,9 @@ from typing import Any
 
 from roundel.data.lint import record_findings
 from roundel.errors import ModelError
-from roundel.measure.match import Matches, match
 from roundel.measure.paired import PairTally, Subject, compare_samples
 from roundel.measure.points import Point, extend, find_points, output_channel_axis, with_plain_constants
-from roundel.measure.reference import Reference, find_factors, find_reference
+from roundel.measure.reference import Matches, Reference, find_factors, find_reference, match
 from roundel.measure.runner import Travelling
 from roundel.measure.sums import TensorSums, channel_errors, coarse_histogram
 from roundel.measure.types import (
@@ -29,7 +28,7 @@ from roundel.model.memory import collector_paused
 from roundel.model.structure import ModelSource
 from roundel.passes import refresh_shapes
 from roundel.passes.cleanup import lift_constants
-from roundel.qdq.names import QUARK
+from roundel.qdq.nodes import QUARK
 from roundel.qdq.read import StoredTensors, strip_stored
 from roundel.recipe.settings import Data
 from roundel.stages import open_data

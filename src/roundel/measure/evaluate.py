@@ -13,7 +13,6 @@ from typing import Any
 
 from numpy.typing import NDArray
 
-from roundel.card import Card, counted, decibel
 from roundel.data import Samples
 from roundel.data.lint import record_findings
 from roundel.data.shards import SIZE, SampleDigest
@@ -22,7 +21,7 @@ from roundel.measure.labels import Labels
 from roundel.measure.runner import PackedPredictor, Predictor, answers
 from roundel.measure.scores import TOP, Look, Metric, ScoreTally, look, named_metric, scores
 from roundel.model.structure import ModelSource
-from roundel.plain import to_plain
+from roundel.plain import Card, counted, decibel, to_plain
 from roundel.recipe.settings import Data
 from roundel.stages import open_data
 from roundel.types import Arrays, InputSpec, Listener, Sample, Silent

@@ -7,8 +7,8 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 from numpy.typing import NDArray
 
-from roundel.card import Card, counted
 from roundel.errors import OutputError
+from roundel.plain import Card, counted
 
 if TYPE_CHECKING:
     from PIL.Image import Image

@@ -17,16 +17,15 @@ from numpy.typing import NDArray
 from roundel.calibrate.runner import grouped, run_session, tensor_bytes
 from roundel.data.shards import SIZE, Reading, Shard, feed_of
 from roundel.errors import DataError
-from roundel.measure.match import cut_to
 from roundel.measure.points import Fetch, Point, output_channel_axis
-from roundel.measure.reference import Factors
+from roundel.measure.reference import Factors, cut_to
 from roundel.measure.runner import Travelling, answers
 from roundel.measure.sums import PointArrays, TensorSums, measure
 from roundel.measure.types import TensorStorage
 from roundel.model.graph import fingerprint
 from roundel.model.memory import collector_paused
 from roundel.model.session import open_session
-from roundel.qdq.names import QUARK
+from roundel.qdq.nodes import QUARK
 from roundel.types import Arrays, Sample
 from roundel.work.checkpoints import as_array, as_tree
 from roundel.work.executors import Work

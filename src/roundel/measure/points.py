@@ -7,11 +7,11 @@ from dataclasses import dataclass, replace
 
 import onnx_ir as ir
 
-from roundel.measure.match import Matches, cut_to
+from roundel.measure.reference import Matches, cut_to
 from roundel.measure.types import Place
 from roundel.model.graph import has_subgraph, is_constant, op_key, values_by_name
 from roundel.model.session import open_session
-from roundel.qdq.names import QUARK
+from roundel.qdq.nodes import QUARK
 from roundel.qdq.read import (
     restored,
     source_of,

@@ -15,8 +15,19 @@ from roundel import stages
 from roundel.errors import RecipeError
 from roundel.improve.memory import run_key
 from roundel.improve.probe import QuantizerProbe
-from roundel.measure.advice import combined, find_head, remedies, widening
-from roundel.measure.layers import Head, LayerCost, RemedyKind, Sensitivity, StoredLayer, cost_db, layers_of
+from roundel.measure.layers import (
+    Head,
+    LayerCost,
+    RemedyKind,
+    Sensitivity,
+    StoredLayer,
+    combined,
+    cost_db,
+    find_head,
+    layers_of,
+    remedies,
+    widening,
+)
 from roundel.measure.runner import answers
 from roundel.model import LoadedModel
 from roundel.model.files import Portable

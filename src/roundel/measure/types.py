@@ -16,8 +16,7 @@ from typing import Any, Literal
 
 import numpy as np
 
-from roundel.card import Card, counted, decibel
-from roundel.plain import from_plain, to_plain
+from roundel.plain import Card, counted, decibel, from_plain, to_plain
 from roundel.qdq.read import StoredTensor
 
 COMPARISON_VERSION = 1

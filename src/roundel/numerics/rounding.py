@@ -6,10 +6,14 @@ layer's inputs. All functions work on a batch of groups: targets (G, O, K), mome
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
+from threading import Lock
 
 import numpy as np
 from numpy.typing import NDArray
+from threadpoolctl import ThreadpoolController
 
 from roundel.numerics.packed import Packed, PackedParams, packed_params
 from roundel.types import Doubles, PackedScheme
@@ -192,3 +196,38 @@ def _rounded(target: Doubles, spreading: ErrorSpread, scheme: PackedScheme, sear
             work[:, k + 1 : stop] -= error[:, None] * upper[k, k + 1 : stop]
         work[:, stop:] -= errors @ upper[start:stop, stop:]
     return Packed(codes, params, scheme)
+
+
+class _SharedLimit:
+    """The limit is the process's: the first who wants it sets it, and the last one lifts it."""
+
+    def __init__(self) -> None:
+        self._lock, self._users, self._set = Lock(), 0, ExitStack()
+        self._libraries: ThreadpoolController | None = None
+
+    def enter(self) -> None:
+        with self._lock:
+            if self._libraries is None:  # once, for searching takes milliseconds
+                self._libraries = ThreadpoolController()
+            if self._users == 0:
+                self._set.enter_context(self._libraries.limit(limits=1, user_api="blas"))
+            self._users += 1
+
+    def leave(self) -> None:
+        with self._lock:
+            self._users -= 1
+            if self._users == 0:
+                self._set.close()
+
+
+_limit = _SharedLimit()
+
+
+@contextmanager
+def one_blas_thread() -> Iterator[None]:
+    """One thread of BLAS within; runs within runs, and in several threads at once, may all ask for it."""
+    _limit.enter()
+    try:
+        yield
+    finally:
+        _limit.leave()

@@ -7,8 +7,7 @@ import onnx_ir as ir
 
 from roundel.model.graph import attribute_float, attribute_int, constant_array, op_key
 from roundel.numerics.affine import quantize, weight_params
-from roundel.qdq.names import Names
-from roundel.qdq.nodes import add_constant, forget
+from roundel.qdq.nodes import Names, add_constant, forget
 from roundel.recipe.settings import Recipe
 from roundel.types import Scheme
 

@@ -12,8 +12,18 @@ from numpy.typing import NDArray
 
 from roundel.model.graph import clip_bounds, constant_array, constant_scalar, is_constant, only_reader
 from roundel.numerics.floats import bits, largest, rounded
-from roundel.qdq.names import AFTER, BEFORE, CODES, QUARK, Names
-from roundel.qdq.nodes import Chain, add_constant, forget, insert_behind, stand_for
+from roundel.qdq.nodes import (
+    AFTER,
+    BEFORE,
+    CODES,
+    QUARK,
+    Chain,
+    Names,
+    add_constant,
+    forget,
+    insert_behind,
+    stand_for,
+)
 from roundel.qdq.read import casts_to, is_dequantize, is_quantize
 from roundel.types import FloatType
 

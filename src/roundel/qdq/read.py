@@ -12,7 +12,7 @@ import onnx_ir as ir
 from numpy.typing import NDArray
 
 from roundel.model.graph import attribute_int, constant_array, op_key, values_by_name
-from roundel.qdq.names import CODES, QUARK
+from roundel.qdq.nodes import CODES, QUARK
 from roundel.types import QParams, QType
 
 QUANTIZE = frozenset({"QuantizeLinear", "com.microsoft::QuantizeLinear", f"{QUARK}::ExtendedQuantizeLinear"})

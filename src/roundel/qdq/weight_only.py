@@ -13,9 +13,8 @@ from roundel.errors import ModelError, RecipeError
 from roundel.model.graph import opset_version
 from roundel.model.session import open_session
 from roundel.numerics.packed import Packed, in_blocks, in_bytes, round_packed
-from roundel.plan.weight_only import WeightLayer
-from roundel.qdq.names import AFTER, MICROSOFT, Names
-from roundel.qdq.nodes import add_constant
+from roundel.plan.build import WeightLayer
+from roundel.qdq.nodes import AFTER, MICROSOFT, Names, add_constant
 from roundel.recipe.settings import Recipe, WeightOnly
 
 BLOCKED_OPSET = 21

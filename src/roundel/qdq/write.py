@@ -17,8 +17,19 @@ from roundel.plan.types import Role, Shared, TensorPlan
 from roundel.qdq.floats import FloatCell, lift, put
 from roundel.qdq.functions import attach
 from roundel.qdq.functions.blocks import block_nodes
-from roundel.qdq.names import AFTER, BEFORE, CODES, MICROSOFT, QUARK, Names
-from roundel.qdq.nodes import Chain, Dialect, add_constant, forget, insert_behind
+from roundel.qdq.nodes import (
+    AFTER,
+    BEFORE,
+    CODES,
+    MICROSOFT,
+    QUARK,
+    Chain,
+    Dialect,
+    Names,
+    add_constant,
+    forget,
+    insert_behind,
+)
 from roundel.recipe.settings import Recipe
 from roundel.state import State
 from roundel.targets.operators import is_operand

@@ -6,9 +6,8 @@ import importlib
 from collections.abc import Mapping
 from typing import Any, NoReturn
 
-from roundel.quark.algorithms import KINDS
 from roundel.quark.errors import QuarkConfigError
-from roundel.quark.specs import DATA_TYPES, SPECS
+from roundel.quark.specs import DATA_TYPES, KINDS, SPECS
 
 _SEARCH = (
     "search of the first kind",

@@ -8,10 +8,10 @@ from typing import Any
 
 from roundel.qdq.functions.blocks import ELEMENT_OF, WIDTHS
 from roundel.quark import enums, specs
-from roundel.quark.algorithms import KINDS, AdaQuantConfig, AdaRoundConfig, AlgoConfig
 from roundel.quark.config import Config, QuantizationConfig, Settings, readable
 from roundel.quark.errors import QuarkConfigError, named
 from roundel.quark.presets import VINT8_OPTIONS, get_default_config
+from roundel.quark.specs import KINDS, AdaQuantConfig, AdaRoundConfig, AlgoConfig
 from roundel.types import BlockType
 
 

@@ -11,14 +11,13 @@ from typing import Any
 import onnx
 
 from roundel.pipeline import quantize
-from roundel.quark.algorithms import AlgoConfig
 from roundel.quark.config import Config, QuantizationConfig
 from roundel.quark.enums import CalibrationMethod, QuantFormat, QuantType
 from roundel.quark.errors import QuarkConfigError, QuarkDataError, QuarkModelMissingError
 from roundel.quark.qconfig import QConfig, lowered
-from roundel.quark.readers import random_spec
 from roundel.quark.request import normalised
-from roundel.quark.runtime import show_evaluation
+from roundel.quark.runtime import random_spec, show_evaluation
+from roundel.quark.specs import AlgoConfig
 from roundel.quark.translate import Translation, translate
 from roundel.report.console import ProgressListener, show_plan, show_summary, terminal
 from roundel.result import QuantizeResult

@@ -20,16 +20,22 @@ from roundel.measure.runner import Predictor
 from roundel.model.files import write_text
 from roundel.pipeline import quantize
 from roundel.quark import enums
-from roundel.quark.algorithms import AdaQuantConfig, AdaRoundConfig, AlgoConfig, CLEConfig
 from roundel.quark.errors import QuarkConfigError, named
 from roundel.quark.qconfig import QConfig
-from roundel.quark.specs import SPECS, QLayerConfig, QTensorConfig
+from roundel.quark.specs import (
+    SPECS,
+    AdaQuantConfig,
+    AdaRoundConfig,
+    AlgoConfig,
+    CLEConfig,
+    QLayerConfig,
+    QTensorConfig,
+)
 from roundel.quark.translate import translate
 from roundel.recipe.settings import Data
 from roundel.report.console import terminal
 from roundel.stages import open_data
-from roundel.trials.space import Choice, Span
-from roundel.trials.study import Sampler, Study, Trial
+from roundel.trials.study import Choice, Sampler, Span, Study, Trial
 from roundel.types import Listener, Silent
 
 Space = Mapping[str, Any]

@@ -7,7 +7,6 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from roundel.model.load import ModelSource
-from roundel.quark.algorithms import AlgoConfig
 from roundel.quark.config import Config, QuantizationConfig
 from roundel.quark.enums import ExtendedQuantFormat, QuantFormat
 from roundel.quark.errors import QuarkConfigError
@@ -15,9 +14,10 @@ from roundel.quark.options import effects
 from roundel.quark.qconfig import QConfig, lowered, with_algorithms
 from roundel.quark.request import ALIGNED, Request, base_values, counts, normalised
 from roundel.quark.selection import selected
+from roundel.quark.specs import AlgoConfig
 from roundel.recipe.load import validate
 from roundel.recipe.settings import Recipe, merge
-from roundel.trials.space import nested
+from roundel.trials.study import nested
 
 _INTEGER_ACTIVATIONS = (
     *("activations.symmetric", "activations.scale"),

@@ -21,14 +21,12 @@ from rich.progress import (
 from rich.table import Table
 from rich.text import Text
 
-from roundel.card import decibel
 from roundel.errors import RoundelError
-from roundel.improve.reports import LayerReport
-from roundel.plain import to_plain
+from roundel.plain import decibel, to_plain
 from roundel.plan.types import QuantPlan
 from roundel.recipe.settings import Recipe
 from roundel.report.record import Record
-from roundel.state import StepReport
+from roundel.state import LayerReport, StepReport
 
 Tree = Mapping[str, Any]
 _STEPS = 2

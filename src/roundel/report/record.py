@@ -13,8 +13,8 @@ from dataclasses import asdict, dataclass
 from importlib import metadata
 from typing import Any
 
-from roundel.card import counted, decibel
 from roundel.gate import OutputReport
+from roundel.plain import counted, decibel
 from roundel.plan.types import QuantPlan, Role
 from roundel.recipe.settings import Recipe
 from roundel.state import StepReport

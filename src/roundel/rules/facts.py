@@ -17,7 +17,7 @@ from roundel.passes.cleanup import lift_constants
 from roundel.plan import build_plan
 from roundel.plan.adjust import on_grid, saturates, upper_bound, will_saturate
 from roundel.plan.types import Observed, QuantPlan, Shared
-from roundel.qdq.names import QUARK
+from roundel.qdq.nodes import QUARK
 from roundel.qdq.read import StoredTensors, strip_pairs
 from roundel.recipe.load import RecipeSource
 from roundel.recipe.settings import Recipe

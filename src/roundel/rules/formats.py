@@ -10,7 +10,7 @@ import onnx_ir as ir
 from roundel.errors import ModelError, RecipeError
 from roundel.model.graph import op_key, readers
 from roundel.model.load import quantized_node
-from roundel.qdq.names import QUARK
+from roundel.qdq.nodes import QUARK
 from roundel.qdq.read import (
     BFLOAT16,
     BITS,

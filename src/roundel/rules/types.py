@@ -9,8 +9,7 @@ from dataclasses import dataclass, replace
 from types import ModuleType
 from typing import Any, Generic, TypeVar
 
-from roundel.card import Card, counted
-from roundel.plain import to_plain
+from roundel.plain import Card, counted, to_plain
 
 
 class Severity(enum.Enum):

@@ -16,9 +16,20 @@ from roundel.model.structure import ModelSource
 from roundel.recipe.load import load_recipe
 from roundel.request import changed
 from roundel.result import QuantizeResult
-from roundel.trials.budget import Drop, RungForecast, parse_drop, parse_time
 from roundel.trials.engine import Engine, OutOfTime, TitledListener, trying
-from roundel.trials.rungs import AutoResult, Rung, RungStep, RungVerdict, chosen_rungs, mixtures, refused
+from roundel.trials.rungs import (
+    AutoResult,
+    Drop,
+    Rung,
+    RungForecast,
+    RungStep,
+    RungVerdict,
+    chosen_rungs,
+    mixtures,
+    parse_drop,
+    parse_time,
+    refused,
+)
 from roundel.types import Listener, Silent
 
 

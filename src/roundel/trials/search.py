@@ -10,21 +10,19 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
-from roundel.card import Card, counted
 from roundel.errors import RecipeError, did_you_mean
 from roundel.measure.scores import Metric
 from roundel.measure.yardstick import Question
 from roundel.model import load_model
 from roundel.model.graph import fingerprint
 from roundel.model.structure import ModelSource
-from roundel.plain import to_plain
+from roundel.plain import Card, counted, to_plain
 from roundel.recipe.load import RecipeSource, load_recipe, preset_names
 from roundel.recipe.settings import Recipe, merge
 from roundel.request import changed
 from roundel.result import QuantizeResult
 from roundel.trials.engine import Engine, trying
-from roundel.trials.space import PRESET, SpaceSource, nested, read_space
-from roundel.trials.study import Sampler, Study, Trial
+from roundel.trials.study import PRESET, Sampler, SpaceSource, Study, Trial, nested, read_space
 from roundel.types import Listener, Silent
 from roundel.work.executors import Executor
 

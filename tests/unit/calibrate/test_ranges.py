@@ -20,9 +20,8 @@ from roundel.calibrate.ranges import (
 )
 from roundel.errors import RecipeError
 from roundel.numerics.affine import fake_quantize, params_from_range, weight_params
-from roundel.numerics.histogram import bins_of
+from roundel.numerics.histogram import Scenario, bins_of, distribution, entropy, percentile
 from roundel.numerics.scales import ErrorMetric, least_squares_range, quantization_error
-from roundel.numerics.thresholds import Scenario, distribution, entropy, percentile
 from roundel.types import PerChannel, QParams, QType, ScaleKind, Scheme
 
 INT8 = Scheme(QType.INT8)

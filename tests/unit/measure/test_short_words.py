@@ -8,8 +8,8 @@ import numpy as np
 import pytest
 
 import roundel
-from roundel.card import Card
 from roundel.example import load_example
+from roundel.plain import Card
 
 EXAMPLE = load_example()
 DATA = EXAMPLE.calibration[:8]

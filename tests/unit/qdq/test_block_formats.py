@@ -16,7 +16,7 @@ from roundel.errors import ModelError, RecipeError
 from roundel.numerics.blocks import BlockFloat, MicroExponents, Microscaling
 from roundel.qdq.functions import attach, strip
 from roundel.qdq.functions.blocks import BFP, MX, read_format
-from roundel.qdq.names import QUARK
+from roundel.qdq.nodes import QUARK
 
 PRESETS = {
     "bfp16": BlockFloat(),

@@ -16,7 +16,7 @@ from helpers import rng
 from roundel.errors import ModelError
 from roundel.numerics.floats import round_bfloat16, round_float16
 from roundel.qdq.functions import attach, strip
-from roundel.qdq.names import QUARK
+from roundel.qdq.nodes import QUARK
 
 LEVELS = [
     ort.GraphOptimizationLevel.ORT_DISABLE_ALL,

@@ -11,7 +11,7 @@ import pytest
 
 import roundel
 from helpers import build, feeds, initializers, node, normal, quantize, run
-from roundel.qdq.names import bare_name
+from roundel.qdq.nodes import bare_name
 from roundel.qdq.read import StoredTensors, read_quantizer, stored_values, strip_stored
 from roundel.quark.tools.operators import convert_qdq_to_customqdq, remove_qdq
 from roundel.quark.tools.tool import read_model

@@ -12,7 +12,6 @@ import onnx
 import pytest
 
 from helpers import build, node, normal
-from roundel.quark.algorithms import AdaRoundConfig, AutoMixprecisionConfig, CLEConfig
 from roundel.quark.config import QuantizationConfig
 from roundel.quark.errors import QuarkConfigError
 from roundel.quark.options import OPTIONS
@@ -21,7 +20,15 @@ from roundel.quark.options.algorithms import FINETUNE as TUNING
 from roundel.quark.presets import get_default_config
 from roundel.quark.qconfig import QConfig
 from roundel.quark.request import FIELD_OPTIONS
-from roundel.quark.specs import BFloat16Spec, Int8Spec, Int16Spec, QLayerConfig
+from roundel.quark.specs import (
+    AdaRoundConfig,
+    AutoMixprecisionConfig,
+    BFloat16Spec,
+    CLEConfig,
+    Int8Spec,
+    Int16Spec,
+    QLayerConfig,
+)
 from roundel.quark.translate import Translation, translate
 
 sys.path.insert(0, str(Path(__file__).parent))

@@ -6,10 +6,9 @@ import io
 
 from rich.console import Console
 
-from roundel.improve.reports import LayerReport
 from roundel.improve.steps import verdict
 from roundel.report.console import ProgressListener, layer_table
-from roundel.state import StepReport
+from roundel.state import LayerReport, StepReport
 
 LONG = "/model/backbone/stages.3/blocks.11/depthwise_separable/conv_dw/Conv"
 COUNT = 20

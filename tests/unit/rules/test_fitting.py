@@ -10,7 +10,7 @@ import pytest
 import roundel
 from roundel.recipe.load import load_recipe
 from roundel.rules import check_model
-from roundel.rules.fitting import for_device, for_effort
+from roundel.rules.report import for_device, for_effort
 
 # device, field, what the user sets; the device or the effort would make the other of it
 _FIELDS = [

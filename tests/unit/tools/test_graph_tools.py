@@ -14,8 +14,8 @@ from PIL import Image
 from helpers import build, initializers, node, normal, run
 from roundel.errors import ModelError, RecipeError
 from roundel.quark.old_tools import OLD_TOOLS
-from roundel.quark.tools.floats import convert_fp32_to_fp16
-from roundel.quark.tools.graphs import (
+from roundel.quark.tools.floats import (
+    convert_fp32_to_fp16,
     convert_nchw_to_nhwc,
     convert_opset_version,
     convert_shared_initializer_to_unique,

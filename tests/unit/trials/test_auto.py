@@ -17,8 +17,7 @@ from roundel.measure.evaluate import evaluate_models
 from roundel.measure.layers import LayerCost
 from roundel.trials import auto as ladder_walk
 from roundel.trials import rungs
-from roundel.trials.budget import RungForecast
-from roundel.trials.rungs import RUNGS, RungVerdict, grown
+from roundel.trials.rungs import RUNGS, RungForecast, RungVerdict, grown
 
 DIGITS = load_example()
 CALM = ["xint8", "xint8-fast", "a8w8", "a16w8", "mixed", "bf16"]  # no gradients: quick

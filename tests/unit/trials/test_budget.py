@@ -7,7 +7,7 @@ import math
 import pytest
 
 from roundel.errors import RecipeError
-from roundel.trials.budget import Drop, DropUnit, parse_drop, parse_time
+from roundel.trials.rungs import Drop, DropUnit, parse_drop, parse_time
 
 
 @pytest.mark.parametrize(

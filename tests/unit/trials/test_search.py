@@ -80,7 +80,7 @@ def test_a_search_that_was_killed_goes_on(tmp_path: Path) -> None:
         import os, signal
         from pathlib import Path
         from roundel.trials.study import Study
-        from roundel.trials.space import read_space
+        from roundel.trials.study import read_space
         from roundel.types import Silent
         study = Study(Path({str(study)!r}), read_space(["calibration.margin=1.0..2.0"]), ["minimize"])
         def evaluate(parameters, told):
@@ -91,7 +91,7 @@ def test_a_search_that_was_killed_goes_on(tmp_path: Path) -> None:
     """)
     ran = subprocess.run([sys.executable, "-c", script], env=dict(os.environ), check=False)
     assert ran.returncode == -signal.SIGKILL
-    from roundel.trials.space import read_space
+    from roundel.trials.study import read_space
     from roundel.types import Silent
 
     again = Study(study, read_space(["calibration.margin=1.0..2.0"]), ["minimize"])

@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from roundel.errors import RecipeError
-from roundel.trials.space import Choice, Span, combinations, nested, read_space
+from roundel.trials.study import Choice, Span, combinations, nested, read_space
 
 
 def test_words() -> None:

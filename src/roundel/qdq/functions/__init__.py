@@ -14,9 +14,9 @@ import onnx_ir as ir
 
 from roundel.errors import ModelError
 from roundel.model.graph import opset_version
-from roundel.qdq.functions import blocks, linear
+from roundel.qdq.functions import blocks, body
 from roundel.qdq.functions.blocks import BFP, MX
-from roundel.qdq.names import QUARK
+from roundel.qdq.nodes import QUARK
 
 __all__ = ["attach", "strip"]
 
@@ -32,8 +32,8 @@ class _Operator(NamedTuple):
 
 
 _OPERATORS: dict[str, _Operator] = {
-    "ExtendedQuantizeLinear": _Operator(linear.LinearFunction.of, linear.quantize_function),
-    "ExtendedDequantizeLinear": _Operator(linear.LinearFunction.of, linear.dequantize_function),
+    "ExtendedQuantizeLinear": _Operator(body.LinearFunction.of, body.quantize_function),
+    "ExtendedDequantizeLinear": _Operator(body.LinearFunction.of, body.dequantize_function),
     BFP: _Operator(blocks.Variant.of, blocks.build),
     MX: _Operator(blocks.Variant.of, blocks.build),
 }

@@ -22,8 +22,7 @@ from roundel.numerics.blocks import (
 )
 from roundel.numerics.floats import MANTISSA, SMALLEST_NORMAL, Rounding
 from roundel.qdq.functions.body import Body, block_power, nearest_whole, no_number, power_below
-from roundel.qdq.names import QUARK
-from roundel.qdq.nodes import Chain
+from roundel.qdq.nodes import QUARK, Chain
 from roundel.recipe.settings import Blocks
 from roundel.types import BlockScheme, BlockType
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 
 from roundel.errors import RecipeError, did_you_mean
-from roundel.quark.tools import graphs, operators, retyping
+from roundel.quark.tools import floats, operators, retyping
 from roundel.quark.tools.floats import FLOAT_TOOLS
 from roundel.quark.tools.tool import Parameter, Tool, rewriting, shapes, switch, words
 from roundel.quark.tools.views import EVALUATE, HISTOGRAM_TOOLS, PRINT_NODES, TEXT_TOOLS
@@ -60,17 +60,17 @@ _ALL: tuple[Tool, ...] = (
     rewriting("uint16 activations as int16; exact.", retyping.convert_u16s8_to_s16s8),
     rewriting("uint16 activations as uint8.", retyping.convert_u16u8_to_u8u8),
     rewriting("Power-of-two scales around Resize.", retyping.convert_resize_fs_to_pof2s),
-    rewriting("Inputs and outputs with channels last.", graphs.convert_nchw_to_nhwc),
-    rewriting("Another opset.", graphs.convert_opset_version, _OPSET),
+    rewriting("Inputs and outputs with channels last.", floats.convert_nchw_to_nhwc),
+    rewriting("Another opset.", floats.convert_opset_version, _OPSET),
     rewriting(
-        "Fixed sizes for open dimensions.", graphs.fix_shapes, _SHAPES, name="convert_dynamic_to_fixed"
+        "Fixed sizes for open dimensions.", floats.fix_shapes, _SHAPES, name="convert_dynamic_to_fixed"
     ),
-    rewriting("Fixed sizes for open dimensions.", graphs.fix_shapes, _SHAPES),
-    rewriting("Weights off the input list.", graphs.remove_initializer_from_input),
+    rewriting("Fixed sizes for open dimensions.", floats.fix_shapes, _SHAPES),
+    rewriting("Weights off the input list.", floats.remove_initializer_from_input),
     rewriting(
-        "A copy of a shared weight for each reader.", graphs.convert_shared_initializer_to_unique, _TYPES
+        "A copy of a shared weight for each reader.", floats.convert_shared_initializer_to_unique, _TYPES
     ),
-    rewriting("Finite numbers for infinite weights.", graphs.replace_inf_weights, _INFINITE),
+    rewriting("Finite numbers for infinite weights.", floats.replace_inf_weights, _INFINITE),
     *TEXT_TOOLS,
     *HISTOGRAM_TOOLS,
     PRINT_NODES,

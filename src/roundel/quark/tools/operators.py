@@ -10,8 +10,7 @@ import onnx_ir as ir
 
 from roundel.model.graph import attribute_float, attribute_int, constant_array, opset_version
 from roundel.numerics.affine import fake_quantize
-from roundel.qdq.names import CODES, MICROSOFT, QUARK, Names
-from roundel.qdq.nodes import add_constant, stand_for
+from roundel.qdq.nodes import CODES, MICROSOFT, QUARK, Names, add_constant, stand_for
 from roundel.qdq.read import (
     BITS,
     Quantizer,

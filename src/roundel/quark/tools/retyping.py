@@ -12,7 +12,7 @@ import onnx_ir as ir
 from numpy.typing import NDArray
 
 from roundel.model.graph import attribute_float, attribute_int, constant_array, is_constant, opset_version
-from roundel.qdq.names import MICROSOFT, Names
+from roundel.qdq.nodes import MICROSOFT, Names
 from roundel.qdq.read import (
     Quantizer,
     is_dequantize,

@@ -17,7 +17,7 @@ from roundel.model.files import check_writable, save_model
 from roundel.model.load import ModelSource, load_model
 from roundel.passes.cleanup import remove_dead_code
 from roundel.qdq.functions import attach
-from roundel.qdq.names import QUARK
+from roundel.qdq.nodes import QUARK
 
 P = ParamSpec("P")
 REQUIRED: Any = object()
