@@ -24,8 +24,7 @@ from roundel.model.files import Portable
 from roundel.model.memory import Budget
 from roundel.plan import build_plan
 from roundel.recipe.load import load_recipe
-from roundel.stages import open_data
-from roundel.stages import prepare as load_prepared
+from roundel.stages import open_data, prepare
 from roundel.work.checkpoints import open_store
 from roundel.work.executors import Work, executor
 
@@ -49,7 +48,7 @@ def main() -> None:
 def measured(given: argparse.Namespace) -> dict[str, Any]:
     """Seconds and bytes, for each sample or shard."""
     recipe = load_recipe(given.preset, {"data": {"samples": given.samples}})
-    ready = load_prepared(given.model, recipe)
+    ready = prepare(given.model, recipe)
     requests = requests_for(build_plan(ready.model, recipe), recipe)
     found: dict[str, Any] = {"model": given.model.name, "preset": recipe.name, "tensors": len(requests)}
 

@@ -18,7 +18,7 @@ from roundel.numerics.metrics import Closeness
 from roundel.plan import QuantPlan, build_plan
 from roundel.recipe.load import load_recipe
 from roundel.result import QuantizeResult
-from roundel.stages import prepare as load_prepared
+from roundel.stages import prepare
 
 Feed = dict[str, NDArray[Any]]
 Dims = Sequence[int | str] | None
@@ -101,7 +101,7 @@ def quantize(
 def plan_of(model: onnx.ModelProto, recipe: str = "a8w8", **changes: Any) -> QuantPlan:
     """The plan for a model, without data."""
     settings = load_recipe(recipe, changes)
-    return build_plan(load_prepared(model, settings).model, settings)
+    return build_plan(prepare(model, settings).model, settings)
 
 
 def run(model: onnx.ModelProto | ir.Model, feed: Feed) -> list[NDArray[Any]]:

@@ -29,8 +29,7 @@ from roundel.qdq.nodes import QUARK
 from roundel.recipe.load import load_recipe
 from roundel.recipe.settings import Data
 from roundel.rules.written import check_file
-from roundel.stages import open_data
-from roundel.stages import prepare as load_prepared
+from roundel.stages import open_data, prepare
 from roundel.types import FloatType, Sample
 from roundel.version import VERSION
 
@@ -204,7 +203,7 @@ def _shortened(source: ModelSource, to: Target, form: Form, *, half_weights: boo
     """A float model, every tensor of it in the short type."""
     changes = {"floats": {"form": form}, "output": {"half_weights": half_weights}}
     recipe = load_recipe(to, {**changes, "selection": {"all_op_types": True}})
-    ready = load_prepared(source, recipe)
+    ready = prepare(source, recipe)
     plan = build_plan(ready.model, recipe)
     if not plan.tensors:
         raise ModelError("The model has no float32 tensor to convert.", expected="a float model")

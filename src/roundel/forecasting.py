@@ -22,8 +22,7 @@ from roundel.model.session import give_memory_back, open_session, save_heap
 from roundel.model.structure import ModelSource
 from roundel.recipe.load import RecipeSource, load_recipe, unfolded
 from roundel.recipe.settings import Recipe, merge
-from roundel.stages import most_samples, open_data
-from roundel.stages import prepare as load_prepared
+from roundel.stages import most_samples, open_data, prepare
 from roundel.types import Scheme
 from roundel.work.executors import usable_cores
 
@@ -287,7 +286,7 @@ def expected_cost(
     tree = tree if effort is None else merge(tree, {"effort": effort})
     tree = tree if samples is None else merge(tree, {"data": {"samples": samples}})
     settings = load_recipe(recipe, tree)
-    ready = load_prepared(model, settings)
+    ready = prepare(model, settings)
     opened = None if data is None else open_data(ready.model, settings.data, data)
     facts = footprint(ready.model)
     given = _budget(facts, settings, None if max_memory is None else parse_size(max_memory))

@@ -19,7 +19,7 @@ from roundel.plain import Card, to_plain
 from roundel.plan import build_plan
 from roundel.qdq.nodes import QUARK
 from roundel.recipe.load import RecipeSource, load_recipe
-from roundel.stages import prepare as load_prepared
+from roundel.stages import prepare
 
 
 @dataclass(frozen=True, slots=True, repr=False)
@@ -129,7 +129,7 @@ def _verdicts(
     path: Path, chosen: RecipeSource
 ) -> tuple[dict[str, int], dict[str, int], tuple[tuple[str, str, str], ...]]:
     recipe = load_recipe(chosen)
-    plan = build_plan(load_prepared(path, recipe).model, recipe)
+    plan = build_plan(prepare(path, recipe).model, recipe)
     verdicts = plan.nodes.values()
     return (
         dict(Counter(n.op for n in verdicts if n.quantized).most_common()),

@@ -16,7 +16,7 @@ from roundel.example import load_example
 from roundel.model.graph import constant_array, op_key
 from roundel.plan import build_plan
 from roundel.recipe.load import load_recipe
-from roundel.stages import prepare as load_prepared
+from roundel.stages import prepare
 
 HERE = Path(__file__).parent
 PRESETS = ("xint8", "bf16", "a8w8", "a16w8", "s8s8_aaws", "u8s8_aaws", "int8_transformer_default")
@@ -25,7 +25,7 @@ PRESETS = ("xint8", "bf16", "a8w8", "a16w8", "s8s8_aaws", "u8s8_aaws", "int8_tra
 @pytest.mark.parametrize("preset", PRESETS)
 def test_plan(preset: str, request: pytest.FixtureRequest) -> None:
     recipe = load_recipe(preset)
-    text = plan_text(build_plan(load_prepared(load_example().model_path, recipe).model, recipe))
+    text = plan_text(build_plan(prepare(load_example().model_path, recipe).model, recipe))
     file = HERE / f"{preset}.txt"
     if request.config.getoption("--regenerate"):
         file.write_text(text, encoding="utf-8")

@@ -35,7 +35,7 @@ from roundel.recipe.settings import Data
 from roundel.reporting import DEVICE, write_report
 from roundel.request import changed
 from roundel.rules import CheckReport, check_model
-from roundel.stages import prepare as load_prepared
+from roundel.stages import prepare
 from roundel.types import Listener
 from roundel.work.executors import Executor
 
@@ -88,7 +88,7 @@ def explain(
     """
     tree = changed(recipe_changes(changes, include), None, exclude)
     chosen = load_recipe(chosen_recipe(preset, recipe) or DEFAULT_PRESET, tree)
-    plan = build_plan(load_prepared(model, chosen).model, chosen)
+    plan = build_plan(prepare(model, chosen).model, chosen)
     if tensor is None:
         return plan
     known = [*plan.tensors, *plan.kept_float]

@@ -33,8 +33,7 @@ from roundel.model.session import open_session
 from roundel.model.structure import ModelSource
 from roundel.plain import to_plain
 from roundel.recipe.settings import Data, Recipe
-from roundel.stages import open_data
-from roundel.stages import prepare as load_prepared
+from roundel.stages import open_data, prepare
 from roundel.types import Listener, Sample, Silent
 
 _LOOKED_AT = 16  # samples that run through the first layer once more
@@ -97,7 +96,7 @@ def examine_data(
     told = listener or Silent()
     try:
         told.step("load")
-        ready = load_prepared(model, Recipe())
+        ready = prepare(model, Recipe())
         samples = open_data(ready.model, options or Data(), data)
         watch = SampleWatch()
         told.step("look", samples.count)

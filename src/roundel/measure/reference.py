@@ -23,7 +23,7 @@ from roundel.qdq import attach
 from roundel.qdq.nodes import bare_name
 from roundel.qdq.read import StoredTensors
 from roundel.recipe.settings import Prepare, Recipe
-from roundel.stages import prepare as load_prepared
+from roundel.stages import prepare
 from roundel.targets.operators import FUSING_CONSUMERS as ACTIVATIONS
 from roundel.types import Doubles
 
@@ -269,7 +269,7 @@ def find_reference(
     recipe = _recorded(file) if ours and file is not None else None
     if recipe is None:
         recipe = Recipe() if ours else Recipe(prepare=_foreign(quantized))
-    ready = load_prepared(source, recipe)
+    ready = prepare(source, recipe)
     plain, wanted = layer_constants(ready.model), layer_constants(quantized)
     model, distances = ready.model, _distances(plain, wanted)
     if ours and recipe.improve.equalize.enabled and recipe.mode == "static":

@@ -30,8 +30,7 @@ from roundel.measure.scores import (
 from roundel.model.structure import ModelSource
 from roundel.numerics.metrics import Closeness
 from roundel.recipe.settings import Recipe
-from roundel.stages import open_data
-from roundel.stages import prepare as load_prepared
+from roundel.stages import open_data, prepare
 from roundel.types import Listener, Sample, Silent
 
 Outputs = dict[str, NDArray[Any]]
@@ -348,7 +347,7 @@ def prepare_judging(
     Raises:
         RoundelError: data, labels or metric do not fit the model.
     """
-    float_model = load_prepared(model, recipe).model
+    float_model = prepare(model, recipe).model
     samples = repeatable(open_data(float_model, recipe.data, question.data))
     every = None
     if question.eval_data is None:

@@ -25,7 +25,7 @@ from roundel.rules.formats import Recognised, format_of, intended, is_quantized,
 from roundel.rules.patterns import close_batch, conv_before, is_depthwise
 from roundel.rules.placement import Situation, predict
 from roundel.rules.types import Prediction
-from roundel.stages import prepare as load_prepared
+from roundel.stages import prepare
 from roundel.targets.npu import Compiler, Device, Format
 from roundel.targets.operators import Trait, ops_with
 from roundel.targets.shifts import FAMILIES
@@ -222,7 +222,7 @@ def _prepare(
         return given.clone(), None
     # What the device's own steps change is judged apart, so they stay out of the first view.
     plain = recipe.merged({"prepare": {"scale_clip_bounds": False}, "npu": {"clip_to_relu": False}})
-    model = load_prepared(source, plain).model
+    model = prepare(source, plain).model
     return model, build_plan(model, plain) if kind.integer else None
 
 

@@ -15,7 +15,7 @@ from roundel.calibrate.positions import breaches, position, refine
 from roundel.errors import RecipeError, VerifyError
 from roundel.plan import build_plan
 from roundel.recipe.load import load_recipe
-from roundel.stages import prepare as load_prepared
+from roundel.stages import prepare
 from roundel.state import State
 from roundel.targets.shifts import ShiftLimits
 from roundel.types import QParams, QType
@@ -50,7 +50,7 @@ def swish() -> onnx.ModelProto:
 def state_of(model: onnx.ModelProto, given: dict[str, int], **npu: bool) -> tuple[Any, State, Any]:
     """A plan whose tensors have the given positions."""
     settings = load_recipe("xint8_signed", {"npu": npu})
-    ready = load_prepared(model, settings)
+    ready = prepare(model, settings)
     plan = build_plan(ready.model, settings)
     zero = np.zeros((), np.int8)
     params = {n: QParams(np.asarray(2.0 ** -given[n], np.float32), zero, QType.INT8) for n in plan.tensors}

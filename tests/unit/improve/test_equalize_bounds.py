@@ -18,7 +18,7 @@ from roundel.model.session import open_session
 from roundel.passes.shapes import refresh_shapes
 from roundel.recipe.load import load_recipe
 from roundel.recipe.settings import Equalize
-from roundel.stages import prepare as load_prepared
+from roundel.stages import prepare
 
 X = {"x": (1, 4, 8, 8)}
 SIX = {"lo": np.float32(0), "hi": np.float32(6)}
@@ -278,7 +278,7 @@ def test_bounds_hold_on_data(
 @pytest.mark.parametrize("scaled", [False, True])
 def test_convolutional_nets_compute_the_same(name: str, scaled: bool) -> None:
     recipe = load_recipe("xint8", {"prepare": {"scale_clip_bounds": scaled}})
-    before = load_prepared(str(SHARED / f"{name}.onnx"), recipe).model
+    before = prepare(str(SHARED / f"{name}.onnx"), recipe).model
     after = before.clone()
     report = equalize(after, Equalize(), power_of_two=scaled)
     assert report.spaces > 0

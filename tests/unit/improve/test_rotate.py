@@ -19,7 +19,7 @@ from roundel.model.session import open_session
 from roundel.passes.shapes import refresh_shapes
 from roundel.recipe.load import load_recipe
 from roundel.recipe.settings import Rotate
-from roundel.stages import prepare as load_prepared
+from roundel.stages import prepare
 from roundel.types import Sample
 from transformer_models import OUTLIERS, WIDTH, Kind, tokens, transformer
 
@@ -31,7 +31,7 @@ class Done:
         self, proto: onnx.ModelProto, samples: Sequence[Sample] | None = None, **options: Any
     ) -> None:
         self.samples = samples or tokens(3)
-        self.before = load_prepared(proto, load_recipe("int8_transformer_default")).model
+        self.before = prepare(proto, load_recipe("int8_transformer_default")).model
         self.after = self.before.clone()
         self.reports: tuple[RotateReport, ...] = rotate(self.after, Rotate(enabled=True, **options))
         refresh_shapes(self.after)

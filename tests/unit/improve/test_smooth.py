@@ -16,7 +16,7 @@ from roundel.model.graph import constant_array
 from roundel.passes.shapes import refresh_shapes
 from roundel.plan import build_plan
 from roundel.recipe.load import load_recipe
-from roundel.stages import prepare as load_prepared
+from roundel.stages import prepare
 from roundel.types import Sample
 from transformer_models import Kind, tokens, transformer
 
@@ -34,7 +34,7 @@ class Done:
         **o: Any,
     ) -> None:
         settings = load_recipe(recipe, {"improve": {"smooth": {"enabled": True, **o}}})
-        self.before = load_prepared(proto, settings).model
+        self.before = prepare(proto, settings).model
         self.after = self.before.clone()
         plan = build_plan(self.after, settings)
         groups = find_groups(self.after.graph, plan)
@@ -149,7 +149,7 @@ def test_even_channels_stay_as_they_are() -> None:
 
 def test_layers_that_stay_float_are_no_group() -> None:
     settings = load_recipe("int8_transformer_default", {"selection": {"exclude": ["first", "second"]}})
-    model = load_prepared(normed(), settings).model
+    model = prepare(normed(), settings).model
     assert find_groups(model.graph, build_plan(model, settings)) == ()
 
 

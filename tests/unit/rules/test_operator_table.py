@@ -12,7 +12,7 @@ from roundel.model.load import load_model
 from roundel.plan import build_plan
 from roundel.recipe.load import load_recipe
 from roundel.rules import Place, check_model
-from roundel.stages import prepare as load_prepared
+from roundel.stages import prepare
 from roundel.targets import npu
 from roundel.targets.operators import OPERATORS, Operator, Trait, ops_with
 
@@ -31,7 +31,7 @@ def _places(model: Any) -> dict[str, Place]:
 
 def test_plan_and_check_follow_a_row(make: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     model, recipe = _with_mish(make), load_recipe("a8w8")
-    graph = load_prepared(model, recipe).model
+    graph = prepare(model, recipe).model
     mish = next(node for node in graph.graph if node.op_type == "Mish")
     assert not build_plan(graph, recipe).nodes[str(mish.name)].quantized
     assert not reader_functions(load_model(model).model.graph)
