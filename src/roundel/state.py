@@ -19,11 +19,10 @@ from roundel.work.executors import Work
 
 if TYPE_CHECKING:
     from roundel.calibrate.observers import Observer
-
-    pass
     from roundel.numerics.packed import Packed
 
-Layers = tuple["LayerReport", ...]
+FEWEST = 4  # samples: with fewer, nothing is left to judge by
+_SHARE = 0.2
 _NUMBERS = ("plan", "params", "float_scales", "values", "codes", "reads")
 
 
@@ -33,6 +32,31 @@ class Context:
 
     told: Listener = field(default_factory=Silent)
     work: Work = field(default_factory=lambda: Work(None, None))
+
+
+@dataclass(frozen=True, slots=True)
+class LayerReport:
+    """What became of one layer.
+
+    Attributes:
+        layer: the node, or the tensor where a step works on those.
+        op: its operator.
+        before_db, after_db: the layer's own signal over its held-out error, in dB; equal where not kept.
+        kept: whether the error fell, so that the new constants stay.
+        seconds: what it cost.
+        iterations: steps that fine-tuning took; None elsewhere.
+    """
+
+    layer: str
+    op: str
+    before_db: float
+    after_db: float
+    kept: bool
+    seconds: float
+    iterations: int | None = None
+
+
+Layers = tuple[LayerReport, ...]
 
 
 @dataclass(frozen=True, slots=True)
@@ -146,32 +170,6 @@ class State:
         """Whether a step that has returned this state has left the other one as it was."""
         tables = ("model", "packed", *_NUMBERS)
         return all(getattr(self, name) is getattr(other, name) for name in tables)
-
-
-@dataclass(frozen=True, slots=True)
-class LayerReport:
-    """What became of one layer.
-
-    Attributes:
-        layer: the node, or the tensor where a step works on those.
-        op: its operator.
-        before_db, after_db: the layer's own signal over its held-out error, in dB; equal where not kept.
-        kept: whether the error fell, so that the new constants stay.
-        seconds: what it cost.
-        iterations: steps that fine-tuning took; None elsewhere.
-    """
-
-    layer: str
-    op: str
-    before_db: float
-    after_db: float
-    kept: bool
-    seconds: float
-    iterations: int | None = None
-
-
-FEWEST = 4  # samples: with fewer, nothing is left to judge by
-_SHARE = 0.2
 
 
 def held_out_count(count: int) -> int:

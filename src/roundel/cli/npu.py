@@ -83,7 +83,6 @@ def deploy_command(
     as_json: Json = False,
 ) -> None:
     """Write a folder to run a model on a Ryzen AI NPU: model, provider options, run script, instructions."""
-    pass
     from roundel.kit.kit import deploy
     from roundel.report.console import terminal
 
@@ -112,7 +111,6 @@ def npu_report_command(
     as_json: Json = False,
 ) -> None:
     """Show which operators ran on the NPU and which on the CPU, from the provider's report or console log."""
-    pass
     from roundel.kit.npu_report import npu_report
     from roundel.report.console import terminal
 

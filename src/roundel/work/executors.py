@@ -366,8 +366,6 @@ def executor(
             expected="ray",
         )
     if name == "ray":
-        pass
-
         return RayExecutor(address, workers, shared_files)
     return ProcessExecutor(workers) if name == "processes" else LocalExecutor(workers)
 
