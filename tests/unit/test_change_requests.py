@@ -16,13 +16,17 @@ from roundel.rules.facts import Facts
 from roundel.rules.types import Finding, Severity, rule, rules_of
 
 
-def test_a_preset_is_one_file(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+def test_a_preset_is_one_file(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path, request: pytest.FixtureRequest
+) -> None:
     presets = tmp_path / "presets"
     presets.mkdir()
     for file in (resources.files("roundel") / "presets").iterdir():
         (presets / file.name).write_text(file.read_text(encoding="utf-8"), encoding="utf-8")
     (presets / "narrow.yaml").write_text("title: A8W8, tighter\nextends: a8w8\ncalibration: {margin: 1.5}\n")
     monkeypatch.setattr(load.resources, "files", lambda package: tmp_path)
+    load.preset_names.cache_clear()
+    request.addfinalizer(load.preset_names.cache_clear)
     assert "narrow" in load.preset_names()
     recipe = roundel.load_recipe("narrow")
     assert recipe.calibration.margin == 1.5

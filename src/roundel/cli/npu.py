@@ -6,14 +6,8 @@ from pathlib import Path
 from typing import Annotated
 
 import typer
-from rich.console import Console
-from rich.text import Text
 
 from roundel.cli.options import EitherModel, Json, put_json
-from roundel.kit.kit import DeployKit
-from roundel.kit.npu_report import NpuReport
-from roundel.kit.placement import PlacementComparison, places, verdicts
-from roundel.report.console import grid, labelled, show_notes
 
 CHECK_EXAMPLES = """[bold]Examples[/]
 
@@ -83,6 +77,7 @@ def deploy_command(
     as_json: Json = False,
 ) -> None:
     """Write a folder to run a model on a Ryzen AI NPU: model, provider options, run script, instructions."""
+    from roundel.kit.console import show_kit
     from roundel.kit.kit import deploy
     from roundel.report.console import terminal
 
@@ -111,6 +106,7 @@ def npu_report_command(
     as_json: Json = False,
 ) -> None:
     """Show which operators ran on the NPU and which on the CPU, from the provider's report or console log."""
+    from roundel.kit.console import show_report
     from roundel.kit.npu_report import npu_report
     from roundel.report.console import terminal
 
@@ -119,52 +115,3 @@ def npu_report_command(
         put_json(report.to_dict())
     else:
         show_report(terminal(), report)
-
-
-def show_kit(console: Console, kit: DeployKit) -> None:
-    """What was written, and what to do next."""
-    rows = {
-        "folder": str(kit.folder),
-        "format": f"{kit.format.name} ({kit.reason})",
-        "device": kit.device,
-        "files": ", ".join(kit.files),
-        "options": ", ".join(f"{key}={value}" for key, value in kit.options.items()),
-    }
-    console.print(labelled(rows))
-    show_notes(console, kit.notes)
-    console.print(Text(f"next: python {kit.folder / 'run.py'} --random --report"))
-
-
-def show_report(console: Console, report: NpuReport) -> None:
-    """The placement as a table, what it means, and what was predicted."""
-    placed, model_ops = report.placement, report.operators
-    table = grid("device", ">operators", ">subgraphs", "~types")
-    for name in dict.fromkeys([*placed.operators, *placed.subgraphs]):
-        counts = (_number(placed.operators.get(name)), _number(placed.subgraphs.get(name)))
-        table.add_row(name, *counts, Text(", ".join(placed.op_types.get(name, ())) or "-"))
-    console.print(table)
-    if model_ops is not None:
-        table = grid("operator", ">nodes in the model", "ran on")
-        for op, count in model_ops.items():
-            table.add_row(Text(op), str(count), places(placed, op))
-        console.print(table)
-    for sentence in verdicts(placed):
-        console.print(Text(sentence))
-    show_notes(console, placed.notes)
-    if report.comparison is not None:
-        _show_prediction(console, report.comparison)
-
-
-def _show_prediction(console: Console, comparison: PlacementComparison) -> None:
-    """Prediction beside reality."""
-    console.print(Text(f"Predicted for {comparison.format} on {comparison.device}:"))
-    table = grid("", ">predicted", ">reported", ">difference")
-    for row in comparison.rows:
-        difference = "-" if row.difference is None else f"{row.difference:+d}" if row.difference else "same"
-        table.add_row(row.quantity, str(row.predicted), _number(row.actual), difference)
-    console.print(table)
-    show_notes(console, comparison.notes)
-
-
-def _number(value: int | None) -> str:
-    return "-" if value is None else str(value)

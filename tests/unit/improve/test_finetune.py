@@ -202,7 +202,7 @@ def test_a_checkpoint_of_another_run_is_refused(case: Case, tmp_path: Path) -> N
 
 def test_missing_torch_says_what_to_install(case: Case, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(sys.modules, "torch", None)
-    with pytest.raises(DependencyError, match="Fine-tuning needs packages") as raised:
+    with pytest.raises(DependencyError, match="Fine-tuning with PyTorch needs packages") as raised:
         case.tune()
     assert raised.value.hint == "pip install 'roundel[torch]'"
 

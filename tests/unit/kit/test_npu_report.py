@@ -10,8 +10,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 from rich.console import Console
 
-from roundel.cli.npu import show_report
 from roundel.kit import NpuReport, PlacementReport, ReportError, compare_placements, read_report, verdicts
+from roundel.kit.console import show_report
 from roundel.kit.npu_report import parse_json, parse_log
 from roundel.kit.placement import PlacementComparison, model_operators, places
 
