@@ -28,6 +28,7 @@ OLDEST = {
     "pydantic": "2.7.0",
     "pyyaml": "6.0",
     "rich": "13.7.0",
+    "threadpoolctl": "3.5.0",
     "typer": "0.15.4",
 }
 nox.options.default_venv_backend = "venv"
