@@ -77,10 +77,8 @@ def quantize(
         opened = None if data is None else open_data(state.model, state.recipe.data, data)
         budget = run_budget(state.model, state.recipe, opened, limit, on_forecast)
         cleanup.enter_context(within(budget))
-        found = _quantized(state, opened, stats, Context(told, work))
         request = Asked(source, exported, target, device, state)
-        told.step("verify")
-        return gate(found, request, cleanup)
+        return gate(_quantized(state, opened, stats, Context(told, work)), request, cleanup)
 
 
 @one_blas_thread()  # sums of products keep their order, whatever the threads
@@ -97,4 +95,6 @@ def _quantized(state: State, data: Samples | None, stats: str | Path | None, con
     for step in STATE_STEPS:
         state = keep_if_better(step, state, context)
     context.told.step("write")
-    return write(state)
+    state = write(state)
+    context.told.step("verify")
+    return state

@@ -54,7 +54,7 @@ from roundel.qdq import simulate, write_dynamic, write_qdq
 from roundel.qdq.weight_only import write_weights
 from roundel.qdq.write import share_codes
 from roundel.recipe.settings import Data, Recipe
-from roundel.state import Context, State
+from roundel.state import Context, Few, State
 from roundel.types import BlockScheme, Sample
 from roundel.version import VERSION
 
@@ -170,6 +170,7 @@ def collect(
         stats: a statistics file to reuse or to write.
     """
     recipe, context = state.recipe, context or Context()
+    state = replace(state, few=Few())  # what came before calibration needs them no more
     if stats is not None and recipe.mode == "weight_only":
         raise RecipeError(
             "Mode weight_only gathers no statistics.",
