@@ -12,13 +12,20 @@ from numpy.typing import NDArray
 from roundel.numerics.rounding import damped
 from roundel.types import Doubles
 
+_MOST_INPUTS = 2048  # of a layer, of which all products are kept
+_PART, _LEAST_PART, _MOST_PRODUCTS = 512, 64, 1 << 24
 _NOISE = 1e-6  # what sums of single precision may lose, relative to the square of a value
 
 
 @dataclass(slots=True)
 class Moments:
-    """Weighted sums over rows of inputs x (n, G, K) and wanted outputs y (n, G, O); count is (G, 1)."""
+    """Weighted sums over rows of inputs x (n, G, K) and wanted outputs y (n, G, O); count is (G, 1).
 
+    A layer of very many inputs is cut into parts: only the products of inputs of one part are kept, so `xx`
+    is (G * parts, K / parts, K / parts), the last part filled up with zeros, and `xy` is empty.
+    """
+
+    parts: int = 1
     count: Doubles = field(default_factory=lambda: np.zeros((1, 1)))
     xx: Doubles = field(default_factory=lambda: np.zeros(0))
     xy: Doubles = field(default_factory=lambda: np.zeros(0))
@@ -39,11 +46,15 @@ class Moments:
         if weights is not None:
             each = weights.T[:, :, None]
             heavy_x, heavy_y, count = x * each, y * each, each.sum(1, dtype=np.float64)
-        xx = (heavy_x.transpose(0, 2, 1) @ x).astype(np.float64)
-        xy = (heavy_y.transpose(0, 2, 1) @ x).astype(np.float64)
         yy = np.einsum("gno,gno->go", heavy_y, y, dtype=np.float64)
         sums = heavy_x.sum(1, dtype=np.float64), heavy_y.sum(1, dtype=np.float64)
-        self.merge(Moments(count, xx, xy, yy, *sums))
+        if self.parts == 1:
+            xx = heavy_x.transpose(0, 2, 1) @ x
+            xy = (heavy_y.transpose(0, 2, 1) @ x).astype(np.float64)
+        else:
+            cut = in_parts(x.transpose(0, 2, 1), self.parts)
+            xx, xy = cut @ cut.transpose(0, 2, 1), np.zeros((*yy.shape, 0))
+        self.merge(Moments(self.parts, count, xx.astype(np.float64), xy, yy, *sums))
 
     def merge(self, more: Moments) -> None:
         """Add another set of sums."""
@@ -58,35 +69,85 @@ class Moments:
     def _sums(self) -> tuple[Doubles, ...]:
         return self.count, self.xx, self.xy, self.yy, self.x, self.y
 
-    def centred(self) -> Centred:
-        """Means and centred second moments."""
+    def around(self, weight: Doubles) -> Missing:
+        """What the weights (G, O, K) leave of the outputs, and the centred moments of the inputs."""
         n = np.where(self.count > 0, self.count, 1.0)
         x, y = self.x / n, self.y / n
-        xx = self.xx / n[:, :, None] - x[:, :, None] * x[:, None, :]
-        xy = self.xy / n[:, :, None] - y[:, :, None] * x[:, None, :]
+        each = np.repeat(n, self.parts, 0)[:, :, None]
+        mean = in_parts(x[:, :, None], self.parts)
+        xx = self.xx / each
+        square = np.einsum("gkk->gk", xx).copy()
+        xx -= mean * mean.transpose(0, 2, 1)
         # Of an input that is constant, only what rounding left of two large sums remains: no variance at all.
-        constant = np.einsum("gkk->gk", xx) <= _NOISE * np.einsum("gkk->gk", self.xx) / n
-        varies = np.where(constant, 0.0, 1.0)
+        varies = np.where(np.einsum("gkk->gk", xx) <= _NOISE * square, 0.0, 1.0)
         xx *= varies[:, :, None] * varies[:, None, :]
+        power = self.yy / n - y * y
+        moment, offset = xx.astype(np.float32), y - np.einsum("gok,gk->go", weight, x)
+        if self.parts > 1:
+            none = np.zeros((*weight.shape[::2], weight.shape[1]), np.float32)
+            return Missing(moment, none, np.zeros_like(power), x, offset, power)
+        xy = self.xy / n[:, :, None] - y[:, :, None] * x[:, None, :]
         xy *= varies[:, None, :]
-        return Centred(xx, xy, self.yy / n - y * y, x, y)
+        missing = xy - weight @ xx
+        left = power - np.einsum("gok,gok->go", weight, xy + missing)
+        turned = np.ascontiguousarray(missing.transpose(0, 2, 1), np.float32)
+        return Missing(moment, turned, left, x, offset, power)
+
+
+def parts_of(size: int) -> int:
+    """How many parts a layer of so many inputs for each output is cut into."""
+    if size <= _MOST_INPUTS:
+        return 1
+    return -(-size // min(_PART, max(_LEAST_PART, _MOST_PRODUCTS // size)))
+
+
+def in_parts(array: NDArray[Any], parts: int) -> NDArray[Any]:
+    """(G, K, …) as (G * parts, K / parts, …), with zeros at the end where that does not come out even."""
+    if parts == 1:
+        return array
+    groups, size, *rest = array.shape
+    part = -(-size // parts)
+    whole = np.zeros((groups, parts * part, *rest), array.dtype)
+    whole[:, :size] = array
+    return whole.reshape(groups * parts, part, *rest)
 
 
 @dataclass(frozen=True, slots=True)
-class Centred:
-    """Centred moments: xx (G, K, K), xy (G, O, K), yy (G, O), and the means x (G, K), y (G, O)."""
+class Missing:
+    """What weights w leave of a layer's outputs: e = y - w x, less its mean.
 
-    xx: Doubles
-    xy: Doubles
-    yy: Doubles
-    x: Doubles
-    y: Doubles
+    Numbers of the error's own size: single precision will do for all that is made of them.
 
-    def error(self, weight: Doubles, bias: Doubles) -> Doubles:
-        """E[(w x + b - y)²] of each output, (G, O)."""
-        spread = np.einsum("gok,gok->go", weight @ self.xx - 2 * self.xy, weight) + self.yy
-        offset = np.einsum("gok,gk->go", weight, self.x) + bias - self.y
-        return np.asarray(spread + offset * offset)
+    Attributes:
+        moment: (G, K, K), E[x xᵀ], centred; in parts where the layer has many inputs.
+        cross: (G, K, O), E[x eᵀ]; zeros where the moment is in parts.
+        square: (G, O), E[e²]; likewise.
+        mean: (G, K), of the inputs.
+        offset: (G, O), the mean of y - w x.
+        power: (G, O), the variance of y.
+    """
+
+    moment: NDArray[np.float32]
+    cross: NDArray[np.float32]
+    square: Doubles
+    mean: Doubles
+    offset: Doubles
+    power: Doubles
+
+    def error(self, change: NDArray[np.float32], bias: Doubles) -> Doubles:
+        """E[((w + change) x + b - y)²] of each output, (G, O), for a change (G, K, O) of the weights."""
+        moved = np.einsum("gko,gk->go", change, self.mean) + bias - self.offset
+        return np.asarray(self.spread(change) + moved * moved)
+
+    def spread(self, change: NDArray[np.float32], outputs: slice = slice(None)) -> Doubles:
+        """The same around the mean, of some outputs."""
+        parts = len(self.moment) // len(self.cross)
+        cut = in_parts(change, parts)
+        each = np.einsum("gko,gko->go", self.moment @ cut, cut, dtype=np.float64)
+        if parts > 1:
+            each = each.reshape(len(self.cross), parts, -1).sum(1)
+        both = np.einsum("gko,gko->go", self.cross[:, :, outputs], change, dtype=np.float64)
+        return np.asarray(np.maximum(self.square[:, outputs] + each - 2 * both, 0.0))
 
 
 Rows = NDArray[Any]

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Sequence
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -14,12 +15,12 @@ from numpy.typing import NDArray
 from roundel.improve.constants import Changed, Constants, Written
 from roundel.improve.layers import Layer, quantized_layers
 from roundel.improve.memory import load_layer, save_layer
-from roundel.improve.moments import Centred, Moments
+from roundel.improve.moments import Missing, Moments, in_parts, parts_of
 from roundel.improve.stepwise import StepwiseRunner
 from roundel.improve.targets import SampledTargets, float_targets, importance, visible_ranges
 from roundel.numerics.affine import quantize
 from roundel.numerics.metrics import layer_db
-from roundel.numerics.rounding import compensated, damped, descend, factor, least_squares, one_blas_thread
+from roundel.numerics.rounding import compensated, correction, damped, descend, handed_on, one_blas_thread
 from roundel.plan.types import Fixed
 from roundel.recipe.settings import Recipe
 from roundel.state import LayerReport, State, held_from
@@ -30,6 +31,8 @@ _RIDGES = (1.0, 0.1, 0.01)
 _DAMPING = 0.3
 _SWEEPS = 3
 _TRIED = 3  # scales that a layer is solved with
+_ASKED = 64  # outputs of a layer that choose its ridge and scale
+_LARGEST = 16  # of them for their large weights
 
 
 @dataclass(frozen=True, slots=True)
@@ -69,6 +72,7 @@ class Solution:
         scale: as in the problem.
         bias: (G, O) float bias that goes with the codes.
         before, after: held-out mean squared error with plain rounding and with this solution.
+        power: of the wanted outputs, on the same rows.
         ridge: how far the weights moved towards the seen inputs; None where they stayed.
     """
 
@@ -77,6 +81,7 @@ class Solution:
     bias: Doubles
     before: float
     after: float
+    power: float
     ridge: float | None
 
     @property
@@ -87,94 +92,137 @@ class Solution:
 
 def solve(problem: Problem) -> Solution:
     """Least-squares target, compensated rounding, coordinate descent, bias; judged on held-out rows."""
-    train, held = problem.train.centred(), problem.held.centred()
-    float_weight = problem.weight * problem.input_scale
-    ridge = _choose_ridge(float_weight, train, held, problem.importance)
-    target = float_weight if ridge is None else least_squares(float_weight, train.xx, train.xy, ridge)
+    weight = problem.weight * problem.input_scale
+    train, held = problem.train.around(weight), problem.held.around(weight)
+    ridge = _choose_ridge(problem, train, held)
+    target = _turned(weight)
+    if ridge is not None:
+        target += correction(train.moment, train.cross, ridge)
     codes, scale = _best_codes(problem, target, train)
     real = codes * (scale * problem.input_scale)
-    bias = train.y - np.einsum("gok,gk->go", real, train.x) if problem.has_bias else problem.bias
-    plain = _plain(problem)
+    bias = problem.bias
+    if problem.has_bias:
+        bias = train.offset - np.einsum("gok,gk->go", real - weight, train.mean)
+    plain = np.clip(np.rint(problem.weight / problem.scale), *problem.limits)
+    plain *= problem.scale * problem.input_scale
     return Solution(
         codes,
         scale,
         bias,
-        before=float((held.error(plain, problem.bias) * problem.importance).sum()),
-        after=float((held.error(real, bias) * problem.importance).sum()),
+        before=float((held.error(_turned(plain - weight), problem.bias) * problem.importance).sum()),
+        after=float((held.error(_turned(real - weight), bias) * problem.importance).sum()),
+        power=float(held.power.sum()),
         ridge=ridge,
     )
 
 
-def _plain(problem: Problem) -> Doubles:
-    codes = np.clip(np.rint(problem.weight / problem.scale), *problem.limits)
-    return np.asarray(codes * (problem.scale * problem.input_scale))
+def _turned(matrix: NDArray[Any]) -> NDArray[np.float32]:
+    """(G, O, K) as (G, K, O), or back."""
+    return np.ascontiguousarray(matrix.transpose(0, 2, 1), np.float32)
 
 
-def _choose_ridge(
-    weight: Doubles, train: Centred, held: Centred, importance: Doubles | float
-) -> float | None:
-    """The weakest tie to the float weights that still pays on held-out rows; None for no move at all."""
-    best, error = None, _spread(weight, held, importance)
+def _choose_ridge(problem: Problem, train: Missing, held: Missing) -> float | None:
+    """The weakest tie to the float weights that still pays on held-out rows; None for no move at all.
+
+    Some of the outputs tell which: they share their inputs.
+    """
+    if problem.train.parts > 1:
+        return None
+    some = _some(problem.weight.shape[1])
+    heavy = np.broadcast_to(problem.importance, train.square.shape)[:, some]
+    best, error = None, float((held.square[:, some] * heavy).sum())
     for ridge in _RIDGES:
-        tried = _spread(least_squares(weight, train.xx, train.xy, ridge), held, importance)
+        change = correction(train.moment, train.cross[:, :, some], ridge)
+        tried = float((held.spread(change, some) * heavy).sum())
         if tried >= error:
             break
         best, error = ridge, tried
     return best
 
 
-def _spread(weight: Doubles, moments: Centred, importance: Doubles | float) -> float:
-    each = np.einsum("gok,gok->go", weight @ moments.xx - 2 * moments.xy, weight) + moments.yy
-    return float((each * importance).sum())
+def _some(outputs: int) -> slice:
+    """Outputs that stand for all."""
+    return slice(None, None, -(-outputs // _ASKED))
 
 
-def _best_codes(problem: Problem, target: Doubles, seen: Centred) -> tuple[Doubles, Doubles]:
+def _best_codes(problem: Problem, target: NDArray[np.float32], seen: Missing) -> tuple[Doubles, Doubles]:
     """Codes and scale with the least error over the candidates."""
-    moment = damped(seen.xx, _DAMPING)
-    upper = factor(moment)
-    found: list[tuple[Doubles, Doubles, Doubles]] = []
-    for scale in _promising(problem, target, moment):
-        wanted = target / (scale * problem.input_scale)
-        codes = compensated(wanted, upper, problem.limits)
-        miss = (codes - wanted) * scale
-        found.append((np.einsum("gok,gok->go", miss @ moment, miss), codes, scale))
-    codes, scale = _choose(problem, found)
-    wanted = target / (scale * problem.input_scale)
-    return descend(codes, wanted, moment, problem.limits, _SWEEPS), scale
+    moment = damped(seen.moment, _DAMPING)
+    aimed = in_parts(target, problem.train.parts)
+    shares = handed_on(moment)
+    scales = _promising(problem, target, moment)
+    if len(scales) > 1:
+        scale = _choose(problem, scales, aimed, moment, shares)
+    else:
+        scale = scales[0]
+    unit = _along(scale * problem.input_scale, problem)
+    wanted = aimed / unit
+    codes = descend(compensated(wanted, shares, problem.limits), wanted, moment, problem.limits, _SWEEPS)
+    whole = codes.reshape(len(target), -1, target.shape[2])[:, : target.shape[1]]
+    return whole.transpose(0, 2, 1).astype(np.float64), scale
 
 
-def _choose(problem: Problem, found: list[tuple[Doubles, Doubles, Doubles]]) -> tuple[Doubles, Doubles]:
-    """The candidate (error of each output, codes, scale) with the least error."""
-    if problem.scale.size == 1:
-        _, codes, scale = min(found, key=lambda item: float((item[0] * problem.importance).sum()))
-        return codes, scale
-    # One scale for each output: each takes the candidate that suits it best.
-    choice = np.argmin([item[0] for item in found], axis=0)
-    codes, scale = found[0][1].copy(), np.broadcast_to(found[0][2], (*choice.shape, 1)).copy()
-    for index, (_, tried, step) in enumerate(found):
-        chosen = choice == index
-        codes[chosen] = tried[chosen]
-        scale[chosen] = np.broadcast_to(step, scale.shape)[chosen]
-    return codes, scale
+def _along(scale: Doubles, problem: Problem) -> NDArray[np.float32]:
+    """A scale that goes with (G, O, 1), so that it goes with (G, K, O) in parts."""
+    turned = scale.transpose(0, 2, 1).astype(np.float32)
+    return np.repeat(turned, problem.train.parts, 0) if len(turned) > 1 else turned
 
 
-def _promising(problem: Problem, target: Doubles, moment: Doubles) -> list[Doubles]:
+def _choose(
+    problem: Problem,
+    scales: Sequence[Doubles],
+    target: NDArray[np.float32],
+    moment: NDArray[np.float32],
+    shares: NDArray[np.float32],
+) -> Doubles:
+    """The candidate with the least error; where each output has its own, each takes what suits it best.
+
+    One scale for all is chosen by some of the outputs: those of the largest weights, which it may cut off,
+    and others that stand for the rest.
+    """
+    groups, outputs, _ = problem.weight.shape
+    alone = problem.scale.size > 1
+    asked, counts = np.arange(outputs), np.ones(outputs)
+    if not alone and groups == 1 and outputs > 2 * _ASKED:
+        order = np.argsort(-np.abs(problem.weight[0]).max(1), kind="stable")
+        rest = np.sort(order[_LARGEST:])[_some(outputs)]
+        asked = np.concatenate([order[:_LARGEST], rest])
+        counts = np.concatenate([np.ones(_LARGEST), np.full(len(rest), (outputs - _LARGEST) / len(rest))])
+    some = target[:, :, asked]
+    units = [_along(scale * problem.input_scale, problem) for scale in scales]
+    units = [unit if unit.shape[2] == 1 else unit[:, :, asked] for unit in units]
+    wanted = np.concatenate([some / unit for unit in units], axis=2)
+    missed = compensated(wanted, shares, problem.limits) - wanted
+    each = np.einsum("gko,gko->go", moment @ missed, missed, dtype=np.float64)
+    each = each.reshape(groups, problem.train.parts, len(scales), -1).sum(1)  # (G, candidates, asked)
+    each *= np.stack([np.square(np.broadcast_to(u[:groups, 0], each[:, 0].shape)) for u in units], 1)
+    if not alone:
+        heavy = np.broadcast_to(problem.importance, problem.weight.shape[:2])[:, asked] * counts
+        return scales[int(np.argmin((each * heavy[:, None]).sum((0, 2))))]
+    best = each.argmin(1)[:, None, :, None]
+    stacked = np.stack([np.broadcast_to(scale, (groups, outputs, 1)) for scale in scales], 1)
+    return np.take_along_axis(stacked, best, 1)[:, 0]
+
+
+def _promising(problem: Problem, target: NDArray[np.float32], moment: NDArray[np.float32]) -> list[Doubles]:
     """The candidates worth a solution: the best by what plain rounding costs if inputs are uncorrelated."""
     scales = [np.asarray(problem.scale * factor) for factor in problem.factors]
     if len(scales) <= _TRIED or problem.scale.size > 1:
         return scales[:_TRIED]
-    power = np.einsum("gkk->gk", moment)
+    power = np.einsum("gkk->gk", moment).reshape(len(target), -1)[:, : target.shape[1]]
     costs = []
     for scale in scales:
-        wanted = target / (scale * problem.input_scale)
-        miss = (np.clip(np.rint(wanted), *problem.limits) - wanted) * scale
-        each = np.einsum("gok,gk->go", np.square(miss), power)
-        costs.append(float((each * problem.importance).sum()))
+        unit = np.float32(scale.item() * problem.input_scale)
+        wanted = target / unit
+        miss = np.clip(np.rint(wanted), *problem.limits) - wanted
+        each = np.einsum("gko,gko,gk->go", miss, miss, power, optimize=["einsum_path", (0, 1), (0, 1)])
+        costs.append(float((each * problem.importance).sum()) * float(unit) ** 2)
     return [scales[index] for index in np.argsort(costs, kind="stable")[:_TRIED]]
 
 
 _CHUNK = 2048  # rows added up in float32 before they join the float64 sums
 _CHUNK_ELEMENTS = 2_000_000  # fewer rows where they have more in all, but no fewer than a sum has columns
+_THREADS = 2
 _UNSEEN = 0.1  # weight of a row whose output is cut off
 _FLOAT_FACTORS = (1.0, 0.85, 0.7, 0.6, 0.5, 0.4)
 _POWER_FACTORS = (2.0, 1.0, 0.5, 0.25)
@@ -205,23 +253,32 @@ def choose_rounding(
     if progress is not None:
         progress.step("round layer by layer", len(layers))
     targets = float_targets(model, layers, samples)
-    work = _LayerByLayer(model, state, samples, recipe)
     reports = []
-    for done, layer in enumerate(layers, 1):
-        reports.append(work.remembered(layer, targets[done - 1], done, memory))
-        targets[done - 1] = []  # not needed any more
-        if progress is not None:
-            progress.advance(done)
+    with ThreadPoolExecutor(_THREADS) as pool:
+        work = _LayerByLayer(model, state, samples, recipe, pool)
+        for done, layer in enumerate(layers, 1):
+            reports.append(work.remembered(layer, targets[done - 1], done, memory))
+            targets[done - 1] = []  # not needed any more
+            if progress is not None:
+                progress.advance(done)
     return work.state, tuple(reports)
 
 
 class _LayerByLayer:
-    def __init__(self, model: ir.Model, state: State, samples: Sequence[Sample], recipe: Recipe) -> None:
+    def __init__(
+        self,
+        model: ir.Model,
+        state: State,
+        samples: Sequence[Sample],
+        recipe: Recipe,
+        pool: ThreadPoolExecutor,
+    ) -> None:
         self.constants, self.written = Constants(model.graph, state, recipe), Written(model, state, recipe)
         self.runner = StepwiseRunner(self.written.model, samples)
         self.importance = importance(model.graph)
         self.visible = visible_ranges(model.graph)
         self.held_from = held_from(len(samples))
+        self.pool = pool
 
     @property
     def state(self) -> State:
@@ -249,20 +306,19 @@ class _LayerByLayer:
         """Solve one layer; its new constants where held-out data agrees."""
         start = time.perf_counter()
         problem = self._problem(layer, codes, targets)
-        power = float(problem.held.centred().yy.sum())
         solution = solve(problem)
         changed = self._changes(layer, solution) if solution.kept else {}
         after = solution.after if solution.kept else solution.before
         took = time.perf_counter() - start
-        ratios = [layer_db(power, error) for error in (solution.before, after)]
+        ratios = [layer_db(solution.power, error) for error in (solution.before, after)]
         return LayerReport(layer.name, layer.op, ratios[0], ratios[1], solution.kept, took), changed
 
     def _problem(
         self, layer: Layer, codes: Sequence[NDArray[Any]], targets: Sequence[SampledTargets]
     ) -> Problem:
         given, weight = self.state.params[layer.data], self.state.params[layer.weight]
-        train, held = self._moments(layer, codes, targets, int(given.zero_point))
         matrix = layer.matrix(self.constants.float(layer.weight)).astype(np.float64)
+        train, held = self._moments(layer, codes, targets, matrix.shape[2])
         bias = np.zeros(1) if layer.bias is None else self.constants.float(layer.bias).reshape(-1)
         rows = matrix.shape[0] * matrix.shape[1]
         return Problem(
@@ -283,20 +339,30 @@ class _LayerByLayer:
         return np.ones(shape) if known is None or known.size != np.prod(shape) else known.reshape(shape)
 
     def _moments(
-        self, layer: Layer, codes: Sequence[NDArray[Any]], targets: Sequence[SampledTargets], zero: int
+        self, layer: Layer, codes: Sequence[NDArray[Any]], targets: Sequence[SampledTargets], size: int
     ) -> tuple[Moments, Moments]:
-        sums = Moments(), Moments()
+        """Of the samples that teach and of those that judge. Sums join in the samples' order."""
+        zero = int(self.state.params[layer.data].zero_point)
         seen = self.visible.get(layer.output) if layer.groups > 1 else None
-        rows: list[tuple[NDArray[Any], NDArray[Any]]] = []
-        for index, (array, target) in enumerate(zip(codes, targets, strict=True)):
-            given = layer.inputs(array, target.places, target.spatial, zero)
-            rows.append((given.astype(np.float32) - np.float32(zero), target.values))
-            last = index + 1 in (self.held_from, len(codes))
-            if last or sum(len(x) for x, _ in rows) >= _enough(*rows[0][0].shape[1:]):
-                x, y = (np.concatenate(part) for part in zip(*rows, strict=True))
-                sums[index >= self.held_from].add(x, y, _weights(y, seen))
-                rows = []
-        return sums
+        parts = parts_of(size)
+
+        def of(chunk: range) -> Moments:
+            ends = np.cumsum([0, *(len(targets[i].places) for i in chunk)])
+            x = np.empty((layer.groups, ends[-1], size), np.float32)
+            for i, start, stop in zip(chunk, ends, ends[1:], strict=False):
+                given = layer.inputs(codes[i], targets[i].places, targets[i].spatial, zero)
+                np.subtract(given.transpose(1, 0, 2), np.float32(zero), out=x[:, start:stop])
+            y = np.concatenate([targets[i].values for i in chunk])
+            found = Moments(parts)
+            found.add(x.transpose(1, 0, 2), y, _weights(y, seen))
+            return found
+
+        enough = _enough(layer.groups * parts, -(-size // parts))
+        chunks = _chunks([len(target.places) for target in targets], enough, self.held_from)
+        train, held = Moments(parts), Moments(parts)
+        for chunk, found in zip(chunks, self.pool.map(of, chunks), strict=True):
+            (held if chunk.start >= self.held_from else train).merge(found)
+        return train, held
 
     def _factors(self, layer: Layer, weight: QParams) -> tuple[float, ...]:
         """Factors on the weight's scale that its format, the user and the NPU's shifters allow."""
@@ -335,6 +401,17 @@ class _LayerByLayer:
 def _enough(groups: int, size: int) -> int:
     """Rows of so many groups and columns that are worth adding up."""
     return min(_CHUNK, max(size, _CHUNK_ELEMENTS // (groups * size)))
+
+
+def _chunks(rows: Sequence[int], enough: int, border: int) -> list[range]:
+    """Samples whose rows are added up at once; none before the border with one behind it."""
+    found, start, total = [], 0, 0
+    for index, more in enumerate(rows, 1):
+        total += more
+        if total >= enough or index in (border, len(rows)):
+            found.append(range(start, index))
+            start, total = index, 0
+    return found
 
 
 def _weights(wanted: NDArray[Any], seen: tuple[float, float] | None) -> NDArray[np.float32] | None:

@@ -14,6 +14,7 @@ from numpy.typing import NDArray
 
 from roundel.data.kept import Kept, Spool
 from roundel.improve.layers import Layer
+from roundel.improve.moments import parts_of
 from roundel.model.graph import (
     attribute_int,
     clip_bounds,
@@ -23,26 +24,40 @@ from roundel.model.graph import (
     values_by_name,
 )
 from roundel.model.session import open_session
+from roundel.passes import refresh_shapes
+from roundel.qdq.nodes import Names, add_constant
 from roundel.targets.operators import Trait, ops_with
 from roundel.types import Doubles, Sample
 
-_ROWS = 200  # places of each sample
-_GROUPED_WORK = 900  # rows x kernel size of a grouped layer: few weights for each channel need few rows
+_ROWS, _MOST_ROWS = 20_000, 200  # places looked at in all samples, and in one
+_ROWS_IN_PARTS = 2_560  # the same where only some of the inputs' products are kept
+_GROUPED_WORK = (
+    30_000  # the same x kernel size for a grouped layer: few weights for each channel need few rows
+)
 _MOST_BYTES = 1_000_000_000  # in a file beyond what the run may hold
 
 
 @dataclass(frozen=True, slots=True, eq=False)
 class SampledTargets:
-    """One layer's output on one sample: the places looked at, and the values there."""
+    """One layer's output on one sample: the places looked at, and the values there.
+
+    Attributes:
+        places: flat positions.
+        spatial: height, width … of the output.
+        kept: values of all layers, one after the other.
+        start, shape: where this layer's begin, and (places, groups, outputs per group).
+    """
 
     places: NDArray[np.intp]
     spatial: tuple[int, ...]
     kept: Kept
+    start: int
+    shape: tuple[int, ...]
 
     @property
     def values(self) -> NDArray[np.float32]:
         """One row for each place."""
-        return self.kept.get()
+        return self.kept.get()[self.start : self.start + math.prod(self.shape)].reshape(self.shape)
 
 
 def float_targets(
@@ -58,30 +73,104 @@ def float_targets(
     The places are drawn from the seed and the sample's number alone, so the result does not depend on
     how many threads take part.
     """
-    watched = model.clone()
-    values = values_by_name(watched.graph)
-    shown = {value.name for value in watched.graph.outputs}
-    names = [layer.output for layer in layers]
-    for name in names:
-        if name not in shown:
-            watched.graph.outputs.append(values[name])
-            shown.add(name)
-    session = open_session(watched, threads=1)
-    share: list[float] = []
-    spool = Spool()
-
-    def sampled(index: int) -> list[SampledTargets]:
-        outputs = session.run(names, samples[index])
-        if not share:
-            share.append(_share(layers, outputs, len(samples)))
-        rng = np.random.default_rng([seed, index])
-        pairs = zip(layers, outputs, strict=True)
-        return [_sampled(layer, out, rng, share[0], spool) for layer, out in pairs]
-
-    first = sampled(0)  # settles the share before others start
+    looked = _Looked(model, layers, samples, seed)
     with ThreadPoolExecutor(threads) as pool:
-        rows = [first, *pool.map(sampled, range(1, len(samples)))]
-    return [list(column) for column in zip(*rows, strict=True)]
+        found = list(pool.map(looked.at, range(len(samples))))
+    return [list(column) for column in zip(*found, strict=True)]
+
+
+class _Looked:
+    """The float model, of which only the places that are looked at come out."""
+
+    def __init__(
+        self, model: ir.Model, layers: Sequence[Layer], samples: Sequence[Sample], seed: int
+    ) -> None:
+        self._layers, self._samples, self._seed, self._spool = layers, samples, seed, Spool()
+        watched = model.clone()
+        _fix_shapes(watched, samples)
+        values = values_by_name(watched.graph)
+        wanted = [_rows(layer, _inputs_of(layer, watched.graph), len(samples)) for layer in layers]
+        names = Names(watched.graph)
+        self._taps = [_tap(watched.graph, layer, values[layer.output], names) for layer in layers]
+        share = _share(layers, self._taps, wanted, len(samples))
+        self._rows = [max(1, int(count * share)) for count in wanted]
+        self._session = open_session(watched, threads=1)
+
+    def at(self, index: int) -> list[SampledTargets]:
+        """Every layer's on one sample."""
+        rng = np.random.default_rng([self._seed, index])
+        each = list(zip(self._layers, self._taps, self._rows, strict=True))
+        places = {tap: layer.places(tap.shape, most, rng) for layer, tap, most in each if tap.shape}
+        feeds = {tap.index: at for tap, at in places.items()}
+        outputs = self._session.run([tap.output for tap in self._taps], {**self._samples[index], **feeds})
+        found: list[tuple[NDArray[np.intp], tuple[int, ...], NDArray[np.float32]]] = []
+        for (layer, tap, most), out in zip(each, outputs, strict=True):
+            if tap in places:
+                at, shape = places[tap], tap.shape or ()
+                values = (out.T if layer.kernel else out).reshape(len(at), layer.groups, -1)
+            else:
+                at, shape = layer.places(out.shape, most, rng), out.shape
+                values = layer.targets(out, at)
+            found.append((at, shape[2:] if layer.kernel else (), values))
+        # One array a sample: thousands of small ones would lie between what the session has freed.
+        flat = np.concatenate([values.reshape(-1) for _, _, values in found]).astype(np.float32, copy=False)
+        whole, start, result = self._spool.keep(flat), 0, []
+        for at, spatial, values in found:
+            result.append(SampledTargets(at, spatial, whole, start, values.shape))
+            start += values.size
+        return result
+
+
+def _fix_shapes(model: ir.Model, samples: Sequence[Sample]) -> None:
+    """With the shapes of the samples, where all have the same."""
+    first = {name: array.shape for name, array in samples[0].items()}
+    if any(array.shape != first[name] for sample in samples for name, array in sample.items()):
+        return
+    for value in model.graph.inputs:
+        if value.name in first and static_shape(value) is None:
+            value.shape = ir.Shape(first[value.name])
+    refresh_shapes(model)
+
+
+@dataclass(frozen=True, slots=True)
+class _Tap:
+    """Where a layer's output is looked at.
+
+    Attributes:
+        output: what to ask the session for.
+        index: the input that takes the places; they come out as columns of an image, rows of a matrix.
+        shape: of the layer's output; None where the output comes whole.
+    """
+
+    output: str
+    index: str = ""
+    shape: tuple[int, ...] | None = None
+
+
+def _tap(graph: ir.Graph, layer: Layer, value: ir.Value, names: Names) -> _Tap:
+    """Let out only the places that are looked at: all outputs of a large network together do not fit."""
+    shape = static_shape(value)
+    if shape is None or (layer.kernel and shape[0] != 1):
+        if not value.is_graph_output():
+            graph.outputs.append(value)
+        return _Tap(layer.output)
+    index = ir.Value(
+        name=names(f"{layer.output}_places"), shape=ir.Shape((None,)), type=ir.TensorType(ir.DataType.INT64)
+    )
+    graph.inputs.append(index)
+    flat = np.array([shape[1], -1] if layer.kernel else [-1, shape[-1]], np.int64)
+    target = add_constant(graph, names(f"{layer.output}_flat"), flat)
+    lines = ir.Value(name=names(f"{layer.output}_lines"), type=value.type)
+    seen = ir.Value(name=names(f"{layer.output}_seen"), type=value.type)
+    axis = ir.AttrInt64("axis", 1 if layer.kernel else 0)
+    producer = value.producer()
+    assert producer is not None
+    cut = ir.Node("", "Reshape", [value, target], outputs=[lines], name=str(lines.name))
+    graph.insert_after(
+        producer, [cut, ir.Node("", "Gather", [lines, index], [axis], outputs=[seen], name=str(seen.name))]
+    )
+    graph.outputs.append(seen)
+    return _Tap(str(seen.name), str(index.name), shape)
 
 
 def visible_ranges(graph: ir.Graph) -> dict[str, tuple[float, float]]:
@@ -96,25 +185,28 @@ def visible_ranges(graph: ir.Graph) -> dict[str, tuple[float, float]]:
     return found
 
 
-def _rows(layer: Layer) -> int:
-    return max(16, _GROUPED_WORK // math.prod(layer.kernel)) if layer.groups > 1 else _ROWS
+def _inputs_of(layer: Layer, graph: ir.Graph) -> int:
+    """Inputs of each output."""
+    weight = constant_array(graph.initializers[layer.weight])
+    assert weight is not None
+    return int(layer.matrix(weight).shape[2])
 
 
-def _share(layers: Sequence[Layer], outputs: Sequence[NDArray[Any]], samples: int) -> float:
-    """The share of the usual rows that is worth their room."""
+def _rows(layer: Layer, size: int, samples: int) -> int:
+    """Places of each sample that are worth looking at."""
+    if layer.groups > 1:
+        return max(1, _GROUPED_WORK // size // samples)
+    return min(_MOST_ROWS, -(-(_ROWS if parts_of(size) == 1 else _ROWS_IN_PARTS) // samples))
+
+
+def _share(layers: Sequence[Layer], taps: Sequence[_Tap], rows: Sequence[int], samples: int) -> float:
+    """The share of these rows that is worth its room."""
     total = 0
-    for layer, out in zip(layers, outputs, strict=True):
-        channels = out.shape[1] if layer.kernel else out.shape[-1]
-        total += min(_rows(layer), out.size // max(channels, 1)) * channels * 4 * samples
+    for layer, tap, most in zip(layers, taps, rows, strict=True):
+        if tap.shape is not None:
+            channels = tap.shape[1] if layer.kernel else tap.shape[-1]
+            total += min(most, math.prod(tap.shape) // max(channels, 1)) * channels * 4 * samples
     return min(1.0, _MOST_BYTES / max(total, 1))
-
-
-def _sampled(
-    layer: Layer, output: NDArray[Any], rng: np.random.Generator, share: float, spool: Spool
-) -> SampledTargets:
-    places = layer.places(output.shape, max(1, int(_rows(layer) * share)), rng)
-    spatial = output.shape[2:] if layer.kernel else ()
-    return SampledTargets(places, spatial, spool.keep(layer.targets(output, places)))
 
 
 _SAME = ops_with(Trait.CHANNELWISE)

@@ -1,7 +1,8 @@
 """Rounding that minimises the error of a layer's output instead of the error of its weights.
 
-A layer's squared output error is tr(D H Dᵀ) for codes Q = T + D, target T and H the second moment of the
-layer's inputs. All functions work on a batch of groups: targets (G, O, K), moments (G, K, K).
+A layer's squared output error is tr(Dᵀ H D) for codes Q = T + D, target T and H the second moment of the
+layer's inputs. All functions work on a batch of groups: targets (G, K, O), moments (G, K, K). The weights
+of an input lie together, for they are rounded together.
 """
 
 from __future__ import annotations
@@ -16,12 +17,12 @@ from numpy.typing import NDArray
 from threadpoolctl import ThreadpoolController
 
 from roundel.numerics.packed import Packed, PackedParams, packed_params
-from roundel.types import Doubles, PackedScheme
+from roundel.types import Doubles, FloatArray, PackedScheme
 
 _BLOCK = 64
 
 
-def damped(moment: Doubles, share: float) -> Doubles:
+def damped(moment: FloatArray, share: float) -> FloatArray:
     """The moment with a share of its mean diagonal added; never singular."""
     size = moment.shape[-1]
     diagonal = np.einsum("gkk->gk", moment)
@@ -31,89 +32,98 @@ def damped(moment: Doubles, share: float) -> Doubles:
     return result
 
 
-def least_squares(weight: Doubles, moment: Doubles, cross: Doubles, share: float) -> Doubles:
-    """Weights that best map the seen inputs to the wanted outputs, held to the given ones by a ridge.
+def correction(moment: FloatArray, missing: FloatArray, share: float) -> FloatArray:
+    """What to add to weights so that they best map the seen inputs to the wanted outputs, held by a ridge.
 
     Args:
-        weight: (G, O, K), the float weights.
         moment: (G, K, K), E[x xᵀ] of the inputs that the layer will really see, centred.
-        cross: (G, O, K), E[y xᵀ] of the outputs that it should give, centred.
+        missing: (G, K, O), E[x eᵀ] of what the weights as they are leave of the outputs, centred.
         share: strength of the ridge, as a share of the moment's mean diagonal.
     """
-    held = damped(moment, share)
-    ridge = held - moment
-    wanted = cross + weight @ ridge
-    return np.asarray(np.linalg.solve(held, wanted.transpose(0, 2, 1)).transpose(0, 2, 1))
+    return np.asarray(np.linalg.solve(damped(moment, share), missing))
 
 
-def factor(moment: Doubles) -> Doubles:
-    """The upper Cholesky factor of the inverse of a (damped) moment: how an error spreads to later inputs."""
-    try:
-        return _factor(moment)
-    except np.linalg.LinAlgError:  # rounded sums may leave a moment a little below zero: lift it
-        powers = np.linalg.eigvalsh(moment)
-        lift = np.maximum(1e-6 * powers[:, -1] - powers[:, 0], 1e-12)
-        return _factor(moment + lift[:, None, None] * np.eye(moment.shape[-1]))
+def handed_on(moment: FloatArray) -> FloatArray:
+    """Row k: the share of each earlier input's error that input k has to make up for; 1 at k, 0 behind.
 
-
-def _factor(moment: Doubles) -> Doubles:
-    inverse = np.linalg.inv(moment)
-    lower = np.linalg.cholesky((inverse + inverse.transpose(0, 2, 1)) / 2)
-    return np.asarray(lower.transpose(0, 2, 1), np.float64)
-
-
-def compensated(target: Doubles, upper: Doubles, limits: tuple[int, int]) -> Doubles:
-    """Round input by input, each time correcting the inputs that are still to come.
+    With H = U Uᵀ for an upper U, an error d of the weights costs |d U|²: its part k is U_kk times d_k and the
+    shares of the errors before.
 
     Args:
-        target: (G, O, K) in units of the scale.
-        upper: (G, K, K), from `factor`.
+        moment: (G, K, K), damped.
+    """
+    try:
+        lower = np.linalg.cholesky(moment[:, ::-1, ::-1])
+    except np.linalg.LinAlgError:  # rounded sums may leave a moment a little below zero: lift it
+        lower = np.linalg.cholesky(_lifted(moment)[:, ::-1, ::-1])
+    upper = lower[:, ::-1, ::-1]
+    return np.ascontiguousarray((upper / np.einsum("gkk->gk", upper)[:, None]).transpose(0, 2, 1))
+
+
+def _lifted(moment: FloatArray) -> FloatArray:
+    powers = np.linalg.eigvalsh(moment)
+    lift = np.maximum(1e-6 * powers[:, -1] - powers[:, 0], 1e-12).astype(moment.dtype)
+    return np.asarray(moment + lift[:, None, None] * np.eye(moment.shape[-1], dtype=moment.dtype))
+
+
+def compensated(target: FloatArray, shares: FloatArray, limits: tuple[int, int]) -> FloatArray:
+    """Round input by input, each making up for what those before have missed.
+
+    Args:
+        target: (G, K, O) in units of the scale.
+        shares: (G, K, K), from `handed_on`.
         limits: smallest and largest code.
     """
-    size = target.shape[-1]
-    work, codes = target.copy(), np.empty_like(target)
-    for start in range(0, size, _BLOCK):
-        stop = min(start + _BLOCK, size)
-        errors = np.empty((*target.shape[:2], stop - start))
-        for k in range(start, stop):
-            column = work[:, :, k]
-            codes[:, :, k] = np.clip(np.rint(column), *limits)
-            error = (column - codes[:, :, k]) / upper[:, k, k, None]
-            errors[:, :, k - start] = error
-            work[:, :, k + 1 : stop] -= error[:, :, None] * upper[:, None, k, k + 1 : stop]
-        if stop < size:
-            work[:, :, stop:] -= errors @ upper[:, start:stop, stop:]
+    codes, missed = np.empty_like(target), np.empty_like(target)
+    for block in _blocks(target.shape[1]):
+        start = block.start
+        behind = shares[:, block, :start] @ missed[:, :start]
+        for k in range(start, block.stop):
+            wanted = target[:, k] - behind[:, k - start]
+            wanted -= (shares[:, k, None, start:k] @ missed[:, start:k])[:, 0]
+            codes[:, k] = np.clip(np.rint(wanted), *limits)
+            missed[:, k] = codes[:, k] - target[:, k]
     return codes
 
 
 def descend(
-    codes: Doubles, target: Doubles, moment: Doubles, limits: tuple[int, int], sweeps: int = 3
-) -> Doubles:
-    """Coordinate descent over the codes: each move lowers tr(D H Dᵀ), so the result is never worse."""
+    codes: FloatArray, target: FloatArray, moment: FloatArray, limits: tuple[int, int], sweeps: int = 3
+) -> FloatArray:
+    """Coordinate descent over the codes: each move lowers tr(Dᵀ H D), so the result is never worse.
+
+    Args:
+        codes, target: (G, K, O) in units of the scale.
+        moment: (G, K, K).
+        limits: smallest and largest code.
+        sweeps: how often each code may move.
+    """
     codes = codes.copy()
-    size = codes.shape[-1]
-    diagonal = np.maximum(np.einsum("gkk->gk", moment), 1e-30)
-    slope = (codes - target) @ moment
+    missed = codes - target
+    diagonal = np.maximum(np.einsum("gkk->gk", moment), 1e-30)[:, :, None]
     for _ in range(sweeps):
         moved = False
-        for k in range(size):
-            step = -np.rint(slope[:, :, k] / diagonal[:, k, None])
-            step = np.clip(codes[:, :, k] + step, *limits) - codes[:, :, k]
-            if not step.any():
-                continue
-            moved = True
-            codes[:, :, k] += step
-            if len(codes) == 1:
-                rows = np.flatnonzero(step[0])
-                slope[0, rows] += step[0, rows, None] * moment[0, k]
-            else:
-                slope += step[:, :, None] * moment[:, None, k]
+        for block in _blocks(codes.shape[1]):
+            start = block.start
+            slope = moment[:, block] @ missed
+            steps = np.zeros_like(slope)
+            for k in range(start, block.stop):
+                here = slope[:, k - start] + (moment[:, k, None, start:k] @ steps[:, : k - start])[:, 0]
+                better = np.clip(codes[:, k] - np.rint(here / diagonal[:, k]), *limits)
+                steps[:, k - start] = better - codes[:, k]
+                codes[:, k] = better
+            moved = moved or bool(steps.any())
+            missed[:, block] += steps
         if not moved:
             break
     return codes
 
 
-_SPAN = 128  # inputs between two updates of all behind them: a whole number of blocks, or a part of one
+def _blocks(size: int) -> Iterator[slice]:
+    for start in range(0, size, _BLOCK):
+        yield slice(start, min(start + _BLOCK, size))
+
+
+_SPAN = 128  # inputs for which what those before them have missed is added up at once
 _SLAB = 8_000_000  # weights at a time: rows do not depend on each other
 
 
@@ -124,13 +134,13 @@ class ErrorSpread:
     Attributes:
         order: the inputs, first to be rounded first.
         ordered: whether that is another order than theirs.
-        upper: upper Cholesky factor of the inverse second moment, in that order.
+        shares: of each one's error that those behind it take over, in that order.
         power: mean square of each input, in its own order.
     """
 
     order: NDArray[np.intp]
     ordered: bool
-    upper: Doubles
+    shares: FloatArray
     power: Doubles
 
 
@@ -145,7 +155,7 @@ def spread(moment: Doubles, damping: float, *, act_order: bool) -> ErrorSpread:
     power = np.diagonal(moment).copy()
     order = np.argsort(-power, kind="stable") if act_order else np.arange(len(power))
     held = damped(moment[None], damping)[:, order[:, None], order]
-    return ErrorSpread(order, act_order, factor(held)[0], power)
+    return ErrorSpread(order, act_order, handed_on(held)[0], power)
 
 
 def gptq(
@@ -170,31 +180,28 @@ def gptq(
 
 
 def _rounded(target: Doubles, spreading: ErrorSpread, scheme: PackedScheme, search: bool) -> Packed:
-    order, upper, ordered = spreading.order, spreading.upper, spreading.ordered
+    order, shares, ordered = spreading.order, spreading.shares, spreading.ordered
     # In the inputs' own order, each block's range is chosen when its turn comes; these are for room only.
     params = packed_params(target, scheme, search=search and ordered, importance=spreading.power)
     scale, zero = (part[:, order] for part in params.columns(scheme.size, target.shape[1]))
-    work, codes = target[:, order], np.empty(target.shape, np.uint8)
-    size = target.shape[1]
+    codes, wanted = np.empty(target.shape, np.uint8), target[:, order]
+    size, missed = target.shape[1], np.zeros_like(wanted)
+
     for start in range(0, size, _SPAN):
         stop = min(start + _SPAN, size)
-        errors = np.empty((len(target), stop - start))
+        ahead = wanted[:, start:stop] - missed[:, :start] @ shares[start:stop, :start].T
         for k in range(start, stop):
             if k % scheme.size == 0 and not ordered:
                 block = slice(k, min(k + scheme.size, size))
-                moved = packed_params(
-                    work[:, block], scheme, search=search, importance=spreading.power[block]
-                )
+                seen = wanted[:, block] - missed[:, :k] @ shares[block, :k].T
+                moved = packed_params(seen, scheme, search=search, importance=spreading.power[block])
                 params.scale[:, k // scheme.size] = moved.scale[:, 0]
                 params.zero[:, k // scheme.size] = moved.zero[:, 0]
                 scale[:, block], zero[:, block] = moved.columns(scheme.size, block.stop - k)
-            column = work[:, k]
+            column = ahead[:, k - start] - missed[:, start:k] @ shares[k, start:k]
             code = np.clip(np.rint(column / scale[:, k] + zero[:, k]), 0, scheme.top)
             codes[:, order[k]] = code
-            error = (column - (code - zero[:, k]) * scale[:, k]) / upper[k, k]
-            errors[:, k - start] = error
-            work[:, k + 1 : stop] -= error[:, None] * upper[k, k + 1 : stop]
-        work[:, stop:] -= errors @ upper[start:stop, stop:]
+            missed[:, k] = (code - zero[:, k]) * scale[:, k] - wanted[:, k]
     return Packed(codes, params, scheme)
 
 

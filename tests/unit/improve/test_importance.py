@@ -64,8 +64,9 @@ def test_weighted_rows_are_repeated_rows() -> None:
         rows = np.repeat(np.arange(6), times[:, group])
         repeated[group].add(x[rows][:, group : group + 1], y[rows][:, group : group + 1])
     for group in range(2):
-        mine, theirs = weighted.centred(), repeated[group].centred()
-        for name in ("xx", "xy", "yy", "x", "y"):
+        weight = normal(2, 1, 3, seed=2).astype(np.float64)
+        mine, theirs = weighted.around(weight), repeated[group].around(weight[group : group + 1])
+        for name in ("moment", "cross", "square", "mean", "offset", "power"):
             assert np.allclose(getattr(mine, name)[group], getattr(theirs, name)[0], atol=1e-5)
 
 

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import numpy as np
 import pytest
 from numpy.typing import NDArray
 
 from roundel.improve import rounding as module
-from roundel.improve.moments import Moments
+from roundel.improve.moments import Moments, parts_of
 from roundel.improve.rounding import Problem, solve
 
 WEIGHT = np.random.default_rng(0).normal(size=(1, 3, 8))
@@ -62,3 +64,26 @@ def test_a_solution_that_the_judging_rows_refuse_is_not_kept() -> None:
     plain = np.rint(WEIGHT / 0.2) * 0.2 * 0.05  # held-out outputs that plain rounding gives exactly
     found = solve(problem((x, np.einsum("ngk,gok->ngo", x, plain).astype(np.float32))))
     assert not found.kept
+
+
+def test_a_layer_in_parts_is_solved_part_by_part(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Only products of inputs of one part are kept: what they tell is still used, and errors stay true."""
+    whole = problem(rows(2))
+    cut = replace(whole, train=Moments(3), held=Moments(3))
+    cut.train.add(*rows(1))
+    cut.held.add(*rows(2))
+    assert cut.train.xx.shape == (3, 3, 3)
+    found = solve(cut)
+    assert found.kept
+    assert found.codes.shape == whole.weight.shape
+    x, y = rows(1)
+    seen = np.einsum("ngk,gok->ngo", x.astype(np.float64), found.codes * found.scale * 0.05) + found.bias
+    assert np.allclose((seen - y).mean(0), 0, atol=1e-4)
+
+
+def test_parts_are_few_and_small() -> None:
+    assert parts_of(2048) == 1
+    for size in (2049, 8192, 65536, 500_000):
+        part = -(-size // parts_of(size))
+        assert 32 <= part <= 512
+        assert part * size <= 1 << 25  # numbers in all moments of one group
