@@ -92,7 +92,7 @@ def test_a_new_algorithm_is_one_entry_in_a_list(monkeypatch: pytest.MonkeyPatch,
         return replace(state, params={**state.params, name: replace(old, scale=old.scale * 2)})
 
     judge = iter((1.0, 2.0 if kept else 0.5))
-    step = Step("doubling", lambda state: True, doubled, lambda state: next(judge))
+    step = Step("doubling", lambda state: True, doubled, lambda state: [next(judge)])
     monkeypatch.setattr(pipeline, "STATE_STEPS", (step,))
     after = roundel.quantize(conv_net(), recipe="xint8_plain", data=pictures(24))
     (report,) = after.record.improvements

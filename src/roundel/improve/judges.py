@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import replace
 
 import numpy as np
@@ -10,7 +10,7 @@ import onnx_ir as ir
 
 from roundel.data import open_samples
 from roundel.improve.layers import quantized_layers
-from roundel.improve.probe import OutputErrors, session_of, together
+from roundel.improve.probe import FinerWeights, OutputErrors, session_of, together
 from roundel.improve.weight_only import packed_sqnr
 from roundel.model.graph import input_specs
 from roundel.model.session import open_session
@@ -24,14 +24,14 @@ _LEAST, _MOST = 16, 64  # samples
 _ELEMENTS = 3_600_000  # of their inputs: 24 images of 224 x 224; smaller ones are cheap, so there are more
 
 
-def held_out(state: State) -> float:
+def held_out(state: State) -> Iterator[float]:
     """The quantized model's SQNR in dB on samples that no step has learned from."""
-    return _held_out_sqnr(state, state)
+    yield _held_out_sqnr(state, state)
 
 
-def ahead_of_rounding(state: State) -> float:
+def ahead_of_rounding(state: State) -> Iterator[float]:
     """The same, with weights as rounding will about leave them."""
-    return _held_out_sqnr(state, as_if_rounded(state.model.graph, state))
+    yield _held_out_sqnr(state, as_if_rounded(state.model.graph, state))
 
 
 def _held_out_sqnr(state: State, judged: State) -> float:
@@ -46,16 +46,16 @@ def to_learn(state: State) -> tuple[Sequence[Sample], Sequence[Sample]]:
     return state.inputs[:count], state.outputs[:count]
 
 
-def held_out_packed(state: State) -> float:
+def held_out_packed(state: State) -> Iterator[float]:
     """The same for weights in few bits, whose error the float model shows when it computes with them."""
     held = state.inputs[-held_out_count(len(state.inputs)) :]
-    return packed_sqnr(state.model, state.plan, state.packed, held)
+    yield packed_sqnr(state.model, state.plan, state.packed, held)
 
 
 # Before calibration: the state as it would come out, from a few samples.
 
 
-def outliers(state: State) -> float:
+def outliers(state: State) -> Iterator[float]:
     """The model that calibration on the few samples gives, on those of them that it has not seen."""
     first = first_held(state)
     done = _calibrated(state, state.few.inputs[:first])
@@ -64,24 +64,28 @@ def outliers(state: State) -> float:
     errors = OutputErrors(state.model.graph)
     numbers = range(first, len(state.few.inputs))
     pairs = ((state.few.inputs[n], state.few.wanted[n]) for n in numbers)
-    return together(errors.of(wanted, session.run(errors.names, sample)) for sample, wanted in pairs).sqnr_db
+    yield together(errors.of(wanted, session.run(errors.names, sample)) for sample, wanted in pairs).sqnr_db
 
 
-def equalization(state: State) -> float:
+def equalization(state: State) -> Iterator[float]:
     """The model calibrated on a few samples, on the same: no factor has been chosen by any of them.
 
-    Where rounding follows, it is the mean over weights of several finenesses, which share the samples.
+    Where rounding follows, there is one draw for each of several finenesses of the weights, which share the
+    samples.
     """
     numbers = spread_evenly(state.few.inputs)
     inputs, wanted = [state.few.inputs[n] for n in numbers], [state.few.wanted[n] for n in numbers]
     now = resolve(collect(plan(replace(state, notes=())), open_samples(inputs, input_specs(state.model))))
     if not state.recipe.improve.rounding or len(inputs) < len(_FINENESSES):
-        return output_sqnr(now, now, inputs, wanted)
-    found = []
-    for first, finer in enumerate(_FINENESSES):
-        finely, part = as_if_rounded(now.model.graph, now, finer), slice(first, None, len(_FINENESSES))
-        found.append(output_sqnr(now, finely, inputs[part], wanted[part]))
-    return sum(found) / len(found)  # infinities of both signs make nan, which never wins
+        yield output_sqnr(now, now, inputs, wanted)
+        return
+    states = [as_if_rounded(now.model.graph, now, finer) for finer in _FINENESSES]
+    moved = [name for name, params in states[0].params.items() if params is not now.params[name]]
+    session, errors = FinerWeights(now.model, states[0], moved, now.recipe), OutputErrors(now.model.graph)
+    for first, finely in enumerate(states):
+        part = slice(first, None, len(states))
+        given = session.run(finely, errors.names, inputs[part])
+        yield together(errors.of(*pair) for pair in zip(wanted[part], given, strict=True)).sqnr_db
 
 
 def first_held(state: State) -> int:

@@ -7,7 +7,7 @@ one that a detection head has joined.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
@@ -24,7 +24,7 @@ from roundel.numerics.packed import Packed
 from roundel.plan.build import WeightLayer
 from roundel.plan.float_parts import joined_outputs, paired_parts
 from roundel.qdq import simulate, write_qdq
-from roundel.qdq.nodes import MICROSOFT, Chain, Dialect, Names, add_constant
+from roundel.qdq.nodes import CODES, MICROSOFT, Chain, Dialect, Names, add_constant
 from roundel.qdq.write import weight_codes
 from roundel.recipe.settings import Recipe
 from roundel.state import State
@@ -44,6 +44,45 @@ def simulated(model: ir.Model, state: State, recipe: Recipe) -> ir.Model:
 def session_of(model: ir.Model, state: State, recipe: Recipe) -> ort.InferenceSession:
     """The same, ready to run."""
     return open_session(simulated(model, state, recipe), simulate=True)
+
+
+class FinerWeights:
+    """A quantized model in one session, whose weights can be fed in with other steps.
+
+    Args:
+        model: the prepared float model.
+        state: says how it is quantized; weights that may get other steps have them.
+        names: these weights.
+        recipe: formats and arithmetic.
+    """
+
+    def __init__(self, model: ir.Model, state: State, names: Sequence[str], recipe: Recipe) -> None:
+        written = simulated(model, state, recipe)
+        values = values_by_name(written.graph)
+        self._values, self._plan = values_by_name(model.graph), state.plan
+        self._inputs: dict[str, tuple[str, str]] = {}
+        for name in names:
+            codes = values[f"{name}{CODES}"]
+            scale = codes.consumers()[0].inputs[1]
+            assert scale is not None
+            self._inputs[name] = (str(codes.name), str(scale.name))
+            for value in (codes, scale):
+                if str(value.name) in written.graph.initializers:  # a scale that several read goes once
+                    del written.graph.initializers[str(value.name)]
+                    value.const_value = None
+                    written.graph.inputs.append(value)
+        self._session = open_session(written, simulate=True)
+
+    def run(self, state: State, outputs: Sequence[str], samples: Iterable[Sample]) -> Iterator[list[Any]]:
+        """The outputs for each sample, with the weights as a state has them."""
+        feeds: Sample = {}
+        for name, (codes, scale) in self._inputs.items():
+            array = constant_array(self._values[name])
+            assert array is not None
+            feeds[codes] = weight_codes(array, self._plan.tensors[name], state)
+            feeds[scale] = np.asarray(state.params[name].scale)
+        for sample in samples:
+            yield self._session.run(list(outputs), {**feeds, **sample})
 
 
 class OutputErrors:

@@ -26,10 +26,9 @@ from roundel.state import LayerReport, State
 from roundel.types import Listener, QParams, Sample, ScaleKind
 
 _BITS = 8  # with more, all that a narrower range changes is what happens to values that no sample showed
-_RUNS = 500  # forward runs that looking at every tensor may take; fewer of large samples
-_FEWEST_RUNS = 60
-_RUN_ELEMENTS = 75_000_000  # of all their inputs: 500 images of 224 x 224
-_LEAST_LOOKED, _LOOKED = 2, 4  # samples that a tensor is looked at with
+_RUNS_A_SAMPLE = 1.2  # forward runs that looking at every tensor may take, for each sample there is
+_RUNS, _FEWEST_RUNS = 240, 24
+_LEAST_LOOKED, _LOOKED = 1, 4  # samples that a tensor is looked at with
 _MEASURED = 16  # samples that confirm a range; held-out ones judge in the end
 _TRIED_ELEMENTS = 2_400_000  # of the samples that a range is first tried on: 16 images of 224 x 224
 _USUAL_DEPTH = 100  # elements in all activations for each one of the input
@@ -67,9 +66,8 @@ def choose_ranges(
         progress.step("look at each tensor's error", len(groups))
     probe = QuantizerProbe(model, state, groups, recipe, samples, outputs)
     size = _size(model, groups, samples[0])
-    noise, total = _noise(
-        probe, [names[0] for names in groups], _at_most(_RUNS, _FEWEST_RUNS, _RUN_ELEMENTS // size), progress
-    )
+    runs = _at_most(_RUNS, _FEWEST_RUNS, int(_RUNS_A_SAMPLE * len(samples)))
+    noise, total = _noise(probe, [names[0] for names in groups], runs, progress)
     least = max(_WORTH * total, *sorted(noise)[-_MOST - 1 : -_MOST], 0.0)
     moved: dict[str, QParams] = {}
     reports: list[LayerReport] = []
@@ -86,7 +84,7 @@ def choose_ranges(
             moved[name] = replace(state.params[name], scale=found.scale)
         took = time.perf_counter() - start
         reports.append(LayerReport(names[0], "range", *found.decibels, found.moved, took))
-    return _moved(state, moved), tuple(reports)
+    return _moved(state, moved) if moved else state, tuple(reports)
 
 
 def _size(model: ir.Model, groups: Sequence[Sequence[str]], sample: Sample) -> int:

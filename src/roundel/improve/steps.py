@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import time
 from collections import Counter
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -29,8 +29,9 @@ from roundel.stages import float_outputs, most_samples, open_data
 from roundel.state import FEWEST, Context, Few, LayerReport, Layers, State, StepReport, held_out_count
 from roundel.work.checkpoints import Memory
 
-Judge = Callable[[State], float]
+Judge = Callable[[State], Iterable[float]]
 _ROUNDING = "rounding"
+_CLEAR = 1.5  # dB between two verdicts
 
 
 @dataclass(frozen=True, slots=True)
@@ -41,7 +42,8 @@ class Step:
         name: for people, in the record and in the times.
         applies: whether the recipe asks for it and the model and the data have what it needs.
         run: the state as it would have it.
-        judge: how good a state is, in dB; None where the step itself reaches what the user asked for.
+        judge: how good a state is, in dB, by one draw or several; None where the step itself reaches what
+            the user asked for.
     """
 
     name: str
@@ -57,7 +59,7 @@ def keep_if_better(step: Step, state: State, context: Context) -> State:
     start = time.perf_counter()
     tried = step.run(state, context)
     story, layers = tried.said, tried.layers
-    nothing = tried is state or (story != "" and tried.same_as(state))
+    nothing = tried.same_as(state)
     tried = replace(tried, said="", layers=())
     if story:
         state, tried = state.noted(f"{step.name}: {story}"), tried.noted(f"{step.name}: {story}")
@@ -66,8 +68,7 @@ def keep_if_better(step: Step, state: State, context: Context) -> State:
     if nothing:
         return state.spent(step.name, time.perf_counter() - start)
     judge = _judge(step, state)
-    before = state.judged[1] if state.judged and state.judged[0] is judge else judge(state)
-    after = before if tried.same_as(state) else judge(tried)
+    before, after = _compared(judge, state, tried)
     took = time.perf_counter() - start
     early = judge in (judges.ahead_of_rounding, judges.equalization)
     foreseen = early and state.recipe.improve.rounding
@@ -75,6 +76,23 @@ def keep_if_better(step: Step, state: State, context: Context) -> State:
     chosen = tried if report.kept else state
     done = replace(chosen, judged=(judge, report.after_db), steps=(*state.steps, report))
     return done.spent(step.name, took)
+
+
+def _compared(judge: Judge, state: State, tried: State) -> tuple[float, float]:
+    """Both verdicts; a judge of several draws stops when the first ones leave no doubt."""
+    if state.judged and state.judged[0] is judge:
+        return state.judged[1], _mean(list(judge(tried)))
+    draws: list[tuple[float, float]] = []
+    for pair in zip(judge(state), judge(tried), strict=True):
+        draws.append(pair)
+        if abs(pair[1] - pair[0]) > _CLEAR:
+            break
+    before, after = (_mean(side) for side in zip(*draws, strict=True))
+    return before, after
+
+
+def _mean(decibels: Sequence[float]) -> float:
+    return sum(decibels) / len(decibels)  # infinities of both signs make nan, which never wins
 
 
 def verdict(
@@ -230,7 +248,7 @@ def _ranges(state: State, context: Context) -> State:
         found, tensors = choose_ranges(
             state.model, now, inputs[:-held], outputs[:-held], state.recipe, progress=context.told
         )
-        return refine(state.model, found, state.recipe.npu), tensors
+        return found if found is now else refine(state.model, found, state.recipe.npu), tensors
 
     found, layers = once(_memory("ranges", state, context), state, work)
     return replace(found, layers=layers)

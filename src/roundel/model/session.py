@@ -47,6 +47,7 @@ def move_to_cuda(session: ort.InferenceSession, device: int) -> None:
         )
 
 
+_WORTH_TRIMMING = 4_000_000  # bytes of weights
 _WORTH_LENDING = 1024  # bytes; small constants (axes, shapes) are read while the graph is optimised
 _LENDABLE = frozenset(
     {
@@ -134,6 +135,8 @@ def open_session(
         session = _from_ir(model, options, lean=lean)
     else:
         session = _open(model if isinstance(model, bytes) else str(model), options)
+    if seen.weight_bytes > _WORTH_TRIMMING:
+        give_memory_back()
     if device is not None:
         move_to_cuda(session, device)
     return session
@@ -161,7 +164,7 @@ def _outline(model: ir.Model | bytes | Path) -> Outline:
 
 def _open(source: str | bytes, options: ort.SessionOptions) -> ort.InferenceSession:
     try:
-        session = ort.InferenceSession(
+        return ort.InferenceSession(
             source, options, providers=["CPUExecutionProvider"], disabled_optimizers=_INEXACT
         )
     except _REFUSALS as error:
@@ -171,8 +174,6 @@ def _open(source: str | bytes, options: ort.SessionOptions) -> ort.InferenceSess
             observed=" ".join(str(error).split())[:400],
             hint="Check the model with onnx.checker.check_model; an unknown operator or a type is usual.",
         ) from error
-    give_memory_back()
-    return session
 
 
 def _from_ir(model: ir.Model, options: ort.SessionOptions, *, lean: bool) -> ort.InferenceSession:
@@ -183,24 +184,31 @@ def _from_ir(model: ir.Model, options: ort.SessionOptions, *, lean: bool) -> ort
     """
     folder = _data_folder(model) if lean else None
     mapped = {name for name, value in model.graph.initializers.items() if _lies_in(value, folder)}
-    outline = self_contained(model.clone(), keep=mapped)
-    names: list[str] = []
-    lent: list[ort.OrtValue] = []
-    for name, value in outline.graph.initializers.items():
-        tensor = value.const_value
-        if name in mapped or tensor is None:
-            continue
-        if tensor.nbytes < _WORTH_LENDING or tensor.dtype not in _LENDABLE:
-            continue
-        names.append(name)
-        lent.append(ort.OrtValue.ortvalue_from_numpy(np.ascontiguousarray(tensor.numpy())))
-        shape = ir.Shape(tensor.shape.numpy())
-        value.const_value = ir.ExternalTensor("lent", 0, tensor.nbytes, tensor.dtype, shape=shape, name=name)
-    if names:
-        options.add_external_initializers(names, lent)
+    outline = self_contained(model, keep=mapped)
+    lent: dict[str, ort.OrtValue] = {}
+    own: list[tuple[ir.Value, ir.TensorProtocol]] = []
+    try:
+        for name, value in outline.graph.initializers.items():
+            tensor = value.const_value
+            if name in mapped or tensor is None:
+                continue
+            if tensor.nbytes < _WORTH_LENDING or tensor.dtype not in _LENDABLE:
+                continue
+            lent[name] = ort.OrtValue.ortvalue_from_numpy(np.ascontiguousarray(tensor.numpy()))
+            shape = ir.Shape(tensor.shape.numpy())
+            own.append((value, tensor))
+            value.const_value = ir.ExternalTensor(
+                "lent", 0, tensor.nbytes, tensor.dtype, shape=shape, name=name
+            )
+        serialised = ir.to_proto(outline).SerializeToString()
+    finally:
+        for value, tensor in own:
+            value.const_value = tensor
+    if lent:
+        options.add_external_initializers(list(lent), list(lent.values()))
     if folder is not None:
         options.add_session_config_entry(_DATA_FOLDER, folder)
-    return _open(ir.to_proto(outline).SerializeToString(), options)
+    return _open(serialised, options)
 
 
 def _data_folder(model: ir.Model) -> str | None:
