@@ -1,8 +1,8 @@
 """Exports networks whose packages ship torch weights only (run in the ``export`` environment).
 
-``python bench/export_zoo.py crepe_tiny|crepe_full|resemblyzer PACKAGE_FOLDER OUTPUT.onnx``. The networks are written
-out here, because importing the packages needs much that has nothing to do with them; strict loading of the weights
-shows that they fit.
+``python bench/export_zoo.py crepe_tiny|crepe_full|resemblyzer PACKAGE_FOLDER OUTPUT.onnx``. The networks
+are written out here, because importing the packages needs much that has nothing to do with them; strict loading of
+the weights shows that they fit.
 """
 
 from __future__ import annotations
@@ -86,7 +86,13 @@ def main() -> int:
     model, name, sample = network(how, folder)
     model.eval()
     torch.onnx.export(
-        model, (sample,), str(target), opset_version=OPSET, input_names=[name], output_names=["out"], dynamo=False
+        model,
+        (sample,),
+        str(target),
+        opset_version=OPSET,
+        input_names=[name],
+        output_names=["out"],
+        dynamo=False,
     )
     with torch.no_grad():
         expected = model(sample).numpy()

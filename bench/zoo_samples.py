@@ -1,5 +1,6 @@
-"""Samples for the models of the zoo: real images, drawn text, sound, sentences and files, each prepared as its model
-wants it. Runs in the ``ort`` environment (numpy, onnxruntime, pillow).
+"""Samples for the models of the zoo: real images, drawn text, sound, sentences and files.
+
+Each is prepared as its model wants it. Runs in the ``ort`` environment (numpy, onnxruntime, pillow).
 """
 
 from __future__ import annotations
@@ -211,7 +212,9 @@ def page(
                     corner = (margin + column * box, y + row * 2 * size)
                     pen.rectangle((*corner, corner[0] + box, corner[1] + 2 * size), outline=(60, 60, 60))
                     number = f"{rng.normal(0, 100):.1f}"
-                    pen.text((corner[0] + 4, corner[1] + 4), number, (20, 20, 20), ImageFont.load_default(size))
+                    pen.text(
+                        (corner[0] + 4, corner[1] + 4), number, (20, 20, 20), ImageFont.load_default(size)
+                    )
             y += 9 * size
         else:
             font = ImageFont.load_default(size * 2 if part == 2 else size)
@@ -239,6 +242,24 @@ def written_on(name: str, side: tuple[int, int], mean: Triple, std: Triple) -> S
             yield {name: planes(image, mean, std)}
 
     return draw
+
+
+def digits(pool: Pool) -> Iterator[Sample]:
+    """Single digits, bright on black, as in MNIST."""
+    while True:
+        paper = Image.new("L", (56, 56))
+        font = ImageFont.load_default(float(pool.rng.uniform(34, 50)))
+        place = tuple(float(v) for v in pool.rng.uniform(22, 34, 2))
+        ImageDraw.Draw(paper).text(
+            (place[0], place[1]),
+            str(pool.rng.integers(10)),
+            255,
+            font,
+            "mm",
+            stroke_width=int(pool.rng.integers(2)),
+        )
+        paper = paper.rotate(float(pool.rng.normal(0, 12)), Image.Resampling.BILINEAR).resize((28, 28))
+        yield {"Input3": np.asarray(paper, np.float32)[None, None]}
 
 
 def voiced(rng: np.random.Generator, count: int, rate: int) -> Array:
@@ -291,14 +312,20 @@ def sound(rng: np.random.Generator, count: int, rate: int = RATE, *, music: bool
 
 
 def waves(
-    name: str, shape: tuple[int, ...], rate: int = RATE, *, music: bool = False, scale: float = 1.0, **fixed: float
+    name: str,
+    shape: tuple[int, ...],
+    rate: int = RATE,
+    *,
+    music: bool = False,
+    scale: float = 1.0,
+    **fixed: float,
 ) -> Sampler:
     """Raw sound in the shape of an input; ``fixed`` are scalar inputs beside it."""
 
     def draw(pool: Pool) -> Iterator[Sample]:
         while True:
             wave = sound(pool.rng, int(np.prod(shape)), rate, music=music)
-            others = {key: np.float32(value) for key, value in fixed.items()}
+            others = {key: np.array(value, np.float32) for key, value in fixed.items()}
             yield {name: (wave * np.float32(scale)).reshape(shape), **others}
 
     return draw
@@ -406,7 +433,7 @@ def token_ids(pool: Pool) -> Iterator[Sample]:
 
 
 def file_bytes(pool: Pool) -> Iterator[Sample]:
-    """The first and the last kibibyte of files of many types, as magika reads them; 256 where there is none."""
+    """The first and the last kibibyte of files of many types, as magika reads them; 256 fills gaps."""
     roots = (REPO_ROOT / "docs", REPO_ROOT / "src", REPO_ROOT / "bench", SHARED_DIR / "data")
     library = Path(sysconfig.get_paths()["stdlib"])
     files = [file for root in roots for file in sorted(root.rglob("*.*")) if file.is_file()]
