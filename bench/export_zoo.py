@@ -1,8 +1,8 @@
 """Exports networks whose packages ship torch weights only (run in the ``export`` environment).
 
-``python bench/export_zoo.py crepe_tiny|crepe_full|resemblyzer PACKAGE_FOLDER OUTPUT.onnx``. The networks
-are written out here, because importing the packages needs much that has nothing to do with them; strict loading of
-the weights shows that they fit.
+``python bench/export_zoo.py crepe_tiny|crepe_full|resemblyzer PACKAGE_FOLDER OUTPUT.onnx``. The
+networks are written out here, because importing the packages needs much else; strict loading shows that the
+weights fit.
 """
 
 from __future__ import annotations

