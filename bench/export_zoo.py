@@ -21,7 +21,7 @@ from models import OPSET
 RELATIVE_TOLERANCE = 1e-4
 
 
-class Crepe(nn.Module):
+class Crepe(nn.Module):  # type: ignore[misc]
     """The pitch of a frame of 1024 values, as 360 likelihoods (CREPE)."""
 
     def __init__(self, widths: tuple[int, ...]) -> None:
@@ -45,7 +45,7 @@ class Crepe(nn.Module):
         return torch.sigmoid(self.classifier(x))
 
 
-class Speaker(nn.Module):
+class Speaker(nn.Module):  # type: ignore[misc]
     """The voice of 160 frames of 40 mels, as a vector of length one (Resemblyzer)."""
 
     def __init__(self) -> None:

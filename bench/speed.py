@@ -74,6 +74,7 @@ class Bench:
         timeout_s: Seconds per process.
         repeat: How often each contender runs on a case; the median counts.
         revision: State of the repository.
+        started: When the run began; only times of one run may be compared.
     """
 
     pythons: Mapping[str, Path | Failure]
@@ -81,6 +82,7 @@ class Bench:
     timeout_s: float
     repeat: int
     revision: str
+    started: float
 
     def call(self, environment: str, script: str, arguments: Sequence[object], log: str) -> Any:
         """Runs one of the benchmark's scripts; its result line, or the failure."""
@@ -120,8 +122,8 @@ def judge(bench: Bench, case: Case, contender: Contender) -> Any:
     return bench.call(environment, "judge.py", arguments, f"{case.model}.{slug(contender)}.judge")
 
 
-def measure(bench: Bench, case: Case, contenders: Mapping[str, Contender]) -> list[Row]:
-    """All contenders on one case, alternating; a row for each."""
+def measure(bench: Bench, case: Case, contenders: Mapping[str, Contender], first: int) -> list[Row]:
+    """All contenders on one case, alternating, with the given one first; a row for each."""
     arguments = ["--model", case.folder / "model.onnx", "--calib", case.folder / "calib.npz"]
     forward = bench.call(
         "ort", "peers/forward.py", [*arguments, "--count", case.samples], f"{case.model}.forward"
@@ -129,11 +131,11 @@ def measure(bench: Bench, case: Case, contenders: Mapping[str, Contender]) -> li
     if isinstance(forward, Failure):
         raise BenchSetupError(f"the float forward pass of {case.model} failed: {forward.message}")
     runs: dict[str, list[Any]] = {name: [] for name in contenders}
-    order = list(contenders)
-    for _ in range(bench.repeat):
+    names = list(contenders)
+    for turn in range(first, first + bench.repeat):
         # Another one starts each time, so that none always has the cold caches.
-        order = order[1:] + order[:1]
-        for name in order:
+        start = turn % len(names)
+        for name in names[start:] + names[:start]:
             runs[name].append(quantize(bench, case, contenders[name]))
             say(f"{case.model} {case.format} {case.samples} {name}: {shown(runs[name][-1])}")
     shared = {
@@ -143,6 +145,7 @@ def measure(bench: Bench, case: Case, contenders: Mapping[str, Contender]) -> li
         "used": forward["samples"],
         "forward_s": forward["forward_s"] / forward["samples"],
         "revision": bench.revision,
+        "run": bench.started,
         "load": os.getloadavg()[0],
     }
     return [
@@ -160,7 +163,11 @@ def judged(bench: Bench, case: Case, contender: Contender, runs: Sequence[Any]) 
     row: Row = {key: statistics.median(run[key] for run in runs) for key in times}
     row |= {"walls": [run["wall_s"] for run in runs], "versions": runs[-1]["versions"]}
     score = judge(bench, case, contender)
-    return row | ({"error": f"not judged: {score.message}"} if isinstance(score, Failure) else score)
+    if isinstance(score, Failure):
+        return row | {"error": f"not judged: {score.message}"}
+    # A tool that finds nothing to do is quick and exact, and must not count as either.
+    row |= score if score["quantizers"] else {**score, "error": "nothing in the file is quantized"}
+    return row
 
 
 def shown(found: Any) -> str:
@@ -179,7 +186,9 @@ def missing(case: Case, names: Iterable[str], rows: Mapping[Any, Row], revision:
     for name in names:
         text = FORMATS[case.format].get(name)
         row = rows.get((case.model, case.format, case.samples, name))
-        current = row is not None and (not name.startswith("roundel") or row["revision"] == revision)
+        # A tree with changes has no name: what was measured there may have been another one.
+        own = name.startswith("roundel")
+        current = row is not None and not (own and (row["revision"] != revision or "changes" in revision))
         if text is not None and not current:
             found[name] = parse_contender(text)
     return found
@@ -199,7 +208,10 @@ def prepare(models: Sequence[str], peers: Sequence[str], zoo: Path) -> tuple[dic
             # One tool that cannot be installed must not keep the others from being measured.
             say(f"{name}: {error}")
             pythons[name] = Failure(scrub(str(error)))
-    environments.run_in("ort", ["zoo.py", "fetch", *models, "--to", str(zoo)])
+    try:
+        environments.run_in("ort", ["zoo.py", "fetch", *models, "--to", str(zoo)])
+    except BenchSetupError as error:
+        say(f"{error}; the others go on")
     return pythons, library
 
 
@@ -257,7 +269,7 @@ def table(models: Mapping[str, Mapping[str, Row]]) -> list[str]:
         cells.append(", ".join(number(row.get("peak_rss_mb"), 0) for row in (ours, theirs)))
         cells += [quality(rows.get(peer, {})) for peer in present]
         lines.append("| " + " | ".join(cells) + " |")
-        if "wall_s" in ours and "wall_s" in theirs:
+        if all("wall_s" in row and "error" not in row for row in (ours, theirs)):
             compared += 1
             fast += ours["wall_s"] <= limit(ours["format"], theirs["wall_s"])
             exact += decibels(ours) >= decibels(theirs)
@@ -278,8 +290,10 @@ def number(value: float | None, digits: int) -> str:
 
 
 def ratio(ours: Row, theirs: Row, key: str) -> str:
-    """Ours as a multiple of theirs."""
-    return f"{ours[key] / theirs[key]:.2f}" if key in ours and key in theirs else ""
+    """Ours as a multiple of theirs; marked where they are of different runs."""
+    if any(key not in row or "error" in row for row in (ours, theirs)):
+        return ""
+    return f"{ours[key] / theirs[key]:.2f}" + ("" if ours["run"] == theirs["run"] else " (other run)")
 
 
 def quality(row: Row) -> str:
@@ -333,15 +347,15 @@ def main() -> int:
     rows = {key_of(row): row for row in stored}
     try:
         pythons, library = prepare(models, peers, given.zoo.resolve())
-        bench = Bench(pythons, library, given.timeout, given.repeat, machine.revision())
+        bench = Bench(pythons, library, given.timeout, given.repeat, machine.revision(), time.time())
         description = machine.describe()
-        folders = [given.zoo.resolve() / name for name in models] or ready(given.zoo.resolve())
+        folders = [folder for folder in ready(given.zoo.resolve()) if not models or folder.name in models]
         counts = [int(count) for count in given.samples.split(",")]
-        for folder, form, count in itertools.product(folders, formats, counts):
+        for first, (folder, form, count) in enumerate(itertools.product(folders, formats, counts)):
             case = Case(folder.name, form, count, folder)
             wanted = missing(case, peers, {} if given.again else rows, bench.revision)
             if wanted:
-                rows |= {key_of(row): row for row in measure(bench, case, wanted)}
+                rows |= {key_of(row): row for row in measure(bench, case, wanted, first)}
                 # After each case, so that a run that is stopped leaves what it has.
                 write({"machine": description, "rows": list(rows.values())}, given.out)
     except BenchSetupError as error:
