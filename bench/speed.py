@@ -273,7 +273,9 @@ def table(models: Mapping[str, Mapping[str, Row]]) -> list[str]:
             compared += 1
             fast += ours["wall_s"] <= limit(ours["format"], theirs["wall_s"])
             exact += decibels(ours) >= decibels(theirs)
-    return [*lines, "", f"Of {compared} models: {fast} within the time, {exact} at least as exact as Quark."]
+    if compared:
+        lines += ["", f"Of {compared} models: {fast} within the time, {exact} at least as exact as Quark."]
+    return lines
 
 
 def decibels(row: Row) -> float:
