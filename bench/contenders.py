@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from models import MODELS, BenchSetupError
 from records import Contender, Recorded
 
-PEERS = ("roundel", "quark", "ort")
+PEERS = ("roundel", "quark", "ort", "nncf")
 
 
 @dataclass(frozen=True, slots=True)

@@ -10,10 +10,11 @@ import os
 import subprocess
 import sys
 import venv
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from models import REPO_ROOT, WORK_DIR, BenchSetupError
+from models import BENCH_DIR, REPO_ROOT, WORK_DIR, BenchSetupError
 
 # Pinned exactly: pip finds a CPU wheel of this version, any other one pulls gigabytes of GPU libraries.
 TORCH = "torch==2.13.0"
@@ -52,6 +53,7 @@ ENVIRONMENTS: dict[str, Environment] = {
             warm_up="import quark.onnx; print(quark.onnx.get_library_path())",
         ),
         Environment(name="ort", steps=((ONNXRUNTIME, "onnx", "numpy", "pillow", "sympy"),)),
+        Environment(name="nncf", steps=(("nncf", "onnx", ONNXRUNTIME),), warm_up="import nncf"),
         Environment(
             name="roundel",
             # Torch is for fine-tuning alone and is imported nowhere else.
@@ -172,6 +174,17 @@ def warm_up(name: str, python: Path) -> str:
         tail = (done.stderr.strip() or "no message").splitlines()[-1]
         raise BenchSetupError(f"the {name} environment does not work: {tail}")
     return (done.stdout.strip().splitlines() or [""])[-1]
+
+
+def run_in(name: str, words: Sequence[str]) -> None:
+    """Runs one of the benchmark's scripts in an environment, with its output shown.
+
+    Raises:
+        BenchSetupError: The script failed.
+    """
+    command = [str(ensure(name)), str(BENCH_DIR / words[0]), *words[1:]]
+    if subprocess.run(command, check=False).returncode:
+        raise BenchSetupError(f"{words[0]} failed; its message is above")
 
 
 def main() -> int:

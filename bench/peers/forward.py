@@ -24,8 +24,9 @@ def main() -> None:
     parser.add_argument("--model", type=Path, required=True)
     parser.add_argument("--calib", type=Path, required=True)
     parser.add_argument("--input-name", default="input")
+    parser.add_argument("--count", type=int)
     args = parser.parse_args()
-    samples = load_samples(args.calib, args.input_name)
+    samples = load_samples(args.calib, args.input_name, args.count)
     session = ort.InferenceSession(str(args.model), providers=["CPUExecutionProvider"])
     session.run(None, samples[0])
     passes: list[float] = []

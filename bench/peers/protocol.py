@@ -22,7 +22,10 @@ import numpy.typing as npt
 
 RESULT_PREFIX = "ROUNDEL_BENCH_RESULT "
 
-Sample = dict[str, npt.NDArray[np.float32]]
+# How bench/zoo.py marks the inputs in its files.
+PREFIX = "input:"
+
+Sample = dict[str, npt.NDArray[Any]]
 Quantize = Callable[[list[Sample]], None]
 
 
@@ -32,8 +35,9 @@ class Job:
 
     Attributes:
         model: Float ONNX file.
-        calib: npz file with the calibration array ``x`` (N, C, H, W).
-        input_name: The model's input.
+        calib: npz file with the calibration array ``x`` (N, C, H, W), or one of the zoo.
+        input_name: The model's input; a file of the zoo names them itself.
+        count: How many samples of the file; all without it.
         preset: The peer's own name for what to do.
         output: File to write.
         options: Peer-specific settings; a peer refuses those that it does not know.
@@ -42,6 +46,7 @@ class Job:
     model: Path
     calib: Path
     input_name: str
+    count: int | None
     preset: str
     output: Path
     options: Mapping[str, Any]
@@ -63,6 +68,7 @@ def parse_job(argv: Sequence[str] | None = None) -> Job:
     parser.add_argument("--model", type=Path, required=True)
     parser.add_argument("--calib", type=Path, required=True)
     parser.add_argument("--input-name", default="input")
+    parser.add_argument("--count", type=int)
     parser.add_argument("--preset", required=True)
     parser.add_argument("--output", type=Path, required=True)
     parser.add_argument("--options", type=json.loads, default={}, help="JSON object")
@@ -72,17 +78,32 @@ def parse_job(argv: Sequence[str] | None = None) -> Job:
         model=args.model.resolve(),
         calib=args.calib.resolve(),
         input_name=args.input_name,
+        count=args.count,
         preset=args.preset,
         output=args.output.resolve(),
         options=args.options,
     )
 
 
-def load_samples(path: Path, input_name: str) -> list[Sample]:
-    """Loads the calibration array into memory and cuts it into batches of one."""
+def load_samples(path: Path, input_name: str, count: int | None = None) -> list[Sample]:
+    """Loads the calibration arrays into memory and cuts them into samples."""
     with np.load(path, allow_pickle=False) as stored:
-        images = stored["x"]
-    return [{input_name: images[index : index + 1]} for index in range(len(images))]
+        arrays = {
+            name.removeprefix(PREFIX): stored[name][:count]
+            for name in stored.files
+            if name.startswith(PREFIX)
+        }
+        if not arrays:
+            arrays = {input_name: stored["x"][:count, None]}
+    # The ellipsis keeps a scalar input an array.
+    length = len(next(iter(arrays.values())))
+    return [{name: array[index, ...] for name, array in arrays.items()} for index in range(length)]
+
+
+def cpu_seconds() -> float:
+    """Processor time so far, of all threads and of ended children."""
+    own, children = (resource.getrusage(who) for who in (resource.RUSAGE_SELF, resource.RUSAGE_CHILDREN))
+    return own.ru_utime + own.ru_stime + children.ru_utime + children.ru_stime
 
 
 def peak_rss_mb(who: int = resource.RUSAGE_SELF) -> float:
@@ -124,19 +145,21 @@ def run_job(job: Job, load: Callable[[Job], Quantize], packages: Sequence[str]) 
     started = time.perf_counter()
     quantize = load(job)
     import_s = time.perf_counter() - started
-    samples = load_samples(job.calib, job.input_name)
+    samples = load_samples(job.calib, job.input_name, job.count)
     rss_before = peak_rss_mb()
     # A file of an earlier run must not pass for this run's output.
     job.output.unlink(missing_ok=True)
     job.output.parent.mkdir(parents=True, exist_ok=True)
-    started = time.perf_counter()
+    started, cpu = time.perf_counter(), cpu_seconds()
     quantize(samples)
-    wall_s = time.perf_counter() - started
+    wall_s, cpu_s = time.perf_counter() - started, cpu_seconds() - cpu
     if not job.output.exists():
         raise FileNotFoundError("the quantizer returned without an error and without writing its output")
     emit(
         {
             "wall_s": wall_s,
+            "cpu_s": cpu_s,
+            "process_cpu_s": cpu_seconds(),
             "import_s": import_s,
             "peak_rss_mb": peak_rss_mb(),
             "rss_before_mb": rss_before,
