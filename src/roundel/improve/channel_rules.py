@@ -13,16 +13,7 @@ from itertools import product
 import numpy as np
 import onnx_ir as ir
 
-from roundel.improve.channels import (
-    UNKNOWN,
-    Bounds,
-    ChannelLayer,
-    Channels,
-    Flow,
-    Ids,
-    bounded,
-    channel_layer,
-)
+from roundel.improve.channels import UNKNOWN, Bounds, Channels, Flow, Ids, Rescaled, bounded, rescalable
 from roundel.model.graph import (
     FLOAT_TYPES,
     any_reduced_axes,
@@ -294,14 +285,14 @@ class Trace:
     def __init__(self, graph: ir.Graph, *, absorb: bool) -> None:
         self.graph, self.absorb = graph, absorb
         self.channels = Channels()
-        self.layers: list[ChannelLayer] = []
+        self.layers: list[Rescaled] = []
         self.sides: list[tuple[Ids | None, Ids]] = []
         self.silenced = 0
         self.absorbed = 0
         self._flows: dict[ir.Value, Flow] = {}
         self._flows.update((v, _FLOAT_INPUT) for v in graph.inputs if v.dtype in FLOAT_TYPES)
         # Read ahead: what a layer absorbs is added before the trace gets to it.
-        self._by_node = {node: layer for node in graph if (layer := channel_layer(node)) is not None}
+        self._by_node = {node: layer for node in graph if (layer := rescalable(node)) is not None}
         for node in graph:
             self._visit(node)
 
@@ -345,8 +336,8 @@ class Trace:
         if outside and flow.ids is not None:
             self.channels.fix(flow.ids)
 
-    def _through(self, layer: ChannelLayer) -> Flow:
-        given = self.flow(layer.node.inputs[0])
+    def _through(self, layer: Rescaled) -> Flow:
+        given = self.flow(layer.layer.node.inputs[0])
         matches = given.axis == layer.data_axis and given.low.size == len(layer.columns)
         if given.ids is not None and not matches:
             self.channels.fix(given.ids)
@@ -389,12 +380,17 @@ class Trace:
             self.absorbed += int(np.count_nonzero(movable))
         return flow.within(low, high)
 
-    def _unpadded_readers(self, value: ir.Value, flow: Flow) -> list[ChannelLayer]:
+    def _unpadded_readers(self, value: ir.Value, flow: Flow) -> list[Rescaled]:
         """Every reader, where all are layers that can take a constant; otherwise none."""
         found = []
         for use in value.uses():
             layer = self._by_node.get(use.node) if use.idx == 0 else None
-            if layer is None or layer.padded or not layer.takes_bias or use.node.graph is not self.graph:
+            if (
+                layer is None
+                or layer.layer.padded
+                or not layer.takes_bias
+                or use.node.graph is not self.graph
+            ):
                 return []
             if layer.data_axis != flow.axis or len(layer.columns) != flow.low.size:
                 return []

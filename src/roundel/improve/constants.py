@@ -12,7 +12,8 @@ import onnx_ir as ir
 from numpy.typing import NDArray
 
 from roundel.calibrate.positions import layer_limits
-from roundel.improve.finetune_layers import Tunable, Unit
+from roundel.improve.finetune_layers import Unit
+from roundel.improve.layers import Layer
 from roundel.improve.probe import simulated
 from roundel.model.graph import constant_array, values_by_name
 from roundel.numerics.affine import code_limits, dequantize, quantize
@@ -173,10 +174,10 @@ class Constants:
 
     def _input_scale(self, unit: Unit) -> builtins.float:
         params = self.state.params.get(unit.layer.data)
-        return 1.0 if unit.normalizes or params is None else float(params.scale)
+        return 1.0 if unit.layer.normalizes or params is None else float(params.scale)
 
     def rounded_bias(
-        self, layer: Tunable, weights: LayerWeights, bias: Doubles
+        self, layer: Layer, weights: LayerWeights, bias: Doubles
     ) -> tuple[Doubles, Format | None]:
         """The bias as its format can hold it, with the scale that suits it best."""
         if weights.bias_params is None or np.array_equal(bias, weights.bias):
@@ -190,7 +191,7 @@ class Constants:
         codes = quantize(bias.reshape(-1), params, narrow=True)
         return dequantize(codes, params).astype(np.float64).reshape(bias.shape), params
 
-    def changes(self, layer: Tunable, tuned: Tuned) -> Changed:
+    def changes(self, layer: Layer, tuned: Tuned) -> Changed:
         """The layer's new constants as they are stored."""
         shape, stored = self.float(layer.weight).shape, self.format_of(layer.weight)
         changed: Changed = {}
@@ -219,7 +220,7 @@ class Constants:
                 codes[name], params[name] = content, kind
         self.state = replace(self.state, codes=codes, params=params, values=values)
 
-    def _bias(self, layer: Tunable, shape: tuple[int, int]) -> tuple[Doubles, Format | None]:
+    def _bias(self, layer: Layer, shape: tuple[int, int]) -> tuple[Doubles, Format | None]:
         if layer.bias is None:
             return np.zeros(shape), None
         content, params = self._real(layer.bias).reshape(-1), self.format_of(layer.bias)
@@ -251,7 +252,7 @@ def _derived(bias: QParams) -> bool:
     return bias.qtype in (QType.INT32, QType.INT16) or bool(bias.scale.ndim or bias.zero_point.any())
 
 
-def _spread(layer: Tunable, numbers: NDArray[Any], params: QParams, shape: tuple[int, ...]) -> Doubles:
+def _spread(layer: Layer, numbers: NDArray[Any], params: QParams, shape: tuple[int, ...]) -> Doubles:
     """Scales or zero points so that they broadcast against the weights as a matrix."""
     if params.axis is None or numbers.ndim == 0:
         return np.asarray(numbers, np.float64).reshape(1, 1, 1)

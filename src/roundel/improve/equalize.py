@@ -11,7 +11,7 @@ import numpy as np
 import onnx_ir as ir
 
 from roundel.improve.channel_rules import Trace
-from roundel.improve.channels import ChannelLayer, Ids, Settled
+from roundel.improve.channels import Ids, Rescaled, Settled
 from roundel.model.edit import Editor
 from roundel.recipe.settings import Equalize
 from roundel.types import Doubles
@@ -84,7 +84,7 @@ class Balance:
     """Finds the factors, round by round; each round goes once over all spaces."""
 
     def __init__(
-        self, layers: list[ChannelLayer], spaces: list[Space], options: Equalize, *, power_of_two: bool
+        self, layers: list[Rescaled], spaces: list[Space], options: Equalize, *, power_of_two: bool
     ) -> None:
         self.layers, self.spaces, self.options = layers, spaces, options
         self.power_of_two = power_of_two
@@ -231,8 +231,7 @@ def equalize(model: ir.Model, options: Equalize, *, power_of_two: bool) -> Equal
     editor, changed = Editor(model), []
     for layer, old in zip(trace.layers, before, strict=True):
         if layer.store(editor):
-            name = str(layer.node.name or layer.node.outputs[0].name)
-            changed.append(LayerSpread(name, layer.node.op_type, old, _spread(layer)))
+            changed.append(LayerSpread(layer.layer.name, layer.layer.op, old, _spread(layer)))
     return EqualizeReport(
         spaces=sum(bool(np.any(f != 1)) for f in balance.factors),
         channels=sum(int(np.count_nonzero(f != 1)) for f in balance.factors),
@@ -244,7 +243,7 @@ def equalize(model: ir.Model, options: Equalize, *, power_of_two: bool) -> Equal
     )
 
 
-def _spread(layer: ChannelLayer, *, plain: bool = False) -> float:
+def _spread(layer: Rescaled, *, plain: bool = False) -> float:
     """Maximum over median of the ranges of the output channels that are not zero."""
     if plain:
         ranges = np.abs(layer.weight).max(axis=(2, 3)).reshape(-1)

@@ -133,7 +133,7 @@ class _Run:
         name = self._written.seen_as(data) if params is None else self._written.codes_of(data)
         codes = self._short.run_to(name)
         # A layer that was rounded for other inputs than it sees now is solved anew, before the activation.
-        again = unit.layer.weight in self._rounded and not unit.normalizes
+        again = unit.layer.weight in self._rounded and not unit.layer.normalizes
         linear = self._plain.run_to(unit.layer.output) if again else None
         return SeenRows(codes, linear, self._plain.run_to(unit.output), params)
 

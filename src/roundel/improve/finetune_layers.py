@@ -4,13 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Any
 
 import numpy as np
 import onnx_ir as ir
 from numpy.typing import NDArray
 
-from roundel.improve.layers import Layer, read_layer, runs_quantized
+from roundel.improve.layers import Layer, read_own, runs_quantized
 from roundel.model.graph import (
     attribute_float,
     attribute_int,
@@ -19,69 +18,12 @@ from roundel.model.graph import (
     only_reader,
     rank,
 )
-from roundel.plan.types import QuantPlan, Role, TensorPlan
+from roundel.plan.types import QuantPlan, Role
 from roundel.recipe.settings import Finetune
 from roundel.state import State
 from roundel.types import Scheme
 
-NORMS = ("InstanceNormalization", "LayerNormalization")
 _FUSED = ("Relu", "PRelu", "LeakyRelu", "Gelu", "Tanh", "Clip", "Sigmoid", "HardSigmoid", "Softmax")
-
-
-@dataclass(frozen=True, slots=True)
-class NormLayer:
-    """A normalization: behind the statistics it is one weight and one bias for each channel.
-
-    Attributes:
-        name, op, data, weight, bias, output: as in `layers.Layer`.
-        epsilon: added to the variance.
-        axis: first normalized axis of a LayerNormalization.
-    """
-
-    name: str
-    op: str
-    data: str
-    weight: str
-    bias: str | None
-    output: str
-    epsilon: float
-    axis: int = -1
-
-    def matrix(self, weight: NDArray[Any]) -> NDArray[Any]:
-        """(channels, 1, 1)."""
-        return weight.reshape(-1, 1, 1)
-
-    def tensor(self, matrix: NDArray[Any], shape: tuple[int, ...]) -> NDArray[Any]:
-        """The inverse of `matrix`."""
-        return matrix.reshape(shape)
-
-    def places(self, shape: tuple[int, ...], most: int, rng: np.random.Generator) -> NDArray[np.intp]:
-        """Up to `most` flat positions of an output of this shape."""
-        if self.op == "InstanceNormalization":
-            count = shape[0] * int(np.prod(shape[2:]))
-        else:
-            count = int(np.prod(shape[: self.axis]))
-        return np.arange(count) if count <= most else np.sort(rng.choice(count, most, replace=False))
-
-    def targets(self, output: NDArray[Any], places: NDArray[np.intp]) -> NDArray[np.float32]:
-        """(n, channels, 1) at the given places."""
-        if self.op == "InstanceNormalization":
-            batch, where = np.divmod(places, int(np.prod(output.shape[2:])))
-            rows = output.reshape(*output.shape[:2], -1)[batch, :, where]
-        else:
-            rows = output.reshape(int(np.prod(output.shape[: self.axis])), -1)[places]
-        return rows.reshape(len(places), -1, 1).astype(np.float32, copy=False)
-
-    def inputs(self, data: NDArray[Any], places: NDArray[np.intp], spatial: tuple[int, ...]) -> NDArray[Any]:
-        """(n, channels, 1): the normalized input, before weight and bias."""
-        first = 2 if self.op == "InstanceNormalization" else self.axis % data.ndim
-        axes = tuple(range(first, data.ndim))
-        mean = data.mean(axes, keepdims=True)
-        spread = np.sqrt(data.var(axes, keepdims=True) + self.epsilon)
-        return self.targets((data - mean) / spread, places)
-
-
-Tunable = Layer | NormLayer  # as a matrix: rows of inputs in, rows of outputs out
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -115,7 +57,7 @@ class Unit:
         output: the float tensor that its loss looks at: behind the activation where there is one.
     """
 
-    layer: Tunable
+    layer: Layer
     activation: Activation | None
     output: str
 
@@ -123,11 +65,6 @@ class Unit:
     def name(self) -> str:
         """The layer's."""
         return self.layer.name
-
-    @property
-    def normalizes(self) -> bool:
-        """Whether its rows are normalized values instead of codes."""
-        return self.layer.op in NORMS
 
 
 def find_units(
@@ -142,64 +79,26 @@ def find_units(
         settings: name the operators.
         algorithm: 'adaround' leaves normalizations out: they have no rounding worth learning.
     """
-    layers: dict[str, Tunable] = {}
-    for node in graph:
-        layer = read_layer(node) if runs_quantized(node, state.plan) else None
-        if layer is not None and _stored(layer, state.plan, algorithm):
-            layers[layer.name] = layer
-    nodes = {str(node.name): node for node in graph}
     simulated = {str(node.name): node for node in quantized}
-    if algorithm == "adaquant":
-        layers |= {norm.name: norm for norm in _norms(graph, state)}
     found = []
-    for name, node in nodes.items():
-        tuned = layers.get(name)
-        if tuned is None or tuned.op not in settings.target_op_types:
+    for node in graph:
+        wanted = node.op_type in settings.target_op_types and runs_quantized(node, state.plan)
+        layer = read_own(node) if wanted else None
+        if layer is None or not _learnable(layer, state.plan, algorithm):
             continue
         behind = _behind(node, state.plan)
-        activation = None
-        if behind is not None:
-            activation = _activation(_computed(behind, simulated), node, state)
-        output = str(behind.outputs[0].name) if behind is not None and activation else tuned.output
-        found.append(Unit(tuned, activation, output))
+        activation = None if behind is None else _activation(_computed(behind, simulated), node, state)
+        output = layer.output if behind is None or activation is None else str(behind.outputs[0].name)
+        found.append(Unit(layer, activation, output))
     return tuple(found)
 
 
-def _stored(layer: Layer, plan: QuantPlan, algorithm: str) -> bool:
-    """Tuning at fixed scales copes with any input, zero point and bias."""
+def _learnable(layer: Layer, plan: QuantPlan, algorithm: str) -> bool:
+    """Tuning copes with any input, zero point and bias; AdaRound needs codes to choose from."""
     data, weight = plan.tensors.get(layer.data), plan.tensors.get(layer.weight)
-    if data is None or data.role is not Role.ACTIVATION:
+    if data is None or weight is None or (data.role is not Role.ACTIVATION and not layer.normalizes):
         return False
-    return weight is not None and learnable(weight, algorithm)
-
-
-def learnable(tensor: TensorPlan, algorithm: str) -> bool:
-    """Whether an algorithm can learn a constant of this type: AdaRound chooses between two codes."""
-    return algorithm == "adaquant" or isinstance(tensor.scheme, Scheme)
-
-
-def _norms(graph: ir.Graph, state: State) -> list[NormLayer]:
-    found = []
-    for node in graph:
-        if node.op_type not in NORMS or not runs_quantized(node, state.plan):
-            continue
-        data, weight = node.inputs[0], node.inputs[1]
-        bias = node.inputs[2] if len(node.inputs) > 2 else None
-        if data is None or weight is None or data.name not in state.plan.tensors:
-            continue
-        planned = state.plan.tensors.get(str(weight.name))
-        if planned is None or not learnable(planned, "adaquant"):
-            continue
-        shared = len(weight.uses()) != 1 or (bias is not None and len(bias.uses()) != 1)
-        computed = constant_array(weight) is None or (bias is not None and constant_array(bias) is None)
-        dims = rank(data)
-        if shared or computed or dims is None:
-            continue
-        axis = attribute_int(node, "axis", -1)
-        names = (str(data.name), str(weight.name), None if bias is None else str(bias.name))
-        common = (str(node.name), node.op_type, *names, str(node.outputs[0].name))
-        found.append(NormLayer(*common, attribute_float(node, "epsilon", 1e-5), axis % dims))
-    return found
+    return algorithm == "adaquant" or (isinstance(weight.scheme, Scheme) and not layer.normalizes)
 
 
 def _behind(node: ir.Node, plan: QuantPlan) -> ir.Node | None:

@@ -10,7 +10,7 @@ import numpy as np
 import onnx_ir as ir
 from numpy.typing import NDArray
 
-from roundel.improve.layers import Linear, read_linear
+from roundel.improve.layers import Layer, read_linear
 from roundel.improve.norms import Norm, Slot, find_norms
 from roundel.model.edit import Editor
 from roundel.model.graph import (
@@ -75,11 +75,11 @@ class Stream:
 
     width: int
     tensors: dict[ir.Value, None] = field(default_factory=dict)
-    writers: list[Linear] = field(default_factory=list)
+    writers: list[Layer] = field(default_factory=list)
     patches: list[ir.Node] = field(default_factory=list)
     constants: dict[Slot, None] = field(default_factory=dict)
-    readers: list[Linear] = field(default_factory=list)
-    norms: list[tuple[Norm, tuple[Linear, ...]]] = field(default_factory=list)
+    readers: list[Layer] = field(default_factory=list)
+    norms: list[tuple[Norm, tuple[Layer, ...]]] = field(default_factory=list)
     entries: list[ir.Value] = field(default_factory=list)
     exits: list[Exit] = field(default_factory=list)
 
@@ -232,9 +232,9 @@ def _patches(node: ir.Node, width: int) -> ir.Node | None:
     return conv if fixed and (bias is None or real_constant(bias) is not None) else None
 
 
-def _leaves(value: ir.Value, width: int) -> tuple[Linear, ...] | None:
+def _leaves(value: ir.Value, width: int) -> tuple[Layer, ...] | None:
     """The layers that read a norm's result, if nothing else does."""
-    found: list[Linear] = []
+    found: list[Layer] = []
     pending = [value]
     while pending:
         here = pending.pop()
@@ -333,14 +333,14 @@ def _turn(editor: Editor, stream: Stream) -> None:
     for node, index in stream.constants:
         _turn_constant(editor, node, index, turn)
     for layer in stream.writers:
-        layer.set_weight(editor, layer.weight @ turn)
+        layer.set_operand(editor, layer.operand @ turn)
         if input_at(layer.node, 2) is not None:
             _turn_constant(editor, layer.node, 2, turn)
     for node in stream.patches:
         _turn_patches(editor, node, turn)
     _turn_ends(editor, stream, turn)
     for layer in stream.readers:
-        layer.set_weight(editor, turn.T @ layer.weight)
+        layer.set_operand(editor, turn.T @ layer.operand)
     for norm, layers in stream.norms:
         _turn_norm(editor, norm, layers, turn)
 
@@ -381,14 +381,14 @@ def _typed(matrix: Doubles, value: ir.Value) -> NDArray[Any]:
     return np.ascontiguousarray(matrix, np.float64 if value.dtype is ir.DataType.DOUBLE else np.float32)
 
 
-def _turn_norm(editor: Editor, norm: Norm, layers: tuple[Linear, ...], turn: Doubles) -> None:
+def _turn_norm(editor: Editor, norm: Norm, layers: tuple[Layer, ...], turn: Doubles) -> None:
     scale, shift = norm.array(norm.scale), norm.array(norm.shift)
     for layer in layers:
-        weight = layer.weight.astype(np.float64)
+        weight = layer.operand.astype(np.float64)
         if shift is not None and np.any(shift):
             layer.add_bias(editor, shift.reshape(-1).astype(np.float64) @ weight)
         scaled = weight if scale is None else scale.reshape(-1, 1) * weight
-        layer.set_weight(editor, turn.T @ scaled)
+        layer.set_operand(editor, turn.T @ scaled)
     norm.clear(editor)
 
 

@@ -15,7 +15,7 @@ from numpy.typing import NDArray
 
 from roundel.calibrate.runner import Runner
 from roundel.errors import DataError
-from roundel.improve.layers import Linear, read_linear
+from roundel.improve.layers import Layer, read_linear
 from roundel.improve.smooth_trace import Edits, trace
 from roundel.model.edit import Editor
 from roundel.model.graph import dims
@@ -41,7 +41,7 @@ class Group:
     """
 
     value: ir.Value
-    layers: tuple[Linear, ...]
+    layers: tuple[Layer, ...]
     shared: bool
 
     @property
@@ -52,7 +52,7 @@ class Group:
     @property
     def channels(self) -> int:
         """How many inputs the layers have."""
-        return int(self.layers[0].weight.shape[0])
+        return int(self.layers[0].operand.shape[0])
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -77,11 +77,11 @@ class ChannelsSeen:
 
 def find_groups(graph: ir.Graph, plan: QuantPlan) -> tuple[Group, ...]:
     """The groups with at least one quantized layer, in graph order."""
-    found: dict[ir.Value, list[Linear]] = {}
+    found: dict[ir.Value, list[Layer]] = {}
     for node in graph:
         layer = read_linear(node)
         value = node.inputs[0] if layer is not None else None
-        if layer is not None and value is not None and (dims(value) or (None,))[-1] == layer.weight.shape[0]:
+        if layer is not None and value is not None and (dims(value) or (None,))[-1] == layer.operand.shape[0]:
             found.setdefault(value, []).append(layer)
     return tuple(
         Group(value, tuple(layers), len(value.uses()) > len(layers) or value.is_graph_output())
@@ -217,9 +217,9 @@ def storage(group: Group, plan: QuantPlan, recipe: Recipe) -> WeightStorage:
     )
 
 
-def weight_scheme(layer: Linear, plan: QuantPlan) -> Scheme | None:
+def weight_scheme(layer: Layer, plan: QuantPlan) -> Scheme | None:
     """How a layer's weight, seen as (inputs, outputs), is stored; None where it stays float."""
-    scheme = _integers(plan, layer.weight_name)
+    scheme = _integers(plan, layer.weight)
     if scheme is None or not layer.transposed or not isinstance(scheme.granularity, PerChannel):
         return scheme
     return replace(scheme, granularity=PerChannel(1 - scheme.granularity.axis % 2))
@@ -243,7 +243,7 @@ def choose_factors(
         maker: the layer that would take the factors; what rounding does to it counts, too.
         alphas: candidates.
     """
-    weights = [layer.weight for layer in group.layers]
+    weights = [layer.operand for layer in group.layers]
     targets = [seen.rows @ weight for weight in weights]
     sizes = [_size(target) for target in targets]
 
@@ -355,20 +355,20 @@ def _maker(edits: Edits | None, seen: Mapping[str, ChannelsSeen], plan: QuantPla
         scheme = None if layer is None else weight_scheme(layer, plan)
         data = None if given is None else seen.get(str(given.name))
         if layer is not None and scheme is not None and data is not None and edit.index == 1:
-            return Maker(layer.weight, edit.channels.reshape(-1), scheme, data.rows)
+            return Maker(layer.operand, edit.channels.reshape(-1), scheme, data.rows)
     return None
 
 
 def _apply(editor: Editor, group: Group, choice: SmoothChoice, edits: Edits | None) -> None:
     if edits is None:
         readers = [(layer.node, 0) for layer in group.layers]
-        inverse = (1 / choice.factors).astype(group.layers[0].weight.dtype)
+        inverse = (1 / choice.factors).astype(group.layers[0].operand.dtype)
         editor.insert_after(group.value, "Mul", inverse, readers=readers, outputs=False)
     else:
         for edit in edits:
             edit.apply(editor, choice.factors)
     for layer in group.layers:
-        layer.set_weight(editor, layer.weight.astype(np.float64) * choice.factors[:, None])
+        layer.set_operand(editor, layer.operand.astype(np.float64) * choice.factors[:, None])
 
 
 def _left(group: Group, stored: WeightStorage) -> SmoothReport:
@@ -391,7 +391,7 @@ def _told(group: Group, choice: SmoothChoice, edits: Edits | None, seconds: floa
         where = "folded into " + " and ".join(dict.fromkeys(edit.node.op_type for edit in reversed(edits)))
     share = seconds / len(group.layers)
     layers = tuple(
-        LayerReport(layer.name, layer.node.op_type, _decibel(before), _decibel(after), kept, share)
+        LayerReport(layer.name, layer.op, _decibel(before), _decibel(after), kept, share)
         for layer, before, after in zip(group.layers, choice.before, choice.after, strict=True)
     )
     return SmoothReport(group.name, layers, kept, choice.alpha, where)

@@ -15,7 +15,7 @@ from pydantic import ValidationError
 
 from roundel.errors import ModelError
 from roundel.improve.channel_rules import Trace
-from roundel.improve.channels import channel_layer
+from roundel.improve.channels import rescalable
 from roundel.improve.equalize import equalize
 from roundel.model.graph import constant_array, is_constant, iter_values, only_reader, op_key, values_by_name
 from roundel.model.structure import ModelSource
@@ -372,15 +372,15 @@ def find_factors(
     layers: dict[str, tuple[Doubles, Doubles]] = {}
     tensors: dict[str, Factors] = {}
     for layer, (given, made) in zip(trace.layers, trace.sides, strict=True):
-        node = matches.nodes.get(str(layer.node.name))
-        plain = None if node is None else channel_layer(node)
+        node = matches.nodes.get(str(layer.layer.node.name))
+        plain = None if node is None else rescalable(node)
         if node is None or plain is None or plain.weight.shape != layer.weight.shape:
             continue
         if given is not None:
             columns = factors[settled.roots[given]]
         else:  # behind a norm, which may have taken the factors: smoothing
             columns = 1 / _fit(plain.weight, layer.weight, _BY_COLUMN)
-            source = matches.tensors.get(str(layer.node.inputs[0].name)) if layer.node.inputs[0] else None
+            source = matches.tensors.get(layer.layer.data)
             if source is not None and np.any(columns != 1):
                 tensors[str(source.name)] = Factors(layer.data_axis, columns.astype(np.float32))
         groups, _, inputs, _ = layer.weight.shape

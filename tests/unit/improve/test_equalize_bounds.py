@@ -12,7 +12,7 @@ import pytest
 
 from equalize_cases import check_equalized
 from helpers import build, feeds, node, normal
-from roundel.improve.channels import channel_layer
+from roundel.improve.channels import rescalable
 from roundel.improve.equalize import EqualizeReport, equalize
 from roundel.model.session import open_session
 from roundel.passes.shapes import refresh_shapes
@@ -255,7 +255,7 @@ def test_bounds_hold_on_data(
     op: str, weight: tuple[int, ...], outputs: int, attributes: dict[str, Any], lowest: float
 ) -> None:
     model, shape = layer_of(op, normal(*weight), normal(outputs, seed=1), **attributes)
-    layer = channel_layer(next(iter(model.graph)))
+    layer = rescalable(next(iter(model.graph)))
     assert layer is not None
     size = len(layer.columns)
     low, high = np.linspace(lowest, 0.5, size), np.linspace(1.5, 3, size)

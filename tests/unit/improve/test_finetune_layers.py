@@ -140,7 +140,7 @@ def test_every_operator_is_seen_and_tuned(op: str, changes: dict[str, Any]) -> N
     assert len(reports) == 1
     assert case.sqnr(state, samples) >= case.sqnr(case.state, samples) - 0.1
     rounds = case.tune(iterations=80)[1]
-    assert len(rounds) == (0 if unit.normalizes else 1)
+    assert len(rounds) == (0 if unit.layer.normalizes else 1)
 
 
 def test_shared_weights_are_left_alone() -> None:
