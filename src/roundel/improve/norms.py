@@ -10,22 +10,10 @@ import onnx_ir as ir
 from numpy.typing import NDArray
 
 from roundel.model.edit import Editor
-from roundel.model.graph import (
-    attribute_int,
-    constant_scalar,
-    dims,
-    input_at,
-    is_op,
-    is_private,
-    only_reader,
-    operands,
-    producer,
-    real_constant,
-    with_number,
-)
-from roundel.passes.moments import mean, squared
+from roundel.model.graph import attribute_int, dims, input_at, is_op, is_private, only_reader, real_constant
+from roundel.passes.moments import over_root, padded_square
 
-_OPERATORS = ("LayerNormalization", "RMSNormalization", "SimplifiedLayerNormalization")
+NORM_OPERATORS = ("LayerNormalization", "RMSNormalization", "SimplifiedLayerNormalization")
 
 Slot = tuple[ir.Node, int]
 
@@ -49,12 +37,6 @@ class Norm:
     centered: bool
     scale: Slot | None
     shift: Slot | None
-
-    @property
-    def name(self) -> str:
-        """Of its last node."""
-        node = self.output.producer()
-        return str(node.name if node is not None else self.output.name)
 
     def array(self, slot: Slot | None) -> NDArray[Any] | None:
         """The constant in a slot."""
@@ -83,21 +65,24 @@ def find_norms(graph: ir.Graph) -> tuple[Norm, ...]:
     """All norms over the last axis whose constants are known, in graph order."""
     found = []
     for node in graph:
-        norm = _operator(node) if is_op(node, *_OPERATORS) else _spelled_out(node)
-        if norm is not None:
+        norm = read_norm(node) or _spelled_out(node)
+        if norm is not None and not any(out.uses() or out.is_graph_output() for out in node.outputs[1:]):
             found.append(norm)
     return tuple(found)
 
 
-def _operator(node: ir.Node) -> Norm | None:
+def read_norm(node: ir.Node) -> Norm | None:
+    """A norm as one operator."""
     source = input_at(node, 0)
     known = dims(source)
-    if source is None or not known or attribute_int(node, "axis", -1) not in (-1, len(known) - 1):
+    if not is_op(node, *NORM_OPERATORS) or source is None or not known:
+        return None
+    if attribute_int(node, "axis", -1) not in (-1, len(known) - 1):
         return None
     scale, shift = real_constant(input_at(node, 1)), real_constant(input_at(node, 2))
     if scale is None or scale.shape != known[-1:] or (shift is None and input_at(node, 2) is not None):
         return None
-    if any(out.uses() or out.is_graph_output() for out in node.outputs[1:]):
+    if shift is not None and shift.shape != scale.shape:
         return None
     return Norm(
         source=source,
@@ -111,72 +96,18 @@ def _operator(node: ir.Node) -> Norm | None:
 
 def _spelled_out(core: ir.Node) -> Norm | None:
     """x / sqrt(mean(x * x) + epsilon), then a Mul and an Add with constants."""
-    found = _over_root(core)
-    if found is None:
+    found = next((root for value, root in over_root(core, padded_square) if root.source is value), None)
+    known = None if found is None else dims(found.source)
+    if found is None or not known or found.axes != (len(known) - 1,):
         return None
-    source, nodes = found
-    width = (dims(source) or (None,))[-1]
-    scale = _constant_behind(core.outputs[0], "Mul", width)
+    scale = _constant_behind(core.outputs[0], "Mul", known[-1])
     last = core if scale is None else scale[0]
-    shift = _constant_behind(last.outputs[0], "Add", width)
+    shift = _constant_behind(last.outputs[0], "Add", known[-1])
     last = last if shift is None else shift[0]
-    whole = nodes | {core} | {slot[0] for slot in (scale, shift) if slot is not None}
+    whole = found.nodes | {core} | {slot[0] for slot in (scale, shift) if slot is not None}
     if not is_private(whole, last):
         return None
-    return Norm(source, last.outputs[0], frozenset(whole), False, scale, shift)
-
-
-def _over_root(core: ir.Node) -> tuple[ir.Value, frozenset[ir.Node]] | None:
-    pairs: tuple[tuple[ir.Value | None, ir.Value | None], ...] = ()
-    if is_op(core, "Div"):
-        pairs = ((input_at(core, 0), input_at(core, 1)),)
-        match = _root
-    elif is_op(core, "Mul"):
-        pairs, match = operands(core), _reciprocal_root
-    for value, other in pairs:
-        found = match(other)
-        if found is not None and found[0] is value:
-            return found
-    return None
-
-
-def _root(value: ir.Value | None) -> tuple[ir.Value, frozenset[ir.Node]] | None:
-    node = producer(value, "Sqrt", "Pow")
-    if node is None or (node.op_type == "Pow" and constant_scalar(input_at(node, 1)) != 0.5):
-        return None
-    return _with(node, _mean_square(input_at(node, 0)))
-
-
-def _reciprocal_root(value: ir.Value | None) -> tuple[ir.Value, frozenset[ir.Node]] | None:
-    node = producer(value, "Reciprocal", "Div", "Pow")
-    if node is None:
-        return None
-    if node.op_type == "Reciprocal":
-        return _with(node, _root(input_at(node, 0)))
-    if node.op_type == "Div":
-        return _with(node, _root(input_at(node, 1))) if constant_scalar(input_at(node, 0)) == 1.0 else None
-    return (
-        _with(node, _mean_square(input_at(node, 0))) if constant_scalar(input_at(node, 1)) == -0.5 else None
-    )
-
-
-def _mean_square(value: ir.Value | None) -> tuple[ir.Value, frozenset[ir.Node]] | None:
-    """mean(x * x) + epsilon over the last axis."""
-    add = producer(value, "Add")
-    pair = with_number(add, "Add")
-    found = None if pair is None else mean(pair[0])
-    if add is None or found is None:
-        return None
-    root = squared(found.source)
-    if root is None or found.axes != (len(dims(found.source) or ()) - 1,):
-        return None
-    return root.source, root.nodes | found.nodes | {add}
-
-
-def _with(
-    node: ir.Node, found: tuple[ir.Value, frozenset[ir.Node]] | None
-) -> tuple[ir.Value, frozenset[ir.Node]] | None:
-    return None if found is None else (found[0], found[1] | {node})
+    return Norm(found.source, last.outputs[0], frozenset(whole), False, scale, shift)
 
 
 def _constant_behind(value: ir.Value, op_type: str, width: int | None) -> Slot | None:

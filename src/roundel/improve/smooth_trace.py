@@ -16,6 +16,7 @@ import onnx_ir as ir
 from numpy.typing import NDArray
 
 from roundel.improve.layers import read_linear
+from roundel.improve.norms import NORM_OPERATORS, read_norm
 from roundel.model.edit import Editor
 from roundel.model.graph import (
     attribute_int,
@@ -94,32 +95,22 @@ def _last_only(channels: Channels) -> Channels | None:
 
 
 def _norm(node: ir.Node, value: ir.Value, channels: Channels) -> Edits | None:
-    last = _last_only(channels)
-    scale, bias = (real_constant(input_at(node, i)) for i in (1, 2))
-    missing = bias is None and input_at(node, 2) is not None
-    if value is not node.outputs[0] or last is None or scale is None or missing:
+    norm, last = read_norm(node), _last_only(channels)
+    if norm is None or norm.output is not value or last is None:
         return None
-    if any(array is not None and array.shape != last.shape for array in (scale, bias)):
-        return None  # more axes than the last are normalized, or one number serves all channels
-    edits = [Edit(node, 1, last)]
-    return (*edits, Edit(node, 2, last)) if bias is not None else tuple(edits)
+    return tuple(Edit(*slot, last) for slot in (norm.scale, norm.shift) if slot is not None)
 
 
-def _matmul(node: ir.Node, value: ir.Value, channels: Channels) -> Edits | None:
-    layer = read_linear(node)
-    if layer is not None:
-        last = _last_only(channels)
-        return None if last is None else (Edit(node, 1, last[None]),)
-    # The left side mixes rows of the right side only: channels stay where they are.
-    return _above(node, 1, channels) if channels.ndim > 1 and channels.shape[-2] == 1 else None
-
-
-def _gemm(node: ir.Node, value: ir.Value, channels: Channels) -> Edits | None:
+def _linear(node: ir.Node, value: ir.Value, channels: Channels) -> Edits | None:
     layer, last = read_linear(node), _last_only(channels)
-    if layer is None or last is None:
+    if layer is None:
+        # The left side of a product mixes rows of the right side only: channels stay where they are.
+        stays = node.op_type == "MatMul" and channels.ndim > 1 and channels.shape[-2] == 1
+        return _above(node, 1, channels) if stays else None
+    if last is None:
         return None
     weight = Edit(node, 1, last[:, None] if layer.transposed else last[None])
-    return (weight,) if input_at(node, 2) is None else (weight, Edit(node, 2, last))
+    return (weight,) if layer.bias is None else (weight, Edit(node, 2, last))
 
 
 def _sum(node: ir.Node, value: ir.Value, channels: Channels) -> Edits | None:
@@ -163,10 +154,6 @@ def _covers(array: NDArray[Any], channels: Channels) -> bool:
 def _passed(node: ir.Node, value: ir.Value, channels: Channels) -> Edits | None:
     """f(x / s) = f(x) / s for every s above zero."""
     return _above(node, 0, channels) if value is node.outputs[0] else None
-
-
-def _quotient(node: ir.Node, value: ir.Value, channels: Channels) -> Edits | None:
-    return _above(node, 0, channels)
 
 
 def _reshaped(node: ir.Node, value: ir.Value, channels: Channels) -> Edits | None:
@@ -271,26 +258,13 @@ def _pick(node: ir.Node, index: int) -> _Pick | None:
 
 
 _RULES: dict[str, Callable[[ir.Node, ir.Value, Channels], Edits | None]] = {
-    "LayerNormalization": _norm,
-    "RMSNormalization": _norm,
-    "SimplifiedLayerNormalization": _norm,
-    "MatMul": _matmul,
-    "Gemm": _gemm,
-    "Add": _sum,
-    "Sub": _sum,
+    **dict.fromkeys(NORM_OPERATORS, _norm),
+    **dict.fromkeys(("MatMul", "Gemm"), _linear),
+    **dict.fromkeys(("Add", "Sub"), _sum),
+    **dict.fromkeys(("Relu", "LeakyRelu", "PRelu", "Identity", "Dropout", "Div"), _passed),
+    **dict.fromkeys(("Reshape", "Flatten", "Squeeze", "Unsqueeze"), _reshaped),
+    **dict.fromkeys(("Gather", "Slice"), _picked),
     "Mul": _product,
-    "Div": _quotient,
-    "Relu": _passed,
-    "LeakyRelu": _passed,
-    "PRelu": _passed,
-    "Identity": _passed,
-    "Dropout": _passed,
-    "Reshape": _reshaped,
-    "Flatten": _reshaped,
-    "Squeeze": _reshaped,
-    "Unsqueeze": _reshaped,
     "Transpose": _transposed,
     "Split": _split,
-    "Gather": _picked,
-    "Slice": _picked,
 }
