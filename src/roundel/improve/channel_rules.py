@@ -45,10 +45,6 @@ def _single(trace: Trace, node: ir.Node) -> Flow | None:
     return trace.flow(input_at(node, 0))
 
 
-def _kept(trace: Trace, node: ir.Node) -> Flow | None:
-    return _single(trace, node)
-
-
 def _pooled(trace: Trace, node: ir.Node) -> Flow | None:
     flow = _single(trace, node)
     if flow is None or (flow.ids is not None and flow.axis != 1):
@@ -247,7 +243,7 @@ def _concat(trace: Trace, node: ir.Node) -> Flow | None:
 
 
 RULES: dict[str, Rule] = {
-    **dict.fromkeys(("Identity", "Dropout"), _kept),
+    **dict.fromkeys(("Identity", "Dropout"), _single),
     **dict.fromkeys(ops_with(Trait.POOL), _pooled),
     **dict.fromkeys(("LeakyRelu", "PRelu"), _leaky),
     **dict.fromkeys(("Flatten", "Reshape"), _flattened),

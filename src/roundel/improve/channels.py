@@ -18,30 +18,46 @@ from roundel.types import Doubles
 Ids = NDArray[np.intp]
 
 
+class _Sets:
+    """A union-find over whole numbers."""
+
+    def __init__(self, count: int = 0) -> None:
+        self.parent = list(range(count))
+
+    def root(self, index: int) -> int:
+        """The smallest number of its set."""
+        parent = self.parent
+        while parent[index] != index:
+            parent[index] = parent[parent[index]]
+            index = parent[index]
+        return index
+
+    def join(self, left: int, right: int) -> None:
+        """Both are in one set."""
+        a, b = self.root(left), self.root(right)
+        self.parent[max(a, b)] = min(a, b)
+
+
 class Channels:
-    """A union-find over the channels of every tensor that a layer makes."""
+    """The channels of every tensor that a layer makes, and what ties, fixes and limits their factors."""
 
     def __init__(self) -> None:
-        self._parent: list[int] = []
-        self._block: list[int] = []
-        self._blocks = 0
+        self._tied = _Sets()
+        self._blocks: list[int] = []  # the tensor of each channel
         self._fixed: list[Ids] = []
         self._caps: list[tuple[Ids, NDArray[np.float64]]] = []
 
     def fresh(self, count: int) -> Ids:
         """New channels, of one tensor, that nothing is tied to yet."""
-        start = len(self._parent)
-        self._parent.extend(range(start, start + count))
-        self._block.extend([self._blocks] * count)
-        self._blocks += 1
+        start = len(self._blocks)
+        self._tied.parent.extend(range(start, start + count))
+        self._blocks.extend([start] * count)
         return np.arange(start, start + count)
 
     def tie(self, left: Ids, right: Ids) -> None:
         """Channel by channel, both need the same factor."""
         for a, b in zip(left.tolist(), right.tolist(), strict=True):
-            a, b = self._root(a), self._root(b)
-            if a != b:
-                self._parent[max(a, b)] = min(a, b)
+            self._tied.join(a, b)
 
     def fix(self, ids: Ids) -> None:
         """These keep the factor 1."""
@@ -53,8 +69,8 @@ class Channels:
 
     def settle(self) -> Settled:
         """Everything that was said, resolved."""
-        count = len(self._parent)
-        roots = np.array([self._root(i) for i in range(count)], np.intp)
+        count = len(self._blocks)
+        roots = np.array([self._tied.root(i) for i in range(count)], np.intp)
         fixed = np.zeros(count, bool)
         for ids in self._fixed:
             fixed[roots[ids]] = True
@@ -64,27 +80,12 @@ class Channels:
         fixed |= most < 1
         return Settled(roots, fixed[roots], most[roots], self._spaces(roots))
 
-    def _root(self, index: int) -> int:
-        parent = self._parent
-        while parent[index] != index:
-            parent[index] = parent[parent[index]]
-            index = parent[index]
-        return index
-
     def _spaces(self, roots: Ids) -> Ids:
         """The number of the space of each channel: tensors with tied channels are one space."""
-        label = list(range(self._blocks))
-
-        def find(block: int) -> int:
-            while label[block] != block:
-                label[block] = label[label[block]]
-                block = label[block]
-            return block
-
-        for index in np.flatnonzero(roots != np.arange(len(roots))).tolist():
-            a, b = find(self._block[index]), find(self._block[int(roots[index])])
-            label[max(a, b)] = min(a, b)
-        return np.array([find(block) for block in self._block], np.intp)
+        spaces = _Sets(len(self._blocks))
+        for index, root in enumerate(roots.tolist()):
+            spaces.join(self._blocks[index], self._blocks[root])
+        return np.array([spaces.root(block) for block in self._blocks], np.intp)
 
 
 @dataclass(frozen=True, slots=True, eq=False)

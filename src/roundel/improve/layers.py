@@ -201,13 +201,14 @@ class Layer:
 
     @property
     def operand(self) -> NDArray[Any]:
-        """A matrix product's weight as (inputs, outputs), a view of what is stored now."""
-        return self.blocks(self.stored)[0, :, :, 0].T
+        """The weight of a layer without groups as (inputs, outputs): a product's right side, as it is now."""
+        rows: NDArray[Any] = self.matrix(self.stored)[0]
+        return rows.T
 
     def set_operand(self, editor: Editor, operand: NDArray[Any]) -> None:
         """Store another weight, (inputs, outputs), in the type of the old one."""
         old = self.stored
-        new = self.unblocked(operand.T[None, :, :, None], old.shape)
+        new = self.tensor(operand.T[None], old.shape)
         editor.set_constant(self.node, 1, new.astype(old.dtype), "weight")
 
     def add_bias(self, editor: Editor, shift: NDArray[np.float64]) -> None:

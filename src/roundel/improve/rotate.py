@@ -10,7 +10,7 @@ import numpy as np
 import onnx_ir as ir
 from numpy.typing import NDArray
 
-from roundel.improve.layers import Layer, read_linear
+from roundel.improve.layers import Layer, read_layer, read_linear
 from roundel.improve.norms import Norm, Slot, find_norms
 from roundel.model.edit import Editor
 from roundel.model.graph import (
@@ -24,6 +24,7 @@ from roundel.model.graph import (
     is_op,
     only_reader,
     producer,
+    readers,
     real_constant,
 )
 from roundel.numerics.hadamard import rotation
@@ -38,23 +39,7 @@ _ALONG_AXIS = {"Gather": 0, "Split": 0, "Concat": 0}
 _SEED = 0  # of the matrix's signs: any will do, and the same in every run
 
 
-@dataclass(frozen=True, slots=True, eq=False)
-class Exit:
-    """A reader that must see the stream as it was.
-
-    Attributes:
-        value: the tensor of the stream.
-        reader: node and input index; None for the graph's own output.
-    """
-
-    value: ir.Value
-    reader: tuple[ir.Node, int] | None
-
-    def __str__(self) -> str:
-        if self.reader is None:
-            return f"'{self.value.name}' is an output of the model"
-        node = self.reader[0]
-        return f"{node.op_type} '{node.name}' reads the stream"
+Exit = tuple[ir.Value, Slot | None]  # a tensor of the stream, and its reader; None for the graph's own output
 
 
 @dataclass(slots=True, eq=False)
@@ -64,19 +49,17 @@ class Stream:
     Attributes:
         width: size of the last axis.
         tensors: the stream itself, in the order of finding.
-        writers: layers whose outputs belong to it.
-        patches: Conv nodes whose output channels become its last axis.
+        writers: layers whose outputs belong to it, Conv nodes whose channels become its last axis included.
         constants: inputs that are added to it, stand beside it in a Concat, or hold its rows.
         readers: layers that read it without a norm.
         norms: norms of it, each with the layers that read its result.
         entries: tensors that come from anything else.
-        exits: readers of any other kind.
+        exits: readers of any other kind, which must see the stream as it was.
     """
 
     width: int
     tensors: dict[ir.Value, None] = field(default_factory=dict)
     writers: list[Layer] = field(default_factory=list)
-    patches: list[ir.Node] = field(default_factory=list)
     constants: dict[Slot, None] = field(default_factory=dict)
     readers: list[Layer] = field(default_factory=list)
     norms: list[tuple[Norm, tuple[Layer, ...]]] = field(default_factory=list)
@@ -120,14 +103,11 @@ class _Tracer:
 
     def _upwards(self, value: ir.Value) -> None:
         node = value.producer()
-        layer = None if node is None else read_linear(node)
-        patch = None if node is None else _patches(node, self.stream.width)
+        layer = None if node is None else read_linear(node) or _patches(node, self.stream.width)
         if node is None or node in self._norms:
             self.stream.entries.append(value)
         elif layer is not None:
             self.stream.writers.append(layer)
-        elif patch is not None:
-            self.stream.patches.append(patch)
         else:
             inputs = rows_from(node, self.stream.width)
             if inputs is None:
@@ -142,7 +122,7 @@ class _Tracer:
 
     def _downwards(self, value: ir.Value) -> None:
         if value.is_graph_output():
-            self.stream.exits.append(Exit(value, None))
+            self.stream.exits.append((value, None))
         for use in value.uses():
             node, index = use.node, use.idx
             norm, layer = self._norms.get(node), read_linear(node)
@@ -151,15 +131,15 @@ class _Tracer:
             elif layer is not None and index == 0 and node.graph is value.graph:
                 self.stream.readers.append(layer)
             elif index in (rows_from(node, self.stream.width) or ()) and node.graph is value.graph:
-                self._pending.extend(node.outputs[:1] if node.op_type != "Split" else node.outputs)
+                self._pending.extend(_parts(node))
             else:
-                self.stream.exits.append(Exit(value, (node, index)))
+                self.stream.exits.append((value, (node, index)))
 
     def _normed(self, norm: Norm, node: ir.Node, index: int) -> None:
         leaves = None if norm.output.is_graph_output() else _leaves(norm.output, self.stream.width)
         if leaves is None:
             # Its result is seen as it is: the norm itself must see the stream as it was.
-            self.stream.exits.append(Exit(norm.source, (node, index)))
+            self.stream.exits.append((norm.source, (node, index)))
         elif norm not in self._met:
             self._met.add(norm)
             self.stream.norms.append((norm, leaves))
@@ -215,7 +195,12 @@ def _keeps_last(node: ir.Node) -> bool:
     return True  # the last axis is as long before as behind, so each row stays whole
 
 
-def _patches(node: ir.Node, width: int) -> ir.Node | None:
+def _parts(node: ir.Node) -> Sequence[ir.Value]:
+    """What the rows of a node's input come out in."""
+    return node.outputs if node.op_type == "Split" else node.outputs[:1]
+
+
+def _patches(node: ir.Node, width: int) -> Layer | None:
     """The Conv whose channels the node turns into the last axis: the patches of a vision transformer."""
     order, source = attribute_ints(node, "perm"), input_at(node, 0)
     if not is_op(node, "Transpose") or source is None or order is None or order[-1] != 1:
@@ -227,9 +212,11 @@ def _patches(node: ir.Node, width: int) -> ir.Node | None:
         return None
     if only_reader(source) is not node or (flat is not None and only_reader(inner) is not flat):
         return None
-    weight, bias = real_constant(input_at(conv, 1)), input_at(conv, 2)
-    fixed = weight is not None and weight.shape[0] == width and attribute_int(conv, "group", 1) == 1
-    return conv if fixed and (bias is None or real_constant(bias) is not None) else None
+    layer = read_layer(conv)
+    if layer is None or layer.groups != 1 or layer.stored.shape[0] != width:
+        return None
+    constants = [real_constant(value) for value in conv.inputs[1:] if value is not None]
+    return None if any(array is None for array in constants) else layer
 
 
 def _leaves(value: ir.Value, width: int) -> tuple[Layer, ...] | None:
@@ -247,7 +234,7 @@ def _leaves(value: ir.Value, width: int) -> tuple[Layer, ...] | None:
             if layer is not None and use.idx == 0:
                 found.append(layer)
             elif is_op(use.node, *_MOVERS) and use.idx in (rows_from(use.node, width) or ()):
-                pending.extend(use.node.outputs[:1] if use.node.op_type != "Split" else use.node.outputs)
+                pending.extend(_parts(use.node))
             else:
                 return None
     return tuple(found) or None
@@ -298,7 +285,7 @@ def rotate(model: ir.Model, options: Rotate) -> tuple[RotateReport, ...]:
 
 def _obstacle(stream: Stream, options: Rotate) -> str | None:
     """Why a stream must stay as it is."""
-    ends = [*map(_entry, stream.entries), *map(str, stream.exits)]
+    ends = [*map(_entry, stream.entries), *(_exit(*leaving) for leaving in stream.exits)]
     if not stream.norms:
         return f"no norm of it is read by layers alone, as in a post-norm network: {_listed(ends)}"
     if ends and not options.insert:
@@ -315,6 +302,12 @@ def _entry(value: ir.Value) -> str:
     return f"{node.op_type} '{node.name}' writes the stream"
 
 
+def _exit(value: ir.Value, reader: Slot | None) -> str:
+    if reader is None:
+        return f"'{value.name}' is an output of the model"
+    return f"{reader[0].op_type} '{reader[0].name}' reads the stream"
+
+
 def _listed(reasons: list[str], most: int = 3) -> str:
     unique = list(dict.fromkeys(reasons))
     rest = f" and {len(unique) - most} more" if len(unique) > most else ""
@@ -322,7 +315,7 @@ def _listed(reasons: list[str], most: int = 3) -> str:
 
 
 def _inserted(stream: Stream) -> int:
-    inside = {leaving.value for leaving in stream.exits} - set(stream.entries)
+    inside = {value for value, _ in stream.exits} - set(stream.entries)
     return len(stream.entries) + len(inside)
 
 
@@ -334,10 +327,8 @@ def _turn(editor: Editor, stream: Stream) -> None:
         _turn_constant(editor, node, index, turn)
     for layer in stream.writers:
         layer.set_operand(editor, layer.operand @ turn)
-        if input_at(layer.node, 2) is not None:
+        if layer.bias is not None:
             _turn_constant(editor, layer.node, 2, turn)
-    for node in stream.patches:
-        _turn_patches(editor, node, turn)
     _turn_ends(editor, stream, turn)
     for layer in stream.readers:
         layer.set_operand(editor, turn.T @ layer.operand)
@@ -352,29 +343,18 @@ def _turn_constant(editor: Editor, node: ir.Node, index: int, turn: Doubles) -> 
     editor.set_constant(node, index, (whole @ turn).astype(old.dtype), "constant")
 
 
-def _turn_patches(editor: Editor, node: ir.Node, turn: Doubles) -> None:
-    weight = real_constant(input_at(node, 1))
-    assert weight is not None, "found by the trace"
-    turned = np.tensordot(turn.T, weight, axes=1)
-    editor.set_constant(node, 1, turned.astype(weight.dtype), "weight")
-    if input_at(node, 2) is not None:
-        _turn_constant(editor, node, 2, turn)
-
-
 def _turn_ends(editor: Editor, stream: Stream, turn: Doubles) -> None:
     """A MatMul where the stream begins or ends at something that stays as it is."""
-    leaving: dict[ir.Value, list[Exit]] = {}
-    for end in stream.exits:
-        leaving.setdefault(end.value, []).append(end)
+    leaving: dict[ir.Value, list[Slot | None]] = {}
+    for value, reader in stream.exits:
+        leaving.setdefault(value, []).append(reader)
     for value in stream.entries:
-        outside = {end.reader for end in leaving.pop(value, ())}
-        uses = [(use.node, use.idx) for use in value.uses()]
-        inside = [use for use in uses if use not in outside]
+        outside = leaving.pop(value, [])
+        inside = [use for use in readers(value) if use not in outside]
         editor.insert_after(value, "MatMul", _typed(turn, value), readers=inside, outputs=False)
     for value, ends in leaving.items():
-        readers = [end.reader for end in ends if end.reader is not None]
-        outputs = any(end.reader is None for end in ends)
-        editor.insert_after(value, "MatMul", _typed(turn.T, value), readers=readers, outputs=outputs)
+        seen = [end for end in ends if end is not None]
+        editor.insert_after(value, "MatMul", _typed(turn.T, value), readers=seen, outputs=None in ends)
 
 
 def _typed(matrix: Doubles, value: ir.Value) -> NDArray[Any]:
@@ -393,7 +373,7 @@ def _turn_norm(editor: Editor, norm: Norm, layers: tuple[Layer, ...], turn: Doub
 
 
 def _told(stream: Stream, why: str | None) -> RotateReport:
-    count = len(stream.writers) + len(stream.patches) + len(stream.readers)
+    count = len(stream.writers) + len(stream.readers)
     count += sum(len(layers) for _, layers in stream.norms)
     ends = _inserted(stream)
     where = why or (f"{ends} MatMul(s) at the ends of the stream" if ends else "folded into the layers")
