@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import builtins
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 from typing import Any, ClassVar
@@ -131,50 +130,32 @@ class Constants:
 
     def weights(self, unit: Unit) -> LayerWeights:
         """The numbers of a layer."""
-        stored = self.format_of(unit.layer.weight)
+        layer, stored = unit.layer, self.format_of(unit.layer.weight)
+        content, given = self._real(layer.weight), self.state.params.get(layer.data)
+        real = layer.matrix(content.astype(np.float64))
+        bias, bias_params = self._bias(layer, (real.shape[0], real.shape[1]))
+        plain = LayerWeights(
+            real=real,
+            codes=real,
+            scale=np.ones((1, 1, 1)),
+            low=np.full((1, 1, 1), -np.inf),
+            high=np.full((1, 1, 1), np.inf),
+            input_scale=1.0 if layer.normalizes or given is None else float(given.scale),
+            bias=bias,
+            bias_params=bias_params,
+        )
         if isinstance(stored, Held):
-            return self._real_weights(unit, stored)
-        layer, params = unit.layer, self.state.params[unit.layer.weight]
-        content = self._real(layer.weight)
+            return _held(layer, plain, stored, content.shape)
+        params = self.state.params[layer.weight]
         low, high = code_limits(self.state.plan.tensors[layer.weight].integer)
         zero = _spread(layer, params.zero_point, params, content.shape)
-        codes = layer.matrix(self.codes(layer.weight).astype(np.float64)) - zero
-        bias, bias_params = self._bias(layer, (codes.shape[0], codes.shape[1]))
-        return LayerWeights(
-            real=layer.matrix(content.astype(np.float64)),
-            codes=codes,
+        return replace(
+            plain,
+            codes=layer.matrix(self.codes(layer.weight).astype(np.float64)) - zero,
             scale=_spread(layer, params.scale, params, content.shape),
             low=low - zero,
             high=high - zero,
-            input_scale=self._input_scale(unit),
-            bias=bias,
-            bias_params=bias_params,
         )
-
-    def _real_weights(self, unit: Unit, stored: Held) -> LayerWeights:
-        layer, content = unit.layer, self._real(unit.layer.weight)
-
-        def hold(matrix: NDArray[Any]) -> NDArray[Any]:
-            whole = layer.tensor(matrix * stored.scale, content.shape)
-            return layer.matrix(stored.hold(whole) / np.float32(stored.scale))
-
-        real = layer.matrix(content.astype(np.float64))
-        bias, bias_params = self._bias(layer, (real.shape[0], real.shape[1]))
-        return LayerWeights(
-            real=real,
-            codes=hold(real / stored.scale).astype(np.float64),
-            scale=np.full((1, 1, 1), stored.scale),
-            low=np.full((1, 1, 1), -np.inf),
-            high=np.full((1, 1, 1), np.inf),
-            input_scale=self._input_scale(unit),
-            bias=bias,
-            bias_params=bias_params,
-            hold=hold,
-        )
-
-    def _input_scale(self, unit: Unit) -> builtins.float:
-        params = self.state.params.get(unit.layer.data)
-        return 1.0 if unit.layer.normalizes or params is None else float(params.scale)
 
     def rounded_bias(
         self, layer: Layer, weights: LayerWeights, bias: Doubles
@@ -245,6 +226,17 @@ class Constants:
             if error < least:
                 best, least = replace(old, scale=np.asarray(scale, np.float32)), error
         return best
+
+
+def _held(layer: Layer, plain: LayerWeights, stored: Held, shape: tuple[int, ...]) -> LayerWeights:
+    """The numbers of a layer whose weights have no codes."""
+
+    def hold(matrix: NDArray[Any]) -> NDArray[Any]:
+        whole = layer.tensor(matrix * stored.scale, shape)
+        return layer.matrix(stored.hold(whole) / np.float32(stored.scale))
+
+    codes = hold(plain.real / stored.scale).astype(np.float64)
+    return replace(plain, codes=codes, scale=np.full((1, 1, 1), stored.scale), hold=hold)
 
 
 def _derived(bias: QParams) -> bool:

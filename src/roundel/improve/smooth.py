@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 import os
 import time
 from collections.abc import Mapping, Sequence
@@ -20,6 +19,7 @@ from roundel.improve.smooth_trace import Edits, trace
 from roundel.model.edit import Editor
 from roundel.model.graph import dims
 from roundel.numerics.affine import fake_quantize, params_from_range, weight_params
+from roundel.numerics.metrics import decibels
 from roundel.numerics.rounding import one_blas_thread
 from roundel.plan.types import QuantPlan
 from roundel.recipe.settings import Recipe
@@ -169,19 +169,6 @@ class SmoothChoice:
 
 
 @dataclass(frozen=True, slots=True, eq=False)
-class WeightStorage:
-    """How a group is quantized.
-
-    Attributes:
-        data: of the tensor; None where it stays float.
-        weights: of each layer, for a weight written as (inputs, outputs); None where it stays float.
-    """
-
-    data: Scheme | None
-    weights: tuple[Scheme | None, ...]
-
-
-@dataclass(frozen=True, slots=True, eq=False)
 class Maker:
     """A quantized layer that takes the factors into the columns of its weight.
 
@@ -200,21 +187,18 @@ class Maker:
     def error(self, factors: Doubles) -> float:
         """What rounding its weight does to its output, relative to the output's size."""
         divisors = np.append(factors, 1.0)[self.channels]
-        scaled = (self.weight / divisors).astype(np.float32)
-        rounded = fake_quantize(scaled, weight_params(scaled, self.scheme), narrow=self.scheme.symmetric)
-        return _square(self.rows @ (rounded * divisors - self.weight)) / _size(self.rows @ self.weight)
+        rounded = _as_stored(self.weight / divisors, self.scheme) * divisors
+        return _square(self.rows @ (rounded - self.weight)) / _size(self.rows @ self.weight)
 
 
-def storage(group: Group, plan: QuantPlan, recipe: Recipe) -> WeightStorage:
-    """What the plan says of the group."""
-    if recipe.mode == "dynamic":
-        whole = recipe.weights.scheme
-        assert isinstance(whole, Scheme), "the recipe allows no other in this mode"
-        chosen = [plan.nodes[layer.name].quantized for layer in group.layers]
-        return WeightStorage(_AT_RUN_TIME, tuple(whole if one else None for one in chosen))
-    return WeightStorage(
-        _integers(plan, group.name), tuple(weight_scheme(layer, plan) for layer in group.layers)
-    )
+def storage(group: Group, plan: QuantPlan, recipe: Recipe) -> tuple[Scheme | None, ...]:
+    """How the group's tensor and then each layer's weight, seen as (inputs, outputs), is stored."""
+    if recipe.mode != "dynamic":
+        return _integers(plan, group.name), *(weight_scheme(layer, plan) for layer in group.layers)
+    whole = recipe.weights.scheme
+    assert isinstance(whole, Scheme), "the recipe allows no other in this mode"
+    chosen = [plan.nodes[layer.name].quantized for layer in group.layers]
+    return _AT_RUN_TIME, *(whole if one else None for one in chosen)
 
 
 def weight_scheme(layer: Layer, plan: QuantPlan) -> Scheme | None:
@@ -232,14 +216,18 @@ def smoothing_factors(magnitudes: Doubles, weights: Sequence[NDArray[Any]], alph
 
 
 def choose_factors(
-    group: Group, seen: ChannelsSeen, stored: WeightStorage, maker: Maker | None, alphas: Sequence[float]
+    group: Group,
+    seen: ChannelsSeen,
+    stored: Sequence[Scheme | None],
+    maker: Maker | None,
+    alphas: Sequence[float],
 ) -> SmoothChoice:
     """The candidate with the smallest error, layers counting alike; none where it does not fall.
 
     Args:
         group: the layers.
         seen: ranges, and rows that the ranges have not seen.
-        stored: how tensor and weights will be quantized.
+        stored: how tensor and weights will be quantized; None for what stays float.
         maker: the layer that would take the factors; what rounding does to it counts, too.
         alphas: candidates.
     """
@@ -249,14 +237,12 @@ def choose_factors(
 
     def errors(factors: Doubles) -> tuple[float, ...]:
         data = np.asarray(seen.rows / factors, np.float32)
-        if stored.data is not None:
+        if stored[0] is not None:
             low, high = (seen.low / factors).min(), (seen.high / factors).max()
-            data = fake_quantize(data, params_from_range(low, high, stored.data))
+            data = fake_quantize(data, params_from_range(low, high, stored[0]))
         found = []
-        for weight, scheme, target, size in zip(weights, stored.weights, targets, sizes, strict=True):
-            scaled = (weight * factors[:, None]).astype(np.float32)
-            if scheme is not None:
-                scaled = fake_quantize(scaled, weight_params(scaled, scheme), narrow=scheme.symmetric)
+        for weight, scheme, target, size in zip(weights, stored[1:], targets, sizes, strict=True):
+            scaled = _as_stored(weight * factors[:, None], scheme)
             found.append(_square(data @ scaled - target) / size)
         return tuple(found)
 
@@ -272,6 +258,14 @@ def choose_factors(
         if (total := cost(factors, found)) < least:
             best, least = SmoothChoice(alpha, factors, before, found), total
     return best
+
+
+def _as_stored(weight: NDArray[Any], scheme: Scheme | None) -> NDArray[Any]:
+    """A weight as it is read back; in float where there is no scheme."""
+    weight = weight.astype(np.float32)
+    if scheme is None:
+        return weight
+    return fake_quantize(weight, weight_params(weight, scheme), narrow=scheme.symmetric)
 
 
 def _size(array: NDArray[Any]) -> float:
@@ -337,8 +331,10 @@ def smooth(
     for group in reversed(groups):
         stored = storage(group, plan, recipe)
         edits = None if group.shared else trace(group.value)
-        if stored.data is None or (edits is None and not options.insert):
-            reports.append(_left(group, stored))
+        if stored[0] is None or (edits is None and not options.insert):
+            where = "others see the tensor, too" if group.shared else "nothing above can take the factors"
+            where = "the tensor is not stored in integers" if stored[0] is None else where
+            reports.append(SmoothReport(group.name, (), False, None, where))
             continue
         start = time.perf_counter()
         choice = choose_factors(group, seen[group.name], stored, _maker(edits, seen, plan), alphas)
@@ -371,16 +367,6 @@ def _apply(editor: Editor, group: Group, choice: SmoothChoice, edits: Edits | No
         layer.set_operand(editor, layer.operand.astype(np.float64) * choice.factors[:, None])
 
 
-def _left(group: Group, stored: WeightStorage) -> SmoothReport:
-    if stored.data is None:
-        why = "the tensor is not stored in integers"
-    elif group.shared:
-        why = "others see the tensor, too"
-    else:
-        why = "nothing above can take the factors"
-    return SmoothReport(group.name, (), False, None, why)
-
-
 def _told(group: Group, choice: SmoothChoice, edits: Edits | None, seconds: float) -> SmoothReport:
     kept = choice.alpha is not None
     if not kept:
@@ -391,11 +377,7 @@ def _told(group: Group, choice: SmoothChoice, edits: Edits | None, seconds: floa
         where = "folded into " + " and ".join(dict.fromkeys(edit.node.op_type for edit in reversed(edits)))
     share = seconds / len(group.layers)
     layers = tuple(
-        LayerReport(layer.name, layer.op, _decibel(before), _decibel(after), kept, share)
-        for layer, before, after in zip(group.layers, choice.before, choice.after, strict=True)
+        LayerReport(layer.name, layer.op, decibels(1.0, old), decibels(1.0, new), kept, share)
+        for layer, old, new in zip(group.layers, choice.before, choice.after, strict=True)
     )
     return SmoothReport(group.name, layers, kept, choice.alpha, where)
-
-
-def _decibel(error: float) -> float:
-    return math.inf if error == 0 else -10 * math.log10(error)

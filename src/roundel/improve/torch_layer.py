@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Iterator
-from typing import Any, Protocol
+from typing import Any
 
 import numpy as np
 import torch
@@ -179,18 +179,6 @@ _STRETCH, _SHIFT = 1.2, -0.1  # the rectified sigmoid reaches 0 and 1 at finite 
 _MARGIN = 0.02  # a code that is not the nearest one starts just on its side of the middle
 
 
-class Learner(Protocol):
-    """Codes and bias that follow gradients."""
-
-    def __init__(self, weights: LayerWeights, settings: Finetune, device: str) -> None: ...
-    def parameters(self) -> list[Tensor]: ...
-    def soft_codes(self) -> Tensor: ...
-    def hard_codes(self) -> Tensor: ...
-    def bias(self) -> Tensor: ...
-    def set_bias(self, bias: Tensor) -> None: ...
-    def penalty(self, step: int) -> Tensor: ...
-
-
 class AdaRound:
     """Learns for each weight which of its two neighbouring codes to take.
 
@@ -331,4 +319,5 @@ def _stored(bias: Tensor, params: Format) -> Tensor:
     return torch.clamp(codes, params.qtype.qmin + 1, params.qtype.qmax) * scale.reshape(bias.shape)
 
 
+Learner = AdaRound | AdaQuant
 LEARNERS: dict[str, type[Learner]] = {"adaround": AdaRound, "adaquant": AdaQuant}

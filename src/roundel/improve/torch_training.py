@@ -26,6 +26,8 @@ from roundel.types import Doubles
 
 Heard = Callable[[float, float], None]  # the share of the steps that is done, and the relative loss
 
+Trained = tuple[Tensor, Tensor, int]  # the best codes and bias seen, and the steps taken
+
 RATES = {"adaround": 0.1, "adaquant": 1e-5}
 _LOOKS = 10
 _PATIENCE = 3
@@ -80,8 +82,8 @@ def tune(task: TrainingTask, heard: Heard) -> TrainingOutcome:
     solved = solved_codes(task.weights, task.rows)
     now = bench.measured(bench.state_codes, bench.state_bias)
     first = bench.candidate(bench.state_codes if solved is None else tensor(solved.taught, task.device))
-    trained = train(task, bench, first, lambda share, loss: heard(share, loss / max(power, 1e-30)))
-    learned = bench.candidate(trained.codes, trained.bias)
+    codes, bias, steps = train(task, bench, first, lambda share, loss: heard(share, loss / max(power, 1e-30)))
+    learned = bench.candidate(codes, bias)
     before, best = now.error, learned
     if solved is not None:
         whole = bench.candidate(tensor(solved.whole, task.device))
@@ -91,7 +93,7 @@ def tune(task: TrainingTask, heard: Heard) -> TrainingOutcome:
         if first.error * (1 - _CLEAR_GAIN) <= learned.error:
             best = replace(whole, error=first.error)
     tuned = Tuned(as_doubles(best.codes), best.stored, best.params)
-    return TrainingOutcome(tuned, before, best.error, trained.steps, power)
+    return TrainingOutcome(tuned, before, best.error, steps, power)
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -115,12 +117,11 @@ class TrainingBench:
         self.feed = LayerFeed(task.rows, task.device)
         self.look = self.feed.look()
         self.state_codes, self.state_bias = (
-            tensor(weights.codes, task.device),
-            tensor(weights.bias, task.device),
+            tensor(weights.codes, self._device),
+            tensor(weights.bias, self._device),
         )
-        self._refits = weights.bias_params is not None and (
-            task.algorithm == "adaround" or settings.update_bias
-        )
+        changes = task.algorithm == "adaround" or settings.update_bias
+        self._refits = changes and weights.bias_params is not None
 
     def candidate(self, codes: Tensor, bias: Tensor | None = None) -> Candidate:
         """The codes with their best bias, if biases may change."""
@@ -140,17 +141,10 @@ class TrainingBench:
         return float(layer_channel_errors(self.layer, self.look, codes, bias).sum())
 
 
-@dataclass(frozen=True, slots=True, eq=False)
-class Trained:
-    """The best codes and bias seen, and the steps taken."""
-
-    codes: Tensor
-    bias: Tensor
-    steps: int
-
-
-def train(task: TrainingTask, bench: TrainingBench, start: Candidate, heard: Heard) -> Trained:
-    """Follow the gradient; of the looks taken on the way the best one counts."""
+def train(
+    task: TrainingTask, bench: TrainingBench, start: Candidate, heard: Heard
+) -> tuple[Tensor, Tensor, int]:
+    """Follow the gradient: codes and bias of the best look on the way, and the number of steps taken."""
     settings = task.settings
     weights = replace(task.weights, codes=as_doubles(start.codes))
     learner = LEARNERS[task.algorithm](weights, settings, task.device)
@@ -176,7 +170,7 @@ def train(task: TrainingTask, bench: TrainingBench, start: Candidate, heard: Hea
                 best = learner.hard_codes(), learner.bias().detach().clone()
             if watch.stalled:
                 break
-    return Trained(*best, step)
+    return *best, step
 
 
 class LossWatch:
