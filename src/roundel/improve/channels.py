@@ -9,9 +9,9 @@ import numpy as np
 import onnx_ir as ir
 from numpy.typing import NDArray
 
-from roundel.improve.layers import Layer, read_layer, rewritable
 from roundel.model.edit import Editor
 from roundel.model.graph import constant_array, input_at, is_op, rank
+from roundel.model.layers import Layer, read_layer, rewritable
 from roundel.targets.operators import LAYERS
 from roundel.types import Doubles
 

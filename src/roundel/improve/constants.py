@@ -11,10 +11,10 @@ import onnx_ir as ir
 from numpy.typing import NDArray
 
 from roundel.calibrate.positions import layer_limits
-from roundel.improve.finetune_layers import Unit
-from roundel.improve.layers import Layer
+from roundel.improve.layers import Unit
 from roundel.improve.probe import simulated
 from roundel.model.graph import constant_array, values_by_name
+from roundel.model.layers import Layer
 from roundel.numerics.affine import code_limits, dequantize, quantize
 from roundel.numerics.floats import FloatFormat
 from roundel.qdq.functions.blocks import BlockFormat, block_format

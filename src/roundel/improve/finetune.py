@@ -13,8 +13,8 @@ import onnxruntime as ort
 
 from roundel.errors import RecipeError
 from roundel.improve.constants import Changed, Constants, Written
-from roundel.improve.finetune_layers import Unit, find_units
 from roundel.improve.finetune_rows import SeenRows, gather_rows, layer_seed
+from roundel.improve.layers import Unit, find_units
 from roundel.improve.memory import load_layer, save_layer
 from roundel.improve.stepwise import StepwiseRunner
 from roundel.numerics.metrics import layer_db

@@ -13,7 +13,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from roundel.improve.constants import LayerWeights
-from roundel.improve.finetune_layers import Unit
+from roundel.improve.layers import Unit
 from roundel.improve.moments import Moments
 from roundel.improve.rounding import Problem, solve
 from roundel.model.memory import budget

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -10,7 +10,6 @@ import numpy as np
 import onnx_ir as ir
 from numpy.typing import NDArray
 
-from roundel.improve.layers import Layer, read_layer, read_linear
 from roundel.improve.norms import Norm, Slot, find_norms
 from roundel.model.edit import Editor
 from roundel.model.graph import (
@@ -18,6 +17,7 @@ from roundel.model.graph import (
     attribute_int,
     attribute_ints,
     constant_array,
+    constant_scalar,
     dims,
     input_at,
     integers,
@@ -27,6 +27,7 @@ from roundel.model.graph import (
     readers,
     real_constant,
 )
+from roundel.model.layers import Layer, read_layer, read_linear
 from roundel.numerics.hadamard import rotation
 from roundel.numerics.rounding import one_blas_thread
 from roundel.recipe.settings import Rotate
@@ -58,18 +59,72 @@ class Stream:
     """
 
     width: int
+    _norms: Mapping[ir.Node, Norm]
     tensors: dict[ir.Value, None] = field(default_factory=dict)
     writers: list[Layer] = field(default_factory=list)
     constants: dict[Slot, None] = field(default_factory=dict)
     readers: list[Layer] = field(default_factory=list)
-    norms: list[tuple[Norm, tuple[Layer, ...]]] = field(default_factory=list)
+    norms: dict[Norm, tuple[Layer, ...]] = field(default_factory=dict)
     entries: list[ir.Value] = field(default_factory=list)
     exits: list[Exit] = field(default_factory=list)
+    _pending: list[ir.Value] = field(default_factory=list)
 
     @property
     def name(self) -> str:
         """Its first tensor."""
         return str(next(iter(self.tensors)).name)
+
+    def follow(self, start: ir.Value) -> None:
+        """Go both ways until it ends everywhere."""
+        self._pending.append(start)
+        while self._pending:
+            value = self._pending.pop()
+            if value not in self.tensors:
+                self.tensors[value] = None
+                self._upwards(value)
+                self._downwards(value)
+
+    def _upwards(self, value: ir.Value) -> None:
+        node = value.producer()
+        layer = None if node is None else read_linear(node) or _patches(node, self.width)
+        if node is None or node in self._norms:
+            self.entries.append(value)
+        elif layer is not None:
+            self.writers.append(layer)
+        else:
+            inputs = rows_from(node, self.width)
+            if inputs is None:
+                self.entries.append(value)
+                return
+            for index in inputs:
+                source = input_at(node, index)
+                if real_constant(source) is not None:
+                    self.constants[node, index] = None
+                elif source is not None:
+                    self._pending.append(source)
+
+    def _downwards(self, value: ir.Value) -> None:
+        if value.is_graph_output():
+            self.exits.append((value, None))
+        for use in value.uses():
+            node, index = use.node, use.idx
+            norm, layer = self._norms.get(node), read_linear(node)
+            if norm is not None and norm.source is value:
+                self._normed(norm, node, index)
+            elif layer is not None and index == 0 and node.graph is value.graph:
+                self.readers.append(layer)
+            elif index in (rows_from(node, self.width) or ()) and node.graph is value.graph:
+                self._pending.extend(_parts(node))
+            else:
+                self.exits.append((value, (node, index)))
+
+    def _normed(self, norm: Norm, node: ir.Node, index: int) -> None:
+        leaves = None if norm.output.is_graph_output() else _leaves(norm.output, self.width)
+        if leaves is None:
+            # Its result is seen as it is: the norm itself must see the stream as it was.
+            self.exits.append((norm.source, (node, index)))
+        else:
+            self.norms[norm] = leaves
 
 
 def find_streams(norms: Sequence[Norm]) -> tuple[Stream, ...]:
@@ -79,70 +134,9 @@ def find_streams(norms: Sequence[Norm]) -> tuple[Stream, ...]:
     for norm in norms:
         width = (dims(norm.source) or (None,))[-1]
         if width is not None and not any(norm.source in stream.tensors for stream in found):
-            found.append(_Tracer(width, by_node).run(norm.source))
+            found.append(Stream(width, by_node))
+            found[-1].follow(norm.source)
     return tuple(found)
-
-
-class _Tracer:
-    def __init__(self, width: int, norms: dict[ir.Node, Norm]) -> None:
-        self.stream = Stream(width)
-        self._norms = norms
-        self._pending: list[ir.Value] = []
-        self._met: set[Norm] = set()
-
-    def run(self, start: ir.Value) -> Stream:
-        """Follow the stream both ways until it ends everywhere."""
-        self._pending.append(start)
-        while self._pending:
-            value = self._pending.pop()
-            if value not in self.stream.tensors:
-                self.stream.tensors[value] = None
-                self._upwards(value)
-                self._downwards(value)
-        return self.stream
-
-    def _upwards(self, value: ir.Value) -> None:
-        node = value.producer()
-        layer = None if node is None else read_linear(node) or _patches(node, self.stream.width)
-        if node is None or node in self._norms:
-            self.stream.entries.append(value)
-        elif layer is not None:
-            self.stream.writers.append(layer)
-        else:
-            inputs = rows_from(node, self.stream.width)
-            if inputs is None:
-                self.stream.entries.append(value)
-                return
-            for index in inputs:
-                source = input_at(node, index)
-                if real_constant(source) is not None:
-                    self.stream.constants[node, index] = None
-                elif source is not None:
-                    self._pending.append(source)
-
-    def _downwards(self, value: ir.Value) -> None:
-        if value.is_graph_output():
-            self.stream.exits.append((value, None))
-        for use in value.uses():
-            node, index = use.node, use.idx
-            norm, layer = self._norms.get(node), read_linear(node)
-            if norm is not None and norm.source is value:
-                self._normed(norm, node, index)
-            elif layer is not None and index == 0 and node.graph is value.graph:
-                self.stream.readers.append(layer)
-            elif index in (rows_from(node, self.stream.width) or ()) and node.graph is value.graph:
-                self._pending.extend(_parts(node))
-            else:
-                self.stream.exits.append((value, (node, index)))
-
-    def _normed(self, norm: Norm, node: ir.Node, index: int) -> None:
-        leaves = None if norm.output.is_graph_output() else _leaves(norm.output, self.stream.width)
-        if leaves is None:
-            # Its result is seen as it is: the norm itself must see the stream as it was.
-            self.stream.exits.append((norm.source, (node, index)))
-        elif norm not in self._met:
-            self._met.add(norm)
-            self.stream.norms.append((norm, leaves))
 
 
 def rows_from(node: ir.Node, width: int) -> tuple[int, ...] | None:
@@ -154,7 +148,7 @@ def rows_from(node: ir.Node, width: int) -> tuple[int, ...] | None:
         return None
     rows = [i for i, v in enumerate(node.inputs) if v is not None and (dims(v) or (None,))[-1] == width]
     if is_op(node, "Add", "Sub"):
-        return (0, 1) if len(rows) == 2 or any(_number(v) for v in node.inputs) else None
+        return (0, 1) if len(rows) == 2 or any(constant_scalar(v) is not None for v in node.inputs) else None
     if is_op(node, "Mul", "Div"):
         return _scaled(node, rows)
     if is_op(node, *_MOVERS, "ReduceSum"):
@@ -162,11 +156,6 @@ def rows_from(node: ir.Node, width: int) -> tuple[int, ...] | None:
     if is_op(node, "Concat") and len(rows) == len(node.inputs) and _keeps_last(node):
         return tuple(rows)
     return None
-
-
-def _number(value: ir.Value | None) -> bool:
-    array = real_constant(value)
-    return array is not None and array.size == 1
 
 
 def _scaled(node: ir.Node, rows: list[int]) -> tuple[int, ...] | None:
@@ -320,7 +309,7 @@ def _inserted(stream: Stream) -> int:
 
 
 def _turn(editor: Editor, stream: Stream) -> None:
-    centered = any(norm.centered for norm, _ in stream.norms)
+    centered = any(norm.centered for norm in stream.norms)
     turn = rotation(stream.width, _SEED, keep_mean=centered)
     # The outputs' side first: a shift that a norm hands to a layer is then in the layer's new coordinates.
     for node, index in stream.constants:
@@ -332,7 +321,7 @@ def _turn(editor: Editor, stream: Stream) -> None:
     _turn_ends(editor, stream, turn)
     for layer in stream.readers:
         layer.set_operand(editor, turn.T @ layer.operand)
-    for norm, layers in stream.norms:
+    for norm, layers in stream.norms.items():
         _turn_norm(editor, norm, layers, turn)
 
 
@@ -374,7 +363,7 @@ def _turn_norm(editor: Editor, norm: Norm, layers: tuple[Layer, ...], turn: Doub
 
 def _told(stream: Stream, why: str | None) -> RotateReport:
     count = len(stream.writers) + len(stream.readers)
-    count += sum(len(layers) for _, layers in stream.norms)
+    count += sum(len(layers) for layers in stream.norms.values())
     ends = _inserted(stream)
     where = why or (f"{ends} MatMul(s) at the ends of the stream" if ends else "folded into the layers")
     return RotateReport(stream.name, stream.width, len(stream.norms), count, why is None, where)

@@ -14,10 +14,10 @@ from numpy.typing import NDArray
 
 from roundel.calibrate.runner import Runner
 from roundel.errors import DataError
-from roundel.improve.layers import Layer, read_linear
 from roundel.improve.smooth_trace import Edits, trace
 from roundel.model.edit import Editor
 from roundel.model.graph import dims
+from roundel.model.layers import Layer, read_linear
 from roundel.numerics.affine import fake_quantize, params_from_range, weight_params
 from roundel.numerics.metrics import decibels
 from roundel.numerics.rounding import one_blas_thread

@@ -7,7 +7,7 @@ all places have the same channel, and with -1 where a place belongs to no channe
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -15,7 +15,6 @@ import numpy as np
 import onnx_ir as ir
 from numpy.typing import NDArray
 
-from roundel.improve.layers import read_linear
 from roundel.improve.norms import NORM_OPERATORS, read_norm
 from roundel.model.edit import Editor
 from roundel.model.graph import (
@@ -30,6 +29,7 @@ from roundel.model.graph import (
     op_key,
     real_constant,
 )
+from roundel.model.layers import read_linear
 
 Channels = NDArray[np.int64]
 Factors = NDArray[np.float64]
@@ -84,9 +84,13 @@ def _above(node: ir.Node, index: int, channels: Channels) -> Edits | None:
 def _fits(value: ir.Value, channels: Channels) -> bool:
     """Whether the tensor has an axis of the right size for each axis along which the channels differ."""
     known = dims(value)
-    if known is None or len(known) != channels.ndim:
-        return False
-    return all(count in (1, size) for count, size in zip(channels.shape, known, strict=True))
+    return known is not None and _spans(known, channels)
+
+
+def _spans(shape: Sequence[int | None], channels: Channels) -> bool:
+    return len(shape) == channels.ndim and all(
+        count in (1, size) for count, size in zip(channels.shape, shape, strict=True)
+    )
 
 
 def _last_only(channels: Channels) -> Channels | None:
@@ -145,10 +149,7 @@ def _product(node: ir.Node, value: ir.Value, channels: Channels) -> Edits | None
 
 def _covers(array: NDArray[Any], channels: Channels) -> bool:
     """Whether the constant has a number of its own for each place where channels differ."""
-    shape = (1,) * (channels.ndim - array.ndim) + array.shape
-    return len(shape) == channels.ndim and all(
-        count in (1, size) for count, size in zip(channels.shape, shape, strict=True)
-    )
+    return _spans((1,) * (channels.ndim - array.ndim) + array.shape, channels)
 
 
 def _passed(node: ir.Node, value: ir.Value, channels: Channels) -> Edits | None:
@@ -213,29 +214,20 @@ def _picked(node: ir.Node, value: ir.Value, channels: Channels) -> Edits | None:
     own = _pick(node, 0)
     if source is None or own is None or source.is_graph_output():
         return None
+    axis, places, size = own
     for use in source.uses():
         other = _pick(use.node, use.idx) if use.node.graph is node.graph else None
-        if use.node is not node and (other is None or other.axis != own.axis or own.places & other.places):
+        if use.node is not node and (other is None or other[0] != axis or places & other[1]):
             return None
-    axis, places = own.axis, sorted(own.places)
     if is_op(node, "Gather"):
         channels = np.expand_dims(channels, axis)
-    whole = np.full(_resized(channels.shape, axis, own.size), -1)
-    whole[(slice(None),) * axis + (places,)] = channels
+    whole = np.full(_resized(channels.shape, axis, size), -1)
+    whole[(slice(None),) * axis + (sorted(places),)] = channels
     return _made(source, whole) if _fits(source, whole) else None
 
 
-@dataclass(frozen=True, slots=True)
-class _Pick:
-    """Places that a node reads along one axis of its input, and how many there are."""
-
-    axis: int
-    places: frozenset[int]
-    size: int
-
-
-def _pick(node: ir.Node, index: int) -> _Pick | None:
-    """What a Gather of one place, or a Slice along one axis, reads."""
+def _pick(node: ir.Node, index: int) -> tuple[int, frozenset[int], int] | None:
+    """The axis and the places along it that a Gather of one, or a Slice, reads; and how many there are."""
     known = dims(input_at(node, 0))
     if index or not known or not is_op(node, "Gather", "Slice"):
         return None
@@ -245,7 +237,7 @@ def _pick(node: ir.Node, index: int) -> _Pick | None:
         size = known[axis]
         if places is None or places.ndim or size is None:
             return None
-        return _Pick(axis, frozenset({int(places) % size}), size)
+        return axis, frozenset({int(places) % size}), size
     begins, ends, axes, steps = (integers(input_at(node, i)) for i in (1, 2, 3, 4))
     stepped = input_at(node, 4) is not None and steps != (1,)
     if stepped or not (begins and ends and axes) or len(axes) != 1:
@@ -254,7 +246,7 @@ def _pick(node: ir.Node, index: int) -> _Pick | None:
     if size is None:
         return None
     taken = range(size)[slice(begins[0], ends[0])]
-    return _Pick(axes[0] % len(known), frozenset(taken), size)
+    return axes[0] % len(known), frozenset(taken), size
 
 
 _RULES: dict[str, Callable[[ir.Node, ir.Value, Channels], Edits | None]] = {

@@ -13,7 +13,6 @@ import onnx_ir as ir
 from numpy.typing import NDArray
 
 from roundel.data.kept import Kept, Spool
-from roundel.improve.layers import Layer
 from roundel.model.graph import (
     attribute_int,
     clip_bounds,
@@ -22,6 +21,7 @@ from roundel.model.graph import (
     static_shape,
     values_by_name,
 )
+from roundel.model.layers import Layer
 from roundel.model.session import open_session
 from roundel.targets.operators import Trait, ops_with
 from roundel.types import Doubles, Sample

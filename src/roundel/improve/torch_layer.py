@@ -10,8 +10,8 @@ import numpy as np
 import torch
 
 from roundel.improve.constants import Format, Held, LayerWeights
-from roundel.improve.finetune_layers import Activation, channel_slopes
 from roundel.improve.finetune_rows import Rows
+from roundel.improve.layers import Activation, channel_slopes
 from roundel.recipe.settings import Finetune
 from roundel.types import Doubles
 
@@ -59,26 +59,23 @@ class TorchLayer:
         return self._activation is not None and self._activation.op == "Softmax"
 
 
+_ACTIVATIONS: dict[str, Callable[[Tensor, Activation], Tensor]] = {
+    "Relu": lambda z, _: torch.relu(z),
+    "Clip": lambda z, how: z if how.bounds == (None, None) else torch.clamp(z, *how.bounds),
+    "LeakyRelu": lambda z, how: torch.nn.functional.leaky_relu(z, how.alpha),
+    "Gelu": lambda z, how: torch.nn.functional.gelu(z, approximate="tanh" if how.tanh else "none"),
+    "HardSigmoid": lambda z, how: torch.clamp(how.alpha * z + how.beta, 0, 1),
+    "Softmax": lambda z, _: torch.softmax(z.flatten(1), 1).reshape(z.shape),
+    "Sigmoid": lambda z, _: torch.sigmoid(z),
+    "Tanh": lambda z, _: torch.tanh(z),
+}
+
+
 def activate(z: Tensor, activation: Activation, slopes: Tensor | None = None) -> Tensor:
     """An activation over (n, groups, channels of a group)."""
-    functional = torch.nn.functional
-    op = activation.op
-    if op == "Relu":
-        return torch.relu(z)
-    if op == "Clip":
-        low, high = activation.bounds
-        return z if low is None and high is None else torch.clamp(z, low, high)
-    if op == "LeakyRelu":
-        return functional.leaky_relu(z, activation.alpha)
-    if op == "PRelu":
+    if activation.op == "PRelu":
         return torch.where(z < 0, z * slopes, z)
-    if op == "Gelu":
-        return functional.gelu(z, approximate="tanh" if activation.tanh else "none")
-    if op == "HardSigmoid":
-        return torch.clamp(activation.alpha * z + activation.beta, 0, 1)
-    if op == "Softmax":
-        return torch.softmax(z.flatten(1), 1).reshape(z.shape)
-    return torch.sigmoid(z) if op == "Sigmoid" else torch.tanh(z)
+    return _ACTIVATIONS[activation.op](z, activation)
 
 
 def straight_round(x: Tensor) -> Tensor:

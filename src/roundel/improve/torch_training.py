@@ -8,8 +8,8 @@ from dataclasses import dataclass, replace
 import torch
 
 from roundel.improve.constants import Constants, Format, LayerWeights, Tuned
-from roundel.improve.finetune_layers import Unit
 from roundel.improve.finetune_rows import Rows, layer_seed, solved_codes
+from roundel.improve.layers import Unit
 from roundel.improve.torch_layer import (
     LEARNERS,
     LayerFeed,

@@ -10,12 +10,12 @@ import numpy as np
 import onnx_ir as ir
 from numpy.typing import NDArray
 
-from roundel.improve.layers import read_layer
 from roundel.measure.points import LAYER_OPS
 from roundel.measure.reference import Arrays, Matches, cut_to
 from roundel.measure.sums import channel_errors, closeness
 from roundel.measure.types import TensorStorage, WeightComparison, describe
 from roundel.model.graph import attribute_int, constant_array, is_constant, op_key
+from roundel.model.layers import read_layer
 from roundel.model.session import open_session
 from roundel.qdq.nodes import CODES, bare_name
 from roundel.qdq.read import StoredTensors

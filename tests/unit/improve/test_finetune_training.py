@@ -15,8 +15,8 @@ import torch
 
 from roundel.improve import torch_training
 from roundel.improve.constants import LayerWeights
-from roundel.improve.finetune_layers import Activation
 from roundel.improve.finetune_rows import Rows, solved_codes
+from roundel.improve.layers import Activation
 from roundel.improve.rounding import choose_rounding
 from roundel.improve.torch_layer import (
     LayerFeed,

@@ -11,7 +11,7 @@ import onnxruntime as ort
 import pytest
 
 from helpers import build, node, normal
-from roundel.improve.layers import Layer, read_own
+from roundel.model.layers import Layer, read_own
 
 CONV: dict[str, Any] = {"strides": [2, 1], "dilations": [1, 2], "pads": [1, 1, 0, 2]}
 TURNED: dict[str, Any] = {"strides": [2, 1], "pads": [1, 0, 1, 1]}
