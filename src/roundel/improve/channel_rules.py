@@ -6,6 +6,7 @@ its inputs then keep the factor 1.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable
 from dataclasses import replace
 from itertools import product
@@ -52,7 +53,7 @@ def _pooled(trace: Trace, node: ir.Node) -> Flow | None:
     automatic = attribute_string(node, "auto_pad", "NOTSET") not in ("NOTSET", "VALID")
     rims = automatic or any(attribute_ints(node, "pads") or ()) or attribute_int(node, "ceil_mode", 0)
     if node.op_type == "AveragePool" and rims:
-        return flow.within(np.minimum(flow.low, 0), np.maximum(flow.high, 0))
+        return flow.or_zero()
     return flow
 
 
@@ -77,7 +78,7 @@ def _leaky(trace: Trace, node: ir.Node) -> Flow | None:
             return None
     if slope is None or not slope.size or slope.min() < 0 or slope.max() > 1:
         return flow.within(-np.inf, np.inf)
-    return flow.within(np.minimum(flow.low, 0), np.maximum(flow.high, 0))
+    return flow.or_zero()
 
 
 def _clip(trace: Trace, node: ir.Node) -> Flow | None:
@@ -115,7 +116,7 @@ def _pad(trace: Trace, node: ir.Node) -> Flow | None:
     value = attribute_float(node, "value", 0.0) if filler is None else constant_scalar(filler)
     if value != 0:
         return None
-    return flow.within(np.minimum(flow.low, 0), np.maximum(flow.high, 0))
+    return flow.or_zero()
 
 
 def _resized(trace: Trace, node: ir.Node) -> Flow | None:
@@ -125,10 +126,13 @@ def _resized(trace: Trace, node: ir.Node) -> Flow | None:
         return None
     if flow.ids is not None and (before is None or after is None or len(before) != len(after)):
         return None
-    if flow.ids is not None and before is not None and after is not None:
-        same = before[flow.axis] == after[flow.axis] == flow.low.size
-        if not same:
-            return None
+    if (
+        flow.ids is not None
+        and before
+        and after
+        and not before[flow.axis] == after[flow.axis] == flow.low.size
+    ):
+        return None
     return flow if attribute_string(node, "mode", "nearest") != "cubic" else flow.within(-np.inf, np.inf)
 
 
@@ -147,12 +151,9 @@ def _flattened(trace: Trace, node: ir.Node) -> Flow | None:
         return flow
     if before is None or after is None or len(after) != 2 or flow.axis != 1 or len(before) < 2:
         return None
-    size = 1
-    for dim in before[1:]:
-        if dim is None:
-            return None
-        size *= dim
-    if after[1] != size or before[1] != flow.low.size:
+    sizes = [dim for dim in before[1:] if dim is not None]
+    size = math.prod(sizes)
+    if len(sizes) + 1 != len(before) or after[1] != size or before[1] != flow.low.size:
         return None
     run = size // max(flow.low.size, 1)
     return Flow(1, np.repeat(flow.ids, run), np.repeat(flow.low, run), np.repeat(flow.high, run))

@@ -126,6 +126,10 @@ class Flow:
             high=np.array(np.broadcast_to(high, shape), np.float64),
         )
 
+    def or_zero(self) -> Flow:
+        """The same where some values may be zero instead."""
+        return self.within(np.minimum(self.low, 0), np.maximum(self.high, 0))
+
     def sane(self) -> Flow:
         """Bounds too far out to compute with count as none."""
         low = np.where(np.abs(self.low) <= _FAR, self.low, -np.inf)

@@ -9,7 +9,6 @@ from contextlib import contextmanager
 from typing import TYPE_CHECKING
 
 import onnx_ir as ir
-import onnxruntime as ort
 
 from roundel.errors import RecipeError
 from roundel.improve.constants import Changed, Constants, Written
@@ -17,6 +16,7 @@ from roundel.improve.finetune_rows import SeenRows, gather_rows, layer_seed
 from roundel.improve.layers import Unit, find_units
 from roundel.improve.memory import load_layer, save_layer
 from roundel.improve.stepwise import StepwiseRunner
+from roundel.model.session import runtime_has_cuda
 from roundel.numerics.metrics import layer_db
 from roundel.numerics.rounding import one_blas_thread
 from roundel.recipe.settings import Recipe
@@ -26,7 +26,7 @@ from roundel.types import Listener, Sample, Silent
 from roundel.work.checkpoints import Memory
 
 if TYPE_CHECKING:
-    from roundel.improve.torch_training import TrainingOutcome, TrainingTask
+    from roundel.improve.torch_training import TrainingOutcome
 
 _NAMES = {"adaround": "AdaRound", "adaquant": "AdaQuant"}
 _DEVICE = re.compile(r"cpu|cuda(?::(\d+))?")
@@ -114,14 +114,13 @@ class _Run:
             start = time.perf_counter()
             # Also for a layer that is known: the same pieces of the model run as in a run without a break.
             seen = self._look(unit)
-            if number < len(known):
-                report, changed = known[number]
-                self._take(changed)
-            else:
-                report, changed = self._tune(unit, seen, number, start)
-                if memory is not None:
-                    save_layer(memory, number, report, changed)
-                self._listener.advance(number + 1)
+            done = number < len(known)
+            report, changed = known[number] if done else self._tune(unit, seen, number, start)
+            self.constants.take(changed)
+            self._written.replace(changed)
+            if memory is not None and not done:
+                save_layer(memory, number, report, changed)
+            self._listener.advance(max(number + 1, len(known)))
             reports.append(report)
             self._short.release()
             self._plain.release()
@@ -138,30 +137,20 @@ class _Run:
         return SeenRows(codes, linear, self._plain.run_to(unit.output), params)
 
     def _tune(self, unit: Unit, seen: SeenRows, number: int, start: float) -> tuple[LayerReport, Changed]:
-        from roundel.improve.torch_training import tune
+        from roundel.improve.torch_training import TrainingTask, tune
 
         def heard(share: float, loss: float) -> None:
             # A layer that has learned has yet to be judged: whole numbers are finished layers.
             self._listener.advance(number + min(share, 0.99))
             self._listener.say(f"loss {loss:.1e}")
 
-        outcome = tune(self._task(unit, seen), heard)
-        kept = outcome.after < outcome.before
-        changed = self.constants.changes(unit.layer, outcome.tuned) if kept else {}
-        self._take(changed)
-        return _report(unit, outcome, kept, time.perf_counter() - start), changed
-
-    def _task(self, unit: Unit, seen: SeenRows) -> TrainingTask:
-        from roundel.improve.torch_training import TrainingTask
-
         weights = self.constants.weights(unit)
         rows = gather_rows(unit, seen, weights.shape, layer_seed(self._settings.seed, unit.name))
         how = self._algorithm, self._settings, self._device
-        return TrainingTask(unit, weights, rows, self.constants, *how)
-
-    def _take(self, changed: Changed) -> None:
-        self.constants.take(changed)
-        self._written.replace(changed)
+        outcome = tune(TrainingTask(unit, weights, rows, self.constants, *how), heard)
+        kept = outcome.after < outcome.before
+        changed = self.constants.changes(unit.layer, outcome.tuned) if kept else {}
+        return _report(unit, outcome, kept, time.perf_counter() - start), changed
 
 
 def _known(memory: Memory) -> list[tuple[LayerReport, Changed]]:
@@ -215,7 +204,7 @@ def infer_device(name: str) -> int | None:
         RecipeError: ONNX Runtime has no such device here.
     """
     number = _number("infer_device", name)
-    if number is not None and "CUDAExecutionProvider" not in ort.get_available_providers():
+    if number is not None and not runtime_has_cuda():
         raise _missing("infer_device", name, "ONNX Runtime has no CUDA provider here")
     return number
 

@@ -114,8 +114,9 @@ def look_at_channels(
     high = {name: np.full(size, -np.inf) for name, size in width.items()}
     rows: dict[str, list[NDArray[Any]]] = {name: [] for name in width}
     for index, sample in enumerate((*learn, *judge)):
+        given = {name: array for name, array in sample.items() if name in width}
         for run in runner.stream(sample, index, finals=False):
-            for name, array in {**_given(sample, width), **run.tensors}.items():
+            for name, array in {**given, **run.tensors}.items():
                 flat = array.reshape(-1, width[name])
                 if not np.isfinite(flat).all():
                     raise _not_finite(name, index)
@@ -134,10 +135,6 @@ def _not_finite(name: str, index: int) -> DataError:
         expected="finite values",
         hint="Look at the node that makes it, and at the sample.",
     )
-
-
-def _given(sample: Sample, width: dict[str, int]) -> dict[str, NDArray[Any]]:
-    return {name: array for name, array in sample.items() if name in width}
 
 
 def _spread(flat: NDArray[Any], most: int) -> NDArray[Any]:
