@@ -10,33 +10,28 @@ import numpy as np
 import onnx_ir as ir
 from numpy.typing import NDArray
 
-from roundel.improve.norms import Norm, Slot, find_norms
+from roundel.improve.trace import (
+    Norm,
+    Slot,
+    find_norms,
+    only_layers_behind,
+    patch_layer,
+    row_outputs,
+    rows_from,
+)
 from roundel.model.edit import Editor
 from roundel.model.graph import (
-    any_reduced_axes,
-    attribute_int,
-    attribute_ints,
-    constant_array,
-    constant_scalar,
     dims,
     input_at,
-    integers,
-    is_op,
-    only_reader,
-    producer,
     readers,
     real_constant,
 )
-from roundel.model.layers import Layer, read_layer, read_linear
+from roundel.model.layers import Layer, read_linear
 from roundel.numerics.hadamard import rotation
 from roundel.numerics.rounding import one_blas_thread
 from roundel.recipe.settings import Rotate
-from roundel.targets.operators import Trait, ops_with
 from roundel.types import Doubles
 
-# Rows come out as they went in, so that a shift of all of them stays that shift.
-_MOVERS = ops_with(Trait.SHAPES | Trait.SELECTS) | {"Expand", "ReduceMean"}
-_ALONG_AXIS = {"Gather": 0, "Split": 0, "Concat": 0}
 _SEED = 0  # of the matrix's signs: any will do, and the same in every run
 
 
@@ -86,7 +81,7 @@ class Stream:
 
     def _upwards(self, value: ir.Value) -> None:
         node = value.producer()
-        layer = None if node is None else read_linear(node) or _patches(node, self.width)
+        layer = None if node is None else read_linear(node) or patch_layer(node, self.width)
         if node is None or node in self._norms:
             self.entries.append(value)
         elif layer is not None:
@@ -114,12 +109,12 @@ class Stream:
             elif layer is not None and index == 0 and node.graph is value.graph:
                 self.readers.append(layer)
             elif index in (rows_from(node, self.width) or ()) and node.graph is value.graph:
-                self._pending.extend(_parts(node))
+                self._pending.extend(row_outputs(node))
             else:
                 self.exits.append((value, (node, index)))
 
     def _normed(self, norm: Norm, node: ir.Node, index: int) -> None:
-        leaves = None if norm.output.is_graph_output() else _leaves(norm.output, self.width)
+        leaves = None if norm.output.is_graph_output() else only_layers_behind(norm.output, self.width)
         if leaves is None:
             # Its result is seen as it is: the norm itself must see the stream as it was.
             self.exits.append((norm.source, (node, index)))
@@ -137,96 +132,6 @@ def find_streams(norms: Sequence[Norm]) -> tuple[Stream, ...]:
             found.append(Stream(width, by_node))
             found[-1].follow(norm.source)
     return tuple(found)
-
-
-def rows_from(node: ir.Node, width: int) -> tuple[int, ...] | None:
-    """Inputs whose rows (along the last axis, of this width) the node adds, moves or scales as a whole.
-
-    None for a node that looks into rows, so that a rotation before it is not one behind it.
-    """
-    if not node.outputs or (dims(node.outputs[0]) or (None,))[-1] != width:
-        return None
-    rows = [i for i, v in enumerate(node.inputs) if v is not None and (dims(v) or (None,))[-1] == width]
-    if is_op(node, "Add", "Sub"):
-        return (0, 1) if len(rows) == 2 or any(constant_scalar(v) is not None for v in node.inputs) else None
-    if is_op(node, "Mul", "Div"):
-        return _scaled(node, rows)
-    if is_op(node, *_MOVERS, "ReduceSum"):
-        return (0,) if 0 in rows and _keeps_last(node) else None
-    if is_op(node, "Concat") and len(rows) == len(node.inputs) and _keeps_last(node):
-        return tuple(rows)
-    return None
-
-
-def _scaled(node: ir.Node, rows: list[int]) -> tuple[int, ...] | None:
-    """One factor for each row, or one for all."""
-    for index in rows[:1]:
-        other = input_at(node, 1 - index)
-        along = dims(other)
-        if constant_array(input_at(node, index)) is None and along is not None and along[-1:] in ((), (1,)):
-            return (index,) if node.op_type == "Mul" or index == 0 else None
-    return None
-
-
-def _keeps_last(node: ir.Node) -> bool:
-    rank = len(dims(input_at(node, 0)) or ())
-    if is_op(node, "Transpose"):
-        order = attribute_ints(node, "perm")
-        return order is not None and order[-1] == rank - 1
-    if is_op(node, "Slice"):
-        axes = integers(input_at(node, 3))
-        return axes is not None and rank - 1 not in {axis % rank for axis in axes}
-    if is_op(node, "ReduceMean", "ReduceSum"):
-        axes = any_reduced_axes(node, rank)
-        return axes is not None and rank - 1 not in axes
-    if node.op_type in _ALONG_AXIS:
-        return attribute_int(node, "axis", _ALONG_AXIS[node.op_type]) % rank != rank - 1
-    return True  # the last axis is as long before as behind, so each row stays whole
-
-
-def _parts(node: ir.Node) -> Sequence[ir.Value]:
-    """What the rows of a node's input come out in."""
-    return node.outputs if node.op_type == "Split" else node.outputs[:1]
-
-
-def _patches(node: ir.Node, width: int) -> Layer | None:
-    """The Conv whose channels the node turns into the last axis: the patches of a vision transformer."""
-    order, source = attribute_ints(node, "perm"), input_at(node, 0)
-    if not is_op(node, "Transpose") or source is None or order is None or order[-1] != 1:
-        return None
-    flat = producer(source, "Reshape", "Flatten")
-    inner = input_at(flat, 0) if flat is not None else source
-    conv = producer(inner, "Conv")
-    if conv is None or inner is None or (dims(inner) or ())[1:2] != (dims(source) or ())[1:2]:
-        return None
-    if only_reader(source) is not node or (flat is not None and only_reader(inner) is not flat):
-        return None
-    layer = read_layer(conv)
-    if layer is None or layer.groups != 1 or layer.stored.shape[0] != width:
-        return None
-    constants = [real_constant(value) for value in conv.inputs[1:] if value is not None]
-    return None if any(array is None for array in constants) else layer
-
-
-def _leaves(value: ir.Value, width: int) -> tuple[Layer, ...] | None:
-    """The layers that read a norm's result, if nothing else does."""
-    found: list[Layer] = []
-    pending = [value]
-    while pending:
-        here = pending.pop()
-        if here.is_graph_output():
-            return None
-        for use in here.uses():
-            layer = read_linear(use.node)
-            if use.node.graph is not value.graph:
-                return None
-            if layer is not None and use.idx == 0:
-                found.append(layer)
-            elif is_op(use.node, *_MOVERS) and use.idx in (rows_from(use.node, width) or ()):
-                pending.extend(_parts(use.node))
-            else:
-                return None
-    return tuple(found) or None
 
 
 @dataclass(frozen=True, slots=True)

@@ -14,7 +14,7 @@ from numpy.typing import NDArray
 
 from roundel.calibrate.runner import Runner
 from roundel.errors import DataError
-from roundel.improve.smooth_trace import Edits, trace
+from roundel.improve.trace import Edits, trace
 from roundel.model.edit import Editor
 from roundel.model.graph import dims
 from roundel.model.layers import Layer, read_linear

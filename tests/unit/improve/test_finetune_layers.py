@@ -20,7 +20,7 @@ from roundel.improve.constants import Constants, LayerWeights, Written
 from roundel.improve.finetune_rows import SeenRows, gather_rows, layer_seed, narrow_type
 from roundel.improve.layers import Unit, find_units
 from roundel.improve.stepwise import StepwiseRunner
-from roundel.improve.torch_layer import (
+from roundel.improve.torch_training import (
     AdaRound,
     TorchLayer,
     beta,

@@ -1,8 +1,4 @@
-"""Where the factors of a tensor's channels can go: upwards, to the constants of what makes the tensor.
-
-On the way a tensor is known by its channel numbers: an array of its rank, of size 1 along each axis on which
-all places have the same channel, and with -1 where a place belongs to no channel that is rescaled.
-"""
+"""What a transformer's graph shows: norms, where factors of channels can go, what carries rows whole."""
 
 from __future__ import annotations
 
@@ -15,21 +11,135 @@ import numpy as np
 import onnx_ir as ir
 from numpy.typing import NDArray
 
-from roundel.improve.norms import NORM_OPERATORS, read_norm
 from roundel.model.edit import Editor
 from roundel.model.graph import (
+    any_reduced_axes,
     attribute_int,
     attribute_ints,
     constant_array,
+    constant_scalar,
     dims,
     input_at,
     integers,
     is_op,
+    is_private,
     only_reader,
     op_key,
+    producer,
     real_constant,
 )
-from roundel.model.layers import read_linear
+from roundel.model.layers import Layer, read_layer, read_linear
+from roundel.passes.moments import over_root, padded_square
+from roundel.targets.operators import Trait, ops_with
+
+NORM_OPERATORS = ("LayerNormalization", "RMSNormalization", "SimplifiedLayerNormalization")
+
+Slot = tuple[ir.Node, int]
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Norm:
+    """x / size(x) * scale + shift.
+
+    Attributes:
+        source: x.
+        output: the result.
+        nodes: everything between the two.
+        centered: whether the mean of x is subtracted first (LayerNorm; RMSNorm does not).
+        scale: the constant that multiplies, where there is one.
+        shift: the constant that is added, where there is one.
+    """
+
+    source: ir.Value
+    output: ir.Value
+    nodes: frozenset[ir.Node]
+    centered: bool
+    scale: Slot | None
+    shift: Slot | None
+
+    def array(self, slot: Slot | None) -> NDArray[Any] | None:
+        """The constant in a slot."""
+        return None if slot is None else real_constant(input_at(*slot))
+
+    def clear(self, editor: Editor) -> None:
+        """Scale by 1 and shift by nothing, without nodes that would do only that."""
+        for slot in (self.scale, self.shift):
+            if slot is None:
+                continue
+            node, index = slot
+            if is_op(node, "Mul", "Add"):
+                computed = node.inputs[1 - index]
+                assert computed is not None
+                editor.take_over(node.outputs[0], computed)
+                editor.drop(node)
+            elif index == 2:
+                node.resize_inputs(2)
+            else:
+                old = self.array(slot)
+                assert old is not None
+                editor.set_constant(node, index, np.ones_like(old), "scale")
+
+
+def find_norms(graph: ir.Graph) -> tuple[Norm, ...]:
+    """All norms over the last axis whose constants are known, in graph order."""
+    found = []
+    for node in graph:
+        norm = read_norm(node) or _spelled_out(node)
+        if norm is not None and not any(out.uses() or out.is_graph_output() for out in node.outputs[1:]):
+            found.append(norm)
+    return tuple(found)
+
+
+def read_norm(node: ir.Node) -> Norm | None:
+    """A norm as one operator."""
+    source = input_at(node, 0)
+    known = dims(source)
+    if not is_op(node, *NORM_OPERATORS) or source is None or not known:
+        return None
+    if attribute_int(node, "axis", -1) not in (-1, len(known) - 1):
+        return None
+    scale, shift = real_constant(input_at(node, 1)), real_constant(input_at(node, 2))
+    if scale is None or scale.shape != known[-1:] or (shift is None and input_at(node, 2) is not None):
+        return None
+    if shift is not None and shift.shape != scale.shape:
+        return None
+    return Norm(
+        source=source,
+        output=node.outputs[0],
+        nodes=frozenset({node}),
+        centered=node.op_type == "LayerNormalization",
+        scale=(node, 1),
+        shift=None if shift is None else (node, 2),
+    )
+
+
+def _spelled_out(core: ir.Node) -> Norm | None:
+    """x / sqrt(mean(x * x) + epsilon), then a Mul and an Add with constants."""
+    found = next((root for value, root in over_root(core, padded_square) if root.source is value), None)
+    known = None if found is None else dims(found.source)
+    if found is None or not known or found.axes != (len(known) - 1,):
+        return None
+    scale = _constant_behind(core.outputs[0], "Mul", known[-1])
+    last = core if scale is None else scale[0]
+    shift = _constant_behind(last.outputs[0], "Add", known[-1])
+    last = last if shift is None else shift[0]
+    whole = found.nodes | {core} | {slot[0] for slot in (scale, shift) if slot is not None}
+    if not is_private(whole, last):
+        return None
+    return Norm(found.source, last.outputs[0], frozenset(whole), False, scale, shift)
+
+
+def _constant_behind(value: ir.Value, op_type: str, width: int | None) -> Slot | None:
+    """The constant, one number for each place of the last axis, that the one reader applies."""
+    reader = only_reader(value)
+    if reader is None or not is_op(reader, op_type):
+        return None
+    for index, other in enumerate(reader.inputs):
+        array = real_constant(other)
+        if array is not None and array.size == width and array.shape[-1:] == (width,):
+            return reader, index
+    return None
+
 
 Channels = NDArray[np.int64]
 Factors = NDArray[np.float64]
@@ -260,3 +370,98 @@ _RULES: dict[str, Callable[[ir.Node, ir.Value, Channels], Edits | None]] = {
     "Transpose": _transposed,
     "Split": _split,
 }
+
+
+# Rows come out as they went in, so that a shift of all of them stays that shift.
+_MOVERS = ops_with(Trait.SHAPES | Trait.SELECTS) | {"Expand", "ReduceMean"}
+_ALONG_AXIS = {"Gather": 0, "Split": 0, "Concat": 0}
+
+
+def rows_from(node: ir.Node, width: int) -> tuple[int, ...] | None:
+    """Inputs whose rows (along the last axis, of this width) the node adds, moves or scales as a whole.
+
+    None for a node that looks into rows, so that a rotation before it is not one behind it.
+    """
+    if not node.outputs or (dims(node.outputs[0]) or (None,))[-1] != width:
+        return None
+    rows = [i for i, v in enumerate(node.inputs) if v is not None and (dims(v) or (None,))[-1] == width]
+    if is_op(node, "Add", "Sub"):
+        return (0, 1) if len(rows) == 2 or any(constant_scalar(v) is not None for v in node.inputs) else None
+    if is_op(node, "Mul", "Div"):
+        return _scaled(node, rows)
+    if is_op(node, *_MOVERS, "ReduceSum"):
+        return (0,) if 0 in rows and _keeps_last(node) else None
+    if is_op(node, "Concat") and len(rows) == len(node.inputs) and _keeps_last(node):
+        return tuple(rows)
+    return None
+
+
+def _scaled(node: ir.Node, rows: list[int]) -> tuple[int, ...] | None:
+    """One factor for each row, or one for all."""
+    for index in rows[:1]:
+        other = input_at(node, 1 - index)
+        along = dims(other)
+        if constant_array(input_at(node, index)) is None and along is not None and along[-1:] in ((), (1,)):
+            return (index,) if node.op_type == "Mul" or index == 0 else None
+    return None
+
+
+def _keeps_last(node: ir.Node) -> bool:
+    rank = len(dims(input_at(node, 0)) or ())
+    if is_op(node, "Transpose"):
+        order = attribute_ints(node, "perm")
+        return order is not None and order[-1] == rank - 1
+    if is_op(node, "Slice"):
+        axes = integers(input_at(node, 3))
+        return axes is not None and rank - 1 not in {axis % rank for axis in axes}
+    if is_op(node, "ReduceMean", "ReduceSum"):
+        axes = any_reduced_axes(node, rank)
+        return axes is not None and rank - 1 not in axes
+    if node.op_type in _ALONG_AXIS:
+        return attribute_int(node, "axis", _ALONG_AXIS[node.op_type]) % rank != rank - 1
+    return True  # the last axis is as long before as behind, so each row stays whole
+
+
+def row_outputs(node: ir.Node) -> Sequence[ir.Value]:
+    """What the rows of a node's input come out in."""
+    return node.outputs if node.op_type == "Split" else node.outputs[:1]
+
+
+def patch_layer(node: ir.Node, width: int) -> Layer | None:
+    """The Conv whose channels the node turns into the last axis: the patches of a vision transformer."""
+    order, source = attribute_ints(node, "perm"), input_at(node, 0)
+    if not is_op(node, "Transpose") or source is None or order is None or order[-1] != 1:
+        return None
+    flat = producer(source, "Reshape", "Flatten")
+    inner = input_at(flat, 0) if flat is not None else source
+    conv = producer(inner, "Conv")
+    if conv is None or inner is None or (dims(inner) or ())[1:2] != (dims(source) or ())[1:2]:
+        return None
+    if only_reader(source) is not node or (flat is not None and only_reader(inner) is not flat):
+        return None
+    layer = read_layer(conv)
+    if layer is None or layer.groups != 1 or layer.stored.shape[0] != width:
+        return None
+    constants = [real_constant(value) for value in conv.inputs[1:] if value is not None]
+    return None if any(array is None for array in constants) else layer
+
+
+def only_layers_behind(value: ir.Value, width: int) -> tuple[Layer, ...] | None:
+    """The layers that read a norm's result, if nothing else does."""
+    found: list[Layer] = []
+    pending = [value]
+    while pending:
+        here = pending.pop()
+        if here.is_graph_output():
+            return None
+        for use in here.uses():
+            layer = read_linear(use.node)
+            if use.node.graph is not value.graph:
+                return None
+            if layer is not None and use.idx == 0:
+                found.append(layer)
+            elif is_op(use.node, *_MOVERS) and use.idx in (rows_from(use.node, width) or ()):
+                pending.extend(row_outputs(use.node))
+            else:
+                return None
+    return tuple(found) or None
