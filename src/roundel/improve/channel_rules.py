@@ -333,20 +333,20 @@ class Trace:
         if outside and flow.ids is not None:
             self.channels.fix(flow.ids)
 
-    def _through(self, layer: Rescaled) -> Flow:
-        given = self.flow(layer.layer.node.inputs[0])
-        matches = given.axis == layer.data_axis and given.low.size == len(layer.columns)
+    def _through(self, rescaled: Rescaled) -> Flow:
+        given = self.flow(rescaled.layer.node.inputs[0])
+        matches = given.axis == rescaled.data_axis and given.low.size == len(rescaled.columns)
         if given.ids is not None and not matches:
             self.channels.fix(given.ids)
             given = given.hull()
         if given.ids is not None:
             # A channel that is always zero needs no weights.
-            layer.columns[(given.low == 0) & (given.high == 0)] = 0.0
-        ids = self.channels.fresh(len(layer.rows))
-        self.layers.append(layer)
+            rescaled.columns[(given.low == 0) & (given.high == 0)] = 0.0
+        ids = self.channels.fresh(len(rescaled.rows))
+        self.layers.append(rescaled)
         self.sides.append((given.ids, ids))
-        low, high = layer.bounds(given.low, given.high)
-        return Flow(layer.output_axis, ids, low, high)
+        low, high = rescaled.bounds(given.low, given.high)
+        return Flow(rescaled.output_axis, ids, low, high)
 
     def simplified(self, node: ir.Node, flow: Flow, top: float) -> Flow:
         """Behind a Relu or a Clip to [0, top]: take constants out of the layer before it.
@@ -382,12 +382,7 @@ class Trace:
         found = []
         for use in value.uses():
             layer = self._by_node.get(use.node) if use.idx == 0 else None
-            if (
-                layer is None
-                or layer.layer.padded
-                or not layer.takes_bias
-                or use.node.graph is not self.graph
-            ):
+            if layer is None or not layer.takes_constants or use.node.graph is not self.graph:
                 return []
             if layer.data_axis != flow.axis or len(layer.columns) != flow.low.size:
                 return []

@@ -145,7 +145,7 @@ class _Run:
             self._listener.say(f"loss {loss:.1e}")
 
         weights = self.constants.weights(unit)
-        rows = gather_rows(unit, seen, weights.shape, layer_seed(self._settings.seed, unit.name))
+        rows = gather_rows(unit, seen, weights.shape, layer_seed(self._settings.seed, unit.layer.name))
         how = self._algorithm, self._settings, self._device
         outcome = tune(TrainingTask(unit, weights, rows, self.constants, *how), heard)
         kept = outcome.after < outcome.before
@@ -164,7 +164,7 @@ def _known(memory: Memory) -> list[tuple[LayerReport, Changed]]:
 def _report(unit: Unit, outcome: TrainingOutcome, kept: bool, seconds: float) -> LayerReport:
     errors = outcome.before, outcome.after if kept else outcome.before
     before, after = (layer_db(outcome.power, error) for error in errors)
-    return LayerReport(unit.name, unit.layer.op, before, after, kept, seconds, outcome.iterations)
+    return LayerReport(unit.layer.name, unit.layer.op, before, after, kept, seconds, outcome.iterations)
 
 
 @contextmanager

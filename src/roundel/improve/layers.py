@@ -81,11 +81,6 @@ class Unit:
     activation: Activation | None
     output: str
 
-    @property
-    def name(self) -> str:
-        """The layer's."""
-        return self.layer.name
-
 
 def find_units(
     graph: ir.Graph, quantized: ir.Graph, state: State, settings: Finetune, algorithm: str
@@ -183,10 +178,3 @@ def _channel_axis(layer: ir.Node) -> int | None:
         return None
     dims = rank(layer.outputs[0])
     return None if dims is None else 1 - dims
-
-
-def channel_slopes(activation: Activation | None, shape: tuple[int, int]) -> NDArray[np.float32] | None:
-    """PRelu's slopes shaped (groups, outputs per group); None for any other activation."""
-    if activation is None or activation.slope is None:
-        return None
-    return np.broadcast_to(activation.slope, (shape[0] * shape[1],)).reshape(shape)

@@ -12,7 +12,7 @@ import torch
 
 from roundel.improve.constants import Constants, Format, Held, LayerWeights, Tuned
 from roundel.improve.finetune_rows import Rows, layer_seed, solved_codes
-from roundel.improve.layers import Activation, Unit, channel_slopes
+from roundel.improve.layers import Activation, Unit
 from roundel.recipe.settings import Finetune
 from roundel.types import Doubles
 
@@ -34,8 +34,9 @@ class TorchLayer:
 
     def __init__(self, weights: LayerWeights, activation: Activation | None, device: str) -> None:
         self._step, self._activation = tensor(weights.scale * weights.input_scale, device), activation
-        slopes = channel_slopes(activation, weights.shape[:2])
-        self._slopes = None if slopes is None else tensor(slopes, device)
+        slope, (groups, outputs, _) = None if activation is None else activation.slope, weights.shape
+        whole = None if slope is None else np.broadcast_to(slope, groups * outputs).reshape(groups, outputs)
+        self._slopes = None if whole is None else tensor(whole, device)
 
     def outputs(self, x: Tensor, codes: Tensor, bias: Tensor) -> Tensor:
         """(n, groups, outputs per group)."""
