@@ -17,8 +17,9 @@ import onnx_ir as ir
 from numpy.typing import NDArray
 
 from roundel.improve.constants import Changed, Constants, Held, Written
+from roundel.improve.layers import runs_quantized
 from roundel.improve.stepwise import StepwiseRunner
-from roundel.model.graph import attribute_float, constant_array, rank
+from roundel.model.graph import attribute_float, constant_array, dims
 from roundel.numerics.metrics import layer_db
 from roundel.plan.types import QuantPlan
 from roundel.recipe.settings import Recipe
@@ -83,18 +84,16 @@ def correct_biases(
 def find_shifts(graph: ir.Graph, plan: QuantPlan) -> Iterator[Shift]:
     """Layers with a bias, and additions of one number for each channel, stored in a type without codes."""
     for node in graph:
-        verdict = plan.nodes.get(str(node.name))
-        index = _constant_index(node) if verdict is not None and verdict.quantized else None
-        value = node.inputs[index] if index is not None else None
-        array = constant_array(value)
-        if value is None or array is None or array.ndim != 1 or len(value.uses()) != 1:
+        index = _constant_index(node) if runs_quantized(node, plan) else None
+        value = None if index is None else node.inputs[index]
+        array, known = constant_array(value), None if value is None else dims(node.outputs[0])
+        if value is None or array is None or array.ndim != 1 or len(value.uses()) != 1 or not known:
             continue
-        name = str(value.name)
-        if name in plan.tensors and not plan.in_integers(name) and rank(node.outputs[0]):
-            axis = 1 if node.op_type in _IMAGES else -1
-            factor = attribute_float(node, "beta", 1.0) if node.op_type == "Gemm" else 1.0
-            if factor and _channels(node.outputs[0], axis) == array.size:
-                yield Shift(str(node.name), node.op_type, name, axis, factor)
+        name, axis = str(value.name), 1 if node.op_type in _IMAGES else -1
+        factor = attribute_float(node, "beta", 1.0) if node.op_type == "Gemm" else 1.0
+        stored = name in plan.tensors and not plan.in_integers(name)
+        if stored and factor and known[axis] == array.size:
+            yield Shift(str(node.name), node.op_type, name, axis, factor)
 
 
 def _constant_index(node: ir.Node) -> int | None:
@@ -103,10 +102,6 @@ def _constant_index(node: ir.Node) -> int | None:
     if node.op_type != "Add":
         return None
     return next((i for i in (0, 1) if constant_array(node.inputs[i]) is not None), None)
-
-
-def _channels(value: ir.Value, axis: int) -> object:
-    return None if value.shape is None else value.shape[axis]
 
 
 class _Correction:

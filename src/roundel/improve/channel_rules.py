@@ -6,6 +6,7 @@ its inputs then keep the factor 1.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable
 from dataclasses import replace
 from itertools import product
@@ -13,16 +14,7 @@ from itertools import product
 import numpy as np
 import onnx_ir as ir
 
-from roundel.improve.channels import (
-    UNKNOWN,
-    Bounds,
-    ChannelLayer,
-    Channels,
-    Flow,
-    Ids,
-    bounded,
-    channel_layer,
-)
+from roundel.improve.channels import UNKNOWN, Bounds, Channels, Flow, Ids, Rescaled, bounded, rescalable
 from roundel.model.graph import (
     FLOAT_TYPES,
     any_reduced_axes,
@@ -54,10 +46,6 @@ def _single(trace: Trace, node: ir.Node) -> Flow | None:
     return trace.flow(input_at(node, 0))
 
 
-def _kept(trace: Trace, node: ir.Node) -> Flow | None:
-    return _single(trace, node)
-
-
 def _pooled(trace: Trace, node: ir.Node) -> Flow | None:
     flow = _single(trace, node)
     if flow is None or (flow.ids is not None and flow.axis != 1):
@@ -65,7 +53,7 @@ def _pooled(trace: Trace, node: ir.Node) -> Flow | None:
     automatic = attribute_string(node, "auto_pad", "NOTSET") not in ("NOTSET", "VALID")
     rims = automatic or any(attribute_ints(node, "pads") or ()) or attribute_int(node, "ceil_mode", 0)
     if node.op_type == "AveragePool" and rims:
-        return flow.within(np.minimum(flow.low, 0), np.maximum(flow.high, 0))
+        return flow.or_zero()
     return flow
 
 
@@ -90,7 +78,7 @@ def _leaky(trace: Trace, node: ir.Node) -> Flow | None:
             return None
     if slope is None or not slope.size or slope.min() < 0 or slope.max() > 1:
         return flow.within(-np.inf, np.inf)
-    return flow.within(np.minimum(flow.low, 0), np.maximum(flow.high, 0))
+    return flow.or_zero()
 
 
 def _clip(trace: Trace, node: ir.Node) -> Flow | None:
@@ -128,7 +116,7 @@ def _pad(trace: Trace, node: ir.Node) -> Flow | None:
     value = attribute_float(node, "value", 0.0) if filler is None else constant_scalar(filler)
     if value != 0:
         return None
-    return flow.within(np.minimum(flow.low, 0), np.maximum(flow.high, 0))
+    return flow.or_zero()
 
 
 def _resized(trace: Trace, node: ir.Node) -> Flow | None:
@@ -138,10 +126,13 @@ def _resized(trace: Trace, node: ir.Node) -> Flow | None:
         return None
     if flow.ids is not None and (before is None or after is None or len(before) != len(after)):
         return None
-    if flow.ids is not None and before is not None and after is not None:
-        same = before[flow.axis] == after[flow.axis] == flow.low.size
-        if not same:
-            return None
+    if (
+        flow.ids is not None
+        and before
+        and after
+        and not before[flow.axis] == after[flow.axis] == flow.low.size
+    ):
+        return None
     return flow if attribute_string(node, "mode", "nearest") != "cubic" else flow.within(-np.inf, np.inf)
 
 
@@ -160,12 +151,9 @@ def _flattened(trace: Trace, node: ir.Node) -> Flow | None:
         return flow
     if before is None or after is None or len(after) != 2 or flow.axis != 1 or len(before) < 2:
         return None
-    size = 1
-    for dim in before[1:]:
-        if dim is None:
-            return None
-        size *= dim
-    if after[1] != size or before[1] != flow.low.size:
+    sizes = [dim for dim in before[1:] if dim is not None]
+    size = math.prod(sizes)
+    if len(sizes) + 1 != len(before) or after[1] != size or before[1] != flow.low.size:
         return None
     run = size // max(flow.low.size, 1)
     return Flow(1, np.repeat(flow.ids, run), np.repeat(flow.low, run), np.repeat(flow.high, run))
@@ -256,7 +244,7 @@ def _concat(trace: Trace, node: ir.Node) -> Flow | None:
 
 
 RULES: dict[str, Rule] = {
-    **dict.fromkeys(("Identity", "Dropout"), _kept),
+    **dict.fromkeys(("Identity", "Dropout"), _single),
     **dict.fromkeys(ops_with(Trait.POOL), _pooled),
     **dict.fromkeys(("LeakyRelu", "PRelu"), _leaky),
     **dict.fromkeys(("Flatten", "Reshape"), _flattened),
@@ -294,14 +282,14 @@ class Trace:
     def __init__(self, graph: ir.Graph, *, absorb: bool) -> None:
         self.graph, self.absorb = graph, absorb
         self.channels = Channels()
-        self.layers: list[ChannelLayer] = []
+        self.layers: list[Rescaled] = []
         self.sides: list[tuple[Ids | None, Ids]] = []
         self.silenced = 0
         self.absorbed = 0
         self._flows: dict[ir.Value, Flow] = {}
         self._flows.update((v, _FLOAT_INPUT) for v in graph.inputs if v.dtype in FLOAT_TYPES)
         # Read ahead: what a layer absorbs is added before the trace gets to it.
-        self._by_node = {node: layer for node in graph if (layer := channel_layer(node)) is not None}
+        self._by_node = {node: layer for node in graph if (layer := rescalable(node)) is not None}
         for node in graph:
             self._visit(node)
 
@@ -345,20 +333,20 @@ class Trace:
         if outside and flow.ids is not None:
             self.channels.fix(flow.ids)
 
-    def _through(self, layer: ChannelLayer) -> Flow:
-        given = self.flow(layer.node.inputs[0])
-        matches = given.axis == layer.data_axis and given.low.size == len(layer.columns)
+    def _through(self, rescaled: Rescaled) -> Flow:
+        given = self.flow(rescaled.layer.node.inputs[0])
+        matches = given.axis == rescaled.data_axis and given.low.size == len(rescaled.columns)
         if given.ids is not None and not matches:
             self.channels.fix(given.ids)
             given = given.hull()
         if given.ids is not None:
             # A channel that is always zero needs no weights.
-            layer.columns[(given.low == 0) & (given.high == 0)] = 0.0
-        ids = self.channels.fresh(len(layer.rows))
-        self.layers.append(layer)
+            rescaled.columns[(given.low == 0) & (given.high == 0)] = 0.0
+        ids = self.channels.fresh(len(rescaled.rows))
+        self.layers.append(rescaled)
         self.sides.append((given.ids, ids))
-        low, high = layer.bounds(given.low, given.high)
-        return Flow(layer.output_axis, ids, low, high)
+        low, high = rescaled.bounds(given.low, given.high)
+        return Flow(rescaled.output_axis, ids, low, high)
 
     def simplified(self, node: ir.Node, flow: Flow, top: float) -> Flow:
         """Behind a Relu or a Clip to [0, top]: take constants out of the layer before it.
@@ -389,12 +377,12 @@ class Trace:
             self.absorbed += int(np.count_nonzero(movable))
         return flow.within(low, high)
 
-    def _unpadded_readers(self, value: ir.Value, flow: Flow) -> list[ChannelLayer]:
+    def _unpadded_readers(self, value: ir.Value, flow: Flow) -> list[Rescaled]:
         """Every reader, where all are layers that can take a constant; otherwise none."""
         found = []
         for use in value.uses():
             layer = self._by_node.get(use.node) if use.idx == 0 else None
-            if layer is None or layer.padded or not layer.takes_bias or use.node.graph is not self.graph:
+            if layer is None or not layer.takes_constants or use.node.graph is not self.graph:
                 return []
             if layer.data_axis != flow.axis or len(layer.columns) != flow.low.size:
                 return []

@@ -10,44 +10,54 @@ import onnx_ir as ir
 from numpy.typing import NDArray
 
 from roundel.model.edit import Editor
-from roundel.model.graph import (
-    attribute_float,
-    attribute_int,
-    attribute_ints,
-    attribute_string,
-    constant_array,
-    input_at,
-    is_op,
-)
+from roundel.model.graph import constant_array, input_at, is_op, rank
+from roundel.model.layers import Layer, read_layer, rewritable
+from roundel.targets.operators import LAYERS
 from roundel.types import Doubles
 
 Ids = NDArray[np.intp]
 
 
+class _Sets:
+    """A union-find over whole numbers."""
+
+    def __init__(self, count: int = 0) -> None:
+        self.parent = list(range(count))
+
+    def root(self, index: int) -> int:
+        """The smallest number of its set."""
+        parent = self.parent
+        while parent[index] != index:
+            parent[index] = parent[parent[index]]
+            index = parent[index]
+        return index
+
+    def join(self, left: int, right: int) -> None:
+        """Both are in one set."""
+        a, b = self.root(left), self.root(right)
+        self.parent[max(a, b)] = min(a, b)
+
+
 class Channels:
-    """A union-find over the channels of every tensor that a layer makes."""
+    """The channels of every tensor that a layer makes, and what ties, fixes and limits their factors."""
 
     def __init__(self) -> None:
-        self._parent: list[int] = []
-        self._block: list[int] = []
-        self._blocks = 0
+        self._tied = _Sets()
+        self._blocks: list[int] = []  # the tensor of each channel
         self._fixed: list[Ids] = []
         self._caps: list[tuple[Ids, NDArray[np.float64]]] = []
 
     def fresh(self, count: int) -> Ids:
         """New channels, of one tensor, that nothing is tied to yet."""
-        start = len(self._parent)
-        self._parent.extend(range(start, start + count))
-        self._block.extend([self._blocks] * count)
-        self._blocks += 1
+        start = len(self._blocks)
+        self._tied.parent.extend(range(start, start + count))
+        self._blocks.extend([start] * count)
         return np.arange(start, start + count)
 
     def tie(self, left: Ids, right: Ids) -> None:
         """Channel by channel, both need the same factor."""
         for a, b in zip(left.tolist(), right.tolist(), strict=True):
-            a, b = self._root(a), self._root(b)
-            if a != b:
-                self._parent[max(a, b)] = min(a, b)
+            self._tied.join(a, b)
 
     def fix(self, ids: Ids) -> None:
         """These keep the factor 1."""
@@ -59,8 +69,8 @@ class Channels:
 
     def settle(self) -> Settled:
         """Everything that was said, resolved."""
-        count = len(self._parent)
-        roots = np.array([self._root(i) for i in range(count)], np.intp)
+        count = len(self._blocks)
+        roots = np.array([self._tied.root(i) for i in range(count)], np.intp)
         fixed = np.zeros(count, bool)
         for ids in self._fixed:
             fixed[roots[ids]] = True
@@ -70,27 +80,12 @@ class Channels:
         fixed |= most < 1
         return Settled(roots, fixed[roots], most[roots], self._spaces(roots))
 
-    def _root(self, index: int) -> int:
-        parent = self._parent
-        while parent[index] != index:
-            parent[index] = parent[parent[index]]
-            index = parent[index]
-        return index
-
     def _spaces(self, roots: Ids) -> Ids:
         """The number of the space of each channel: tensors with tied channels are one space."""
-        label = list(range(self._blocks))
-
-        def find(block: int) -> int:
-            while label[block] != block:
-                label[block] = label[label[block]]
-                block = label[block]
-            return block
-
-        for index in np.flatnonzero(roots != np.arange(len(roots))).tolist():
-            a, b = find(self._block[index]), find(self._block[int(roots[index])])
-            label[max(a, b)] = min(a, b)
-        return np.array([find(block) for block in self._block], np.intp)
+        spaces = _Sets(len(self._blocks))
+        for index, root in enumerate(roots.tolist()):
+            spaces.join(self._blocks[index], self._blocks[root])
+        return np.array([spaces.root(block) for block in self._blocks], np.intp)
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -131,6 +126,10 @@ class Flow:
             high=np.array(np.broadcast_to(high, shape), np.float64),
         )
 
+    def or_zero(self) -> Flow:
+        """The same where some values may be zero instead."""
+        return self.within(np.minimum(self.low, 0), np.maximum(self.high, 0))
+
     def sane(self) -> Flow:
         """Bounds too far out to compute with count as none."""
         low = np.where(np.abs(self.low) <= _FAR, self.low, -np.inf)
@@ -151,41 +150,40 @@ UNKNOWN = bounded(-np.inf, np.inf)
 
 Bounds = tuple[Doubles, Doubles]
 
-_STORED = (np.dtype(np.float32), np.dtype(np.float64))
-
 
 @dataclass(frozen=True, slots=True, eq=False)
-class ChannelLayer:
-    """A layer with constant weights, and what is to become of them.
+class Rescaled:
+    """A layer and what is to become of its constants.
 
     The stored weight stays as it is until `store`: rows and columns collect the factors.
 
     Attributes:
-        node: Conv, ConvTranspose, Gemm or MatMul.
-        weight: (groups, outputs per group, inputs per group, kernel), a view of the stored weight.
+        layer: any but a normalization.
+        weight: as blocks, a view of the stored weight.
         bias: (..., outputs); zeros where the node has none.
         rows: factor on each output channel.
         columns: factor on each input channel.
         data_axis: where the input has its channels.
         output_axis: where the output has them.
-        padded: whether zeros can take the place of an input.
-        stated: beta of a Gemm, which its stored bias is multiplied by.
     """
 
-    node: ir.Node
+    layer: Layer
     weight: NDArray[Any]
     bias: Doubles
     rows: Doubles
     columns: Doubles
     data_axis: int
     output_axis: int
-    padded: bool
-    stated: float = 1.0
 
     @property
     def takes_bias(self) -> bool:
         """Whether something can be added to every output channel."""
-        return self.node.op_type != "MatMul" and self.bias.ndim == 1 and self.stated == 1.0
+        return self.layer.op != "MatMul" and self.bias.ndim == 1 and self.layer.beta == 1.0
+
+    @property
+    def takes_constants(self) -> bool:
+        """Whether a constant part of its inputs can move into its bias."""
+        return self.takes_bias and not self.layer.padded
 
     def magnitudes(self) -> Doubles:
         """The largest absolute weight between each input and output, (groups, outputs, inputs)."""
@@ -194,48 +192,36 @@ class ChannelLayer:
 
     def bounds(self, low: Doubles, high: Doubles) -> Bounds:
         """What the outputs can be at most and at least, for inputs between low and high."""
-        if self.padded:
+        if self.layer.padded:
             low, high = np.minimum(low, 0.0), np.maximum(high, 0.0)
-        gain = attribute_float(self.node, "alpha", 1.0) if self.node.op_type == "Gemm" else 1.0
-        size = len(self.columns)
-        inputs = [self._grouped(np.broadcast_to(side, size) * self.columns * gain) for side in (low, high)]
+        inputs = [self._scaled(side) for side in (low, high)]
         low, high = np.minimum(*inputs), np.maximum(*inputs)  # the gain may be negative
         positive = _over_kernel(np.maximum(self.weight, 0))
         negative = _over_kernel(np.minimum(self.weight, 0))
         below = (_times(positive, low) + _times(negative, high)).reshape(-1) * self.rows
         above = (_times(positive, high) + _times(negative, low)).reshape(-1) * self.rows
-        flat = self.bias.reshape(-1, len(self.rows)) * self.stated
+        flat = self.bias.reshape(-1, len(self.rows)) * self.layer.beta
         return below + flat.min(axis=0), above + flat.max(axis=0)
 
     def response(self, inputs: Doubles) -> Doubles:
         """What each output gains from these constant inputs; not for layers with padding."""
-        gain = attribute_float(self.node, "alpha", 1.0) if self.node.op_type == "Gemm" else 1.0
-        scaled = self._grouped(inputs * self.columns * gain)
-        return np.asarray(np.einsum("goi,gi->go", _over_kernel(self.weight), scaled).reshape(-1) * self.rows)
+        summed = np.einsum("goi,gi->go", _over_kernel(self.weight), self._scaled(inputs))
+        return np.asarray(summed.reshape(-1) * self.rows)
 
     def store(self, editor: Editor) -> bool:
         """Write weight and bias back, each only where it has changed; says whether one has."""
-        old = constant_array(input_at(self.node, 1))
-        assert old is not None
+        old, node = self.layer.stored, self.layer.node
         changed = not (np.all(self.rows == 1) and np.all(self.columns == 1))
         if changed:
             scaled = self.weight * self._rows()[..., None] * self._columns()[..., None]
-            editor.set_constant(self.node, 1, self._stored(scaled, old).astype(old.dtype), "weight")
-        bias = constant_array(input_at(self.node, 2))
+            new = self.layer.unblocked(scaled, old.shape)
+            editor.set_constant(node, 1, new.astype(old.dtype), "weight")
+        bias = constant_array(input_at(node, 2))
         given = np.zeros(1) if bias is None else bias.reshape(-1)
         if np.array_equal(np.broadcast_to(given, self.bias.size), self.bias.reshape(-1)):
             return changed
-        editor.set_constant(self.node, 2, self.bias.astype(old.dtype), "bias")
+        editor.set_constant(node, 2, self.bias.astype(old.dtype), "bias")
         return True
-
-    def _stored(self, canonical: NDArray[Any], old: NDArray[Any]) -> NDArray[Any]:
-        if self.node.op_type == "Conv":
-            return canonical.reshape(old.shape)
-        if self.node.op_type == "ConvTranspose":
-            return np.ascontiguousarray(canonical.transpose(0, 2, 1, 3)).reshape(old.shape)
-        matrix = canonical[0, :, :, 0]
-        turned = self.node.op_type == "Gemm" and attribute_int(self.node, "transB", 0)
-        return matrix if turned else np.ascontiguousarray(matrix.T)
 
     def _rows(self) -> Doubles:
         return self.rows.reshape(self.weight.shape[0], -1, 1)
@@ -243,8 +229,10 @@ class ChannelLayer:
     def _columns(self) -> Doubles:
         return self.columns.reshape(self.weight.shape[0], 1, -1)
 
-    def _grouped(self, inputs: Doubles) -> Doubles:
-        return np.nan_to_num(inputs, nan=0.0, posinf=np.inf, neginf=-np.inf).reshape(len(self.weight), -1)
+    def _scaled(self, inputs: Doubles) -> Doubles:
+        """Inputs as the stored weight meets them, (groups, inputs)."""
+        scaled = np.broadcast_to(inputs, len(self.columns)) * self.columns * self.layer.alpha
+        return np.nan_to_num(scaled, nan=0.0, posinf=np.inf, neginf=-np.inf).reshape(len(self.weight), -1)
 
 
 def _over_kernel(weight: NDArray[Any], join: np.ufunc = np.add) -> Doubles:
@@ -266,45 +254,19 @@ def _times(matrix: Doubles, inputs: Doubles) -> Doubles:
     return np.asarray(total)
 
 
-def channel_layer(node: ir.Node) -> ChannelLayer | None:
-    """The node as a layer, where its weight and bias are constants that can be rescaled."""
-    if not is_op(node, "Conv", "ConvTranspose", "Gemm", "MatMul") or len(node.inputs) < 2:
+def rescalable(node: ir.Node) -> Rescaled | None:
+    """The node as a layer without factors yet, where its weight and bias are constants that can take some."""
+    layer = read_layer(node) if is_op(node, *LAYERS) else None
+    if layer is None or not rewritable(layer.stored):
         return None
-    weight = constant_array(input_at(node, 1))
-    if weight is None or weight.dtype not in _STORED or not weight.size:
+    weight = layer.blocks(layer.stored)
+    groups, outputs, inputs = weight.shape[:3]
+    bias = _bias(node, groups * outputs)
+    axis = (rank(node.inputs[0]) or 0) - 1 if layer.op == "MatMul" else 1
+    if bias is None or axis < 1:
         return None
-    canonical = _canonical(node, weight)
-    if canonical is None or not np.isfinite(weight).all():
-        return None
-    outputs = canonical.shape[0] * canonical.shape[1]
-    bias = _bias(node, outputs)
-    axes = _axes(node)
-    if bias is None or axes is None:
-        return None
-    return ChannelLayer(
-        node=node,
-        weight=canonical,
-        bias=bias,
-        rows=np.ones(outputs),
-        columns=np.ones(canonical.shape[0] * canonical.shape[2]),
-        data_axis=axes[0],
-        output_axis=axes[1],
-        padded=_padded(node),
-        stated=attribute_float(node, "beta", 1.0) if node.op_type == "Gemm" else 1.0,
-    )
-
-
-def _canonical(node: ir.Node, weight: NDArray[Any]) -> NDArray[Any] | None:
-    if node.op_type in ("Gemm", "MatMul"):
-        if weight.ndim != 2:
-            return None
-        turned = node.op_type == "Gemm" and attribute_int(node, "transB", 0)
-        return (weight if turned else weight.T)[None, :, :, None]
-    groups = attribute_int(node, "group", 1)
-    if weight.ndim < 3 or weight.shape[0] % groups:
-        return None
-    split = weight.reshape(groups, weight.shape[0] // groups, weight.shape[1], -1)
-    return split if node.op_type == "Conv" else split.transpose(0, 2, 1, 3)
+    ones = np.ones(groups * outputs), np.ones(groups * inputs)
+    return Rescaled(layer, weight, bias, *ones, 0 if layer.turned else axis, axis)
 
 
 def _bias(node: ir.Node, outputs: int) -> Doubles | None:
@@ -312,28 +274,10 @@ def _bias(node: ir.Node, outputs: int) -> Doubles | None:
     if value is None:
         return np.zeros(outputs)
     bias = constant_array(value)
-    if bias is None or bias.dtype not in _STORED or not np.isfinite(bias).all() or bias.ndim > 2:
+    if bias is None or not rewritable(bias) or bias.ndim > 2:
         return None
     if bias.size == 1:
         return np.full(outputs, float(bias.reshape(())))
     if bias.ndim == 0 or bias.shape[-1] != outputs:
         return None
     return np.array(bias.reshape(outputs) if bias.size == outputs else bias, np.float64)
-
-
-def _axes(node: ir.Node) -> tuple[int, int] | None:
-    if node.op_type == "Gemm":
-        return (0 if attribute_int(node, "transA", 0) else 1), 1
-    if node.op_type != "MatMul":
-        return 1, 1
-    data = input_at(node, 0)
-    if data is None or data.shape is None or len(data.shape) < 2:
-        return None
-    return len(data.shape) - 1, len(data.shape) - 1
-
-
-def _padded(node: ir.Node) -> bool:
-    if node.op_type == "Conv":
-        automatic = attribute_string(node, "auto_pad", "NOTSET") not in ("NOTSET", "VALID")
-        return automatic or any(attribute_ints(node, "pads") or ())
-    return node.op_type == "ConvTranspose"  # an output at the rim, or between strides, misses some inputs

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import builtins
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 from typing import Any, ClassVar
@@ -12,9 +11,10 @@ import onnx_ir as ir
 from numpy.typing import NDArray
 
 from roundel.calibrate.positions import layer_limits
-from roundel.improve.finetune_layers import Tunable, Unit
+from roundel.improve.layers import Unit
 from roundel.improve.probe import simulated
 from roundel.model.graph import constant_array, values_by_name
+from roundel.model.layers import Layer
 from roundel.numerics.affine import code_limits, dequantize, quantize
 from roundel.numerics.floats import FloatFormat
 from roundel.qdq.functions.blocks import BlockFormat, block_format
@@ -130,53 +130,35 @@ class Constants:
 
     def weights(self, unit: Unit) -> LayerWeights:
         """The numbers of a layer."""
-        stored = self.format_of(unit.layer.weight)
+        layer, stored = unit.layer, self.format_of(unit.layer.weight)
+        content, given = self._real(layer.weight), self.state.params.get(layer.data)
+        real = layer.matrix(content.astype(np.float64))
+        bias, bias_params = self._bias(layer, (real.shape[0], real.shape[1]))
+        plain = LayerWeights(
+            real=real,
+            codes=real,
+            scale=np.ones((1, 1, 1)),
+            low=np.full((1, 1, 1), -np.inf),
+            high=np.full((1, 1, 1), np.inf),
+            input_scale=1.0 if layer.normalizes or given is None else float(given.scale),
+            bias=bias,
+            bias_params=bias_params,
+        )
         if isinstance(stored, Held):
-            return self._real_weights(unit, stored)
-        layer, params = unit.layer, self.state.params[unit.layer.weight]
-        content = self._real(layer.weight)
+            return _held(layer, plain, stored, content.shape)
+        params = self.state.params[layer.weight]
         low, high = code_limits(self.state.plan.tensors[layer.weight].integer)
         zero = _spread(layer, params.zero_point, params, content.shape)
-        codes = layer.matrix(self.codes(layer.weight).astype(np.float64)) - zero
-        bias, bias_params = self._bias(layer, (codes.shape[0], codes.shape[1]))
-        return LayerWeights(
-            real=layer.matrix(content.astype(np.float64)),
-            codes=codes,
+        return replace(
+            plain,
+            codes=layer.matrix(self.codes(layer.weight).astype(np.float64)) - zero,
             scale=_spread(layer, params.scale, params, content.shape),
             low=low - zero,
             high=high - zero,
-            input_scale=self._input_scale(unit),
-            bias=bias,
-            bias_params=bias_params,
         )
-
-    def _real_weights(self, unit: Unit, stored: Held) -> LayerWeights:
-        layer, content = unit.layer, self._real(unit.layer.weight)
-
-        def hold(matrix: NDArray[Any]) -> NDArray[Any]:
-            whole = layer.tensor(matrix * stored.scale, content.shape)
-            return layer.matrix(stored.hold(whole) / np.float32(stored.scale))
-
-        real = layer.matrix(content.astype(np.float64))
-        bias, bias_params = self._bias(layer, (real.shape[0], real.shape[1]))
-        return LayerWeights(
-            real=real,
-            codes=hold(real / stored.scale).astype(np.float64),
-            scale=np.full((1, 1, 1), stored.scale),
-            low=np.full((1, 1, 1), -np.inf),
-            high=np.full((1, 1, 1), np.inf),
-            input_scale=self._input_scale(unit),
-            bias=bias,
-            bias_params=bias_params,
-            hold=hold,
-        )
-
-    def _input_scale(self, unit: Unit) -> builtins.float:
-        params = self.state.params.get(unit.layer.data)
-        return 1.0 if unit.normalizes or params is None else float(params.scale)
 
     def rounded_bias(
-        self, layer: Tunable, weights: LayerWeights, bias: Doubles
+        self, layer: Layer, weights: LayerWeights, bias: Doubles
     ) -> tuple[Doubles, Format | None]:
         """The bias as its format can hold it, with the scale that suits it best."""
         if weights.bias_params is None or np.array_equal(bias, weights.bias):
@@ -190,7 +172,7 @@ class Constants:
         codes = quantize(bias.reshape(-1), params, narrow=True)
         return dequantize(codes, params).astype(np.float64).reshape(bias.shape), params
 
-    def changes(self, layer: Tunable, tuned: Tuned) -> Changed:
+    def changes(self, layer: Layer, tuned: Tuned) -> Changed:
         """The layer's new constants as they are stored."""
         shape, stored = self.float(layer.weight).shape, self.format_of(layer.weight)
         changed: Changed = {}
@@ -219,7 +201,7 @@ class Constants:
                 codes[name], params[name] = content, kind
         self.state = replace(self.state, codes=codes, params=params, values=values)
 
-    def _bias(self, layer: Tunable, shape: tuple[int, int]) -> tuple[Doubles, Format | None]:
+    def _bias(self, layer: Layer, shape: tuple[int, int]) -> tuple[Doubles, Format | None]:
         if layer.bias is None:
             return np.zeros(shape), None
         content, params = self._real(layer.bias).reshape(-1), self.format_of(layer.bias)
@@ -246,12 +228,23 @@ class Constants:
         return best
 
 
+def _held(layer: Layer, plain: LayerWeights, stored: Held, shape: tuple[int, ...]) -> LayerWeights:
+    """The numbers of a layer whose weights have no codes."""
+
+    def hold(matrix: NDArray[Any]) -> NDArray[Any]:
+        whole = layer.tensor(matrix * stored.scale, shape)
+        return layer.matrix(stored.hold(whole) / np.float32(stored.scale))
+
+    codes = hold(plain.real / stored.scale).astype(np.float64)
+    return replace(plain, codes=codes, scale=np.full((1, 1, 1), stored.scale), hold=hold)
+
+
 def _derived(bias: QParams) -> bool:
     """Whether a bias is tied to the input and the weight, whose scales stay."""
     return bias.qtype in (QType.INT32, QType.INT16) or bool(bias.scale.ndim or bias.zero_point.any())
 
 
-def _spread(layer: Tunable, numbers: NDArray[Any], params: QParams, shape: tuple[int, ...]) -> Doubles:
+def _spread(layer: Layer, numbers: NDArray[Any], params: QParams, shape: tuple[int, ...]) -> Doubles:
     """Scales or zero points so that they broadcast against the weights as a matrix."""
     if params.axis is None or numbers.ndim == 0:
         return np.asarray(numbers, np.float64).reshape(1, 1, 1)

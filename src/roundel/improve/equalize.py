@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import math
-import time
 from collections.abc import Iterable
 from dataclasses import dataclass
 
@@ -11,7 +10,7 @@ import numpy as np
 import onnx_ir as ir
 
 from roundel.improve.channel_rules import Trace
-from roundel.improve.channels import ChannelLayer, Ids, Settled
+from roundel.improve.channels import Ids, Rescaled, Settled
 from roundel.model.edit import Editor
 from roundel.recipe.settings import Equalize
 from roundel.types import Doubles
@@ -84,7 +83,7 @@ class Balance:
     """Finds the factors, round by round; each round goes once over all spaces."""
 
     def __init__(
-        self, layers: list[ChannelLayer], spaces: list[Space], options: Equalize, *, power_of_two: bool
+        self, layers: list[Rescaled], spaces: list[Space], options: Equalize, *, power_of_two: bool
     ) -> None:
         self.layers, self.spaces, self.options = layers, spaces, options
         self.power_of_two = power_of_two
@@ -179,16 +178,6 @@ def _waste(tops: list[tuple[bool, float]], factor: float) -> float:
 
 
 @dataclass(frozen=True, slots=True)
-class LayerSpread:
-    """How far the largest channel of a layer stands out, before and after: maximum over median range."""
-
-    layer: str
-    op: str
-    before: float
-    after: float
-
-
-@dataclass(frozen=True, slots=True)
 class EqualizeReport:
     """What equalization did.
 
@@ -198,8 +187,7 @@ class EqualizeReport:
         silenced: channels that are constant whatever the input, taken out of their layers.
         absorbed: channels whose constant part moved into the biases behind.
         rounds: how often all spaces were visited.
-        layers: the layers that changed.
-        seconds: how long it took.
+        layers: the names of those that changed.
     """
 
     spaces: int
@@ -207,8 +195,7 @@ class EqualizeReport:
     silenced: int
     absorbed: int
     rounds: int
-    layers: tuple[LayerSpread, ...]
-    seconds: float
+    layers: tuple[str, ...]
 
 
 def equalize(model: ir.Model, options: Equalize, *, power_of_two: bool) -> EqualizeReport:
@@ -221,34 +208,16 @@ def equalize(model: ir.Model, options: Equalize, *, power_of_two: bool) -> Equal
         options: rounds, threshold, and what counts.
         power_of_two: whether weight scales will be powers of two.
     """
-    started = time.perf_counter()
-    trace = Trace(model.graph, absorb=True)
-    before = [_spread(layer, plain=True) for layer in trace.layers]
+    trace, editor = Trace(model.graph, absorb=True), Editor(model)
     balance = Balance(trace.layers, find_spaces(trace), options, power_of_two=power_of_two)
     rounds = balance.run()
     balance.align()
     balance.write()
-    editor, changed = Editor(model), []
-    for layer, old in zip(trace.layers, before, strict=True):
-        if layer.store(editor):
-            name = str(layer.node.name or layer.node.outputs[0].name)
-            changed.append(LayerSpread(name, layer.node.op_type, old, _spread(layer)))
     return EqualizeReport(
         spaces=sum(bool(np.any(f != 1)) for f in balance.factors),
         channels=sum(int(np.count_nonzero(f != 1)) for f in balance.factors),
         silenced=trace.silenced,
         absorbed=trace.absorbed,
         rounds=rounds,
-        layers=tuple(changed),
-        seconds=time.perf_counter() - started,
+        layers=tuple(rescaled.layer.name for rescaled in trace.layers if rescaled.store(editor)),
     )
-
-
-def _spread(layer: ChannelLayer, *, plain: bool = False) -> float:
-    """Maximum over median of the ranges of the output channels that are not zero."""
-    if plain:
-        ranges = np.abs(layer.weight).max(axis=(2, 3)).reshape(-1)
-    else:
-        ranges = layer.magnitudes().max(axis=2).reshape(-1)
-    ranges = ranges[ranges > 0]
-    return float(ranges.max() / np.median(ranges)) if ranges.size else 1.0

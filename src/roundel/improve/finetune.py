@@ -9,14 +9,14 @@ from contextlib import contextmanager
 from typing import TYPE_CHECKING
 
 import onnx_ir as ir
-import onnxruntime as ort
 
 from roundel.errors import RecipeError
 from roundel.improve.constants import Changed, Constants, Written
-from roundel.improve.finetune_layers import Unit, find_units
 from roundel.improve.finetune_rows import SeenRows, gather_rows, layer_seed
+from roundel.improve.layers import Unit, find_units
 from roundel.improve.memory import load_layer, save_layer
 from roundel.improve.stepwise import StepwiseRunner
+from roundel.model.session import runtime_has_cuda
 from roundel.numerics.metrics import layer_db
 from roundel.numerics.rounding import one_blas_thread
 from roundel.recipe.settings import Recipe
@@ -26,7 +26,7 @@ from roundel.types import Listener, Sample, Silent
 from roundel.work.checkpoints import Memory
 
 if TYPE_CHECKING:
-    from roundel.improve.torch_training import TrainingOutcome, TrainingTask
+    from roundel.improve.torch_training import TrainingOutcome
 
 _NAMES = {"adaround": "AdaRound", "adaquant": "AdaQuant"}
 _DEVICE = re.compile(r"cpu|cuda(?::(\d+))?")
@@ -114,14 +114,13 @@ class _Run:
             start = time.perf_counter()
             # Also for a layer that is known: the same pieces of the model run as in a run without a break.
             seen = self._look(unit)
-            if number < len(known):
-                report, changed = known[number]
-                self._take(changed)
-            else:
-                report, changed = self._tune(unit, seen, number, start)
-                if memory is not None:
-                    save_layer(memory, number, report, changed)
-                self._listener.advance(number + 1)
+            done = number < len(known)
+            report, changed = known[number] if done else self._tune(unit, seen, number, start)
+            self.constants.take(changed)
+            self._written.replace(changed)
+            if memory is not None and not done:
+                save_layer(memory, number, report, changed)
+            self._listener.advance(max(number + 1, len(known)))
             reports.append(report)
             self._short.release()
             self._plain.release()
@@ -133,35 +132,25 @@ class _Run:
         name = self._written.seen_as(data) if params is None else self._written.codes_of(data)
         codes = self._short.run_to(name)
         # A layer that was rounded for other inputs than it sees now is solved anew, before the activation.
-        again = unit.layer.weight in self._rounded and not unit.normalizes
+        again = unit.layer.weight in self._rounded and not unit.layer.normalizes
         linear = self._plain.run_to(unit.layer.output) if again else None
         return SeenRows(codes, linear, self._plain.run_to(unit.output), params)
 
     def _tune(self, unit: Unit, seen: SeenRows, number: int, start: float) -> tuple[LayerReport, Changed]:
-        from roundel.improve.torch_training import tune
+        from roundel.improve.torch_training import TrainingTask, tune
 
         def heard(share: float, loss: float) -> None:
             # A layer that has learned has yet to be judged: whole numbers are finished layers.
             self._listener.advance(number + min(share, 0.99))
             self._listener.say(f"loss {loss:.1e}")
 
-        outcome = tune(self._task(unit, seen), heard)
+        weights = self.constants.weights(unit)
+        rows = gather_rows(unit, seen, weights.shape, layer_seed(self._settings.seed, unit.layer.name))
+        how = self._algorithm, self._settings, self._device
+        outcome = tune(TrainingTask(unit, weights, rows, self.constants, *how), heard)
         kept = outcome.after < outcome.before
         changed = self.constants.changes(unit.layer, outcome.tuned) if kept else {}
-        self._take(changed)
         return _report(unit, outcome, kept, time.perf_counter() - start), changed
-
-    def _task(self, unit: Unit, seen: SeenRows) -> TrainingTask:
-        from roundel.improve.torch_training import TrainingTask
-
-        weights = self.constants.weights(unit)
-        rows = gather_rows(unit, seen, weights.shape, layer_seed(self._settings.seed, unit.name))
-        how = self._algorithm, self._settings, self._device
-        return TrainingTask(unit, weights, rows, self.constants, *how)
-
-    def _take(self, changed: Changed) -> None:
-        self.constants.take(changed)
-        self._written.replace(changed)
 
 
 def _known(memory: Memory) -> list[tuple[LayerReport, Changed]]:
@@ -175,7 +164,7 @@ def _known(memory: Memory) -> list[tuple[LayerReport, Changed]]:
 def _report(unit: Unit, outcome: TrainingOutcome, kept: bool, seconds: float) -> LayerReport:
     errors = outcome.before, outcome.after if kept else outcome.before
     before, after = (layer_db(outcome.power, error) for error in errors)
-    return LayerReport(unit.name, unit.layer.op, before, after, kept, seconds, outcome.iterations)
+    return LayerReport(unit.layer.name, unit.layer.op, before, after, kept, seconds, outcome.iterations)
 
 
 @contextmanager
@@ -215,7 +204,7 @@ def infer_device(name: str) -> int | None:
         RecipeError: ONNX Runtime has no such device here.
     """
     number = _number("infer_device", name)
-    if number is not None and "CUDAExecutionProvider" not in ort.get_available_providers():
+    if number is not None and not runtime_has_cuda():
         raise _missing("infer_device", name, "ONNX Runtime has no CUDA provider here")
     return number
 

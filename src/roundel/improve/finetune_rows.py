@@ -13,7 +13,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from roundel.improve.constants import LayerWeights
-from roundel.improve.finetune_layers import Unit
+from roundel.improve.layers import Unit
 from roundel.improve.moments import Moments
 from roundel.improve.rounding import Problem, solve
 from roundel.model.memory import budget
@@ -93,7 +93,7 @@ def gather_rows(unit: Unit, seen: SeenRows, shape: tuple[int, int, int], seed: i
     places = [unit.layer.places(out.shape, most, rng) for out in seen.outputs]
     starts = tuple(int(n) for n in np.cumsum([0, *(len(p) for p in places)]))
     groups, channels, size = shape
-    dtype = np.dtype(np.float32) if unit.normalizes else narrow_type(seen.params)
+    dtype = np.dtype(np.float32) if unit.layer.normalizes else narrow_type(seen.params)
     inputs = _empty((starts[-1], groups, size), dtype)
     targets = _empty((starts[-1], groups, channels), np.dtype(np.float32))
     linear = None if seen.linear is None else _empty(targets.shape, targets.dtype)
@@ -132,7 +132,7 @@ def _shifted(unit: Unit, seen: SeenRows, index: int) -> NDArray[Any]:
     if seen.params is None:
         return seen.codes[index].astype(np.float32, copy=False)
     whole = seen.codes[index].astype(np.int32) - int(seen.params.zero_point)
-    if unit.normalizes:
+    if unit.layer.normalizes:
         return np.asarray(whole * seen.params.scale, np.float32)
     return whole.astype(narrow_type(seen.params))
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -10,51 +10,32 @@ import numpy as np
 import onnx_ir as ir
 from numpy.typing import NDArray
 
-from roundel.improve.layers import Linear, read_linear
-from roundel.improve.norms import Norm, Slot, find_norms
+from roundel.improve.trace import (
+    Norm,
+    Slot,
+    find_norms,
+    only_layers_behind,
+    patch_layer,
+    row_outputs,
+    rows_from,
+)
 from roundel.model.edit import Editor
 from roundel.model.graph import (
-    any_reduced_axes,
-    attribute_int,
-    attribute_ints,
-    constant_array,
     dims,
     input_at,
-    integers,
-    is_op,
-    only_reader,
-    producer,
+    readers,
     real_constant,
 )
+from roundel.model.layers import Layer, read_linear
 from roundel.numerics.hadamard import rotation
 from roundel.numerics.rounding import one_blas_thread
 from roundel.recipe.settings import Rotate
-from roundel.targets.operators import Trait, ops_with
 from roundel.types import Doubles
 
-# Rows come out as they went in, so that a shift of all of them stays that shift.
-_MOVERS = ops_with(Trait.SHAPES | Trait.SELECTS) | {"Expand", "ReduceMean"}
-_ALONG_AXIS = {"Gather": 0, "Split": 0, "Concat": 0}
 _SEED = 0  # of the matrix's signs: any will do, and the same in every run
 
 
-@dataclass(frozen=True, slots=True, eq=False)
-class Exit:
-    """A reader that must see the stream as it was.
-
-    Attributes:
-        value: the tensor of the stream.
-        reader: node and input index; None for the graph's own output.
-    """
-
-    value: ir.Value
-    reader: tuple[ir.Node, int] | None
-
-    def __str__(self) -> str:
-        if self.reader is None:
-            return f"'{self.value.name}' is an output of the model"
-        node = self.reader[0]
-        return f"{node.op_type} '{node.name}' reads the stream"
+Exit = tuple[ir.Value, Slot | None]  # a tensor of the stream, and its reader; None for the graph's own output
 
 
 @dataclass(slots=True, eq=False)
@@ -64,29 +45,81 @@ class Stream:
     Attributes:
         width: size of the last axis.
         tensors: the stream itself, in the order of finding.
-        writers: layers whose outputs belong to it.
-        patches: Conv nodes whose output channels become its last axis.
+        writers: layers whose outputs belong to it, Conv nodes whose channels become its last axis included.
         constants: inputs that are added to it, stand beside it in a Concat, or hold its rows.
         readers: layers that read it without a norm.
         norms: norms of it, each with the layers that read its result.
         entries: tensors that come from anything else.
-        exits: readers of any other kind.
+        exits: readers of any other kind, which must see the stream as it was.
     """
 
     width: int
+    _norms: Mapping[ir.Node, Norm]
     tensors: dict[ir.Value, None] = field(default_factory=dict)
-    writers: list[Linear] = field(default_factory=list)
-    patches: list[ir.Node] = field(default_factory=list)
+    writers: list[Layer] = field(default_factory=list)
     constants: dict[Slot, None] = field(default_factory=dict)
-    readers: list[Linear] = field(default_factory=list)
-    norms: list[tuple[Norm, tuple[Linear, ...]]] = field(default_factory=list)
+    readers: list[Layer] = field(default_factory=list)
+    norms: dict[Norm, tuple[Layer, ...]] = field(default_factory=dict)
     entries: list[ir.Value] = field(default_factory=list)
     exits: list[Exit] = field(default_factory=list)
+    _pending: list[ir.Value] = field(default_factory=list)
 
     @property
     def name(self) -> str:
         """Its first tensor."""
         return str(next(iter(self.tensors)).name)
+
+    def follow(self, start: ir.Value) -> None:
+        """Go both ways until it ends everywhere."""
+        self._pending.append(start)
+        while self._pending:
+            value = self._pending.pop()
+            if value not in self.tensors:
+                self.tensors[value] = None
+                self._upwards(value)
+                self._downwards(value)
+
+    def _upwards(self, value: ir.Value) -> None:
+        node = value.producer()
+        layer = None if node is None else read_linear(node) or patch_layer(node, self.width)
+        if node is None or node in self._norms:
+            self.entries.append(value)
+        elif layer is not None:
+            self.writers.append(layer)
+        else:
+            inputs = rows_from(node, self.width)
+            if inputs is None:
+                self.entries.append(value)
+                return
+            for index in inputs:
+                source = input_at(node, index)
+                if real_constant(source) is not None:
+                    self.constants[node, index] = None
+                elif source is not None:
+                    self._pending.append(source)
+
+    def _downwards(self, value: ir.Value) -> None:
+        if value.is_graph_output():
+            self.exits.append((value, None))
+        for use in value.uses():
+            node, index = use.node, use.idx
+            norm, layer = self._norms.get(node), read_linear(node)
+            if norm is not None and norm.source is value:
+                self._normed(norm, node, index)
+            elif layer is not None and index == 0 and node.graph is value.graph:
+                self.readers.append(layer)
+            elif index in (rows_from(node, self.width) or ()) and node.graph is value.graph:
+                self._pending.extend(row_outputs(node))
+            else:
+                self.exits.append((value, (node, index)))
+
+    def _normed(self, norm: Norm, node: ir.Node, index: int) -> None:
+        leaves = None if norm.output.is_graph_output() else only_layers_behind(norm.output, self.width)
+        if leaves is None:
+            # Its result is seen as it is: the norm itself must see the stream as it was.
+            self.exits.append((norm.source, (node, index)))
+        else:
+            self.norms[norm] = leaves
 
 
 def find_streams(norms: Sequence[Norm]) -> tuple[Stream, ...]:
@@ -96,161 +129,9 @@ def find_streams(norms: Sequence[Norm]) -> tuple[Stream, ...]:
     for norm in norms:
         width = (dims(norm.source) or (None,))[-1]
         if width is not None and not any(norm.source in stream.tensors for stream in found):
-            found.append(_Tracer(width, by_node).run(norm.source))
+            found.append(Stream(width, by_node))
+            found[-1].follow(norm.source)
     return tuple(found)
-
-
-class _Tracer:
-    def __init__(self, width: int, norms: dict[ir.Node, Norm]) -> None:
-        self.stream = Stream(width)
-        self._norms = norms
-        self._pending: list[ir.Value] = []
-        self._met: set[Norm] = set()
-
-    def run(self, start: ir.Value) -> Stream:
-        """Follow the stream both ways until it ends everywhere."""
-        self._pending.append(start)
-        while self._pending:
-            value = self._pending.pop()
-            if value not in self.stream.tensors:
-                self.stream.tensors[value] = None
-                self._upwards(value)
-                self._downwards(value)
-        return self.stream
-
-    def _upwards(self, value: ir.Value) -> None:
-        node = value.producer()
-        layer = None if node is None else read_linear(node)
-        patch = None if node is None else _patches(node, self.stream.width)
-        if node is None or node in self._norms:
-            self.stream.entries.append(value)
-        elif layer is not None:
-            self.stream.writers.append(layer)
-        elif patch is not None:
-            self.stream.patches.append(patch)
-        else:
-            inputs = rows_from(node, self.stream.width)
-            if inputs is None:
-                self.stream.entries.append(value)
-                return
-            for index in inputs:
-                source = input_at(node, index)
-                if real_constant(source) is not None:
-                    self.stream.constants[node, index] = None
-                elif source is not None:
-                    self._pending.append(source)
-
-    def _downwards(self, value: ir.Value) -> None:
-        if value.is_graph_output():
-            self.stream.exits.append(Exit(value, None))
-        for use in value.uses():
-            node, index = use.node, use.idx
-            norm, layer = self._norms.get(node), read_linear(node)
-            if norm is not None and norm.source is value:
-                self._normed(norm, node, index)
-            elif layer is not None and index == 0 and node.graph is value.graph:
-                self.stream.readers.append(layer)
-            elif index in (rows_from(node, self.stream.width) or ()) and node.graph is value.graph:
-                self._pending.extend(node.outputs[:1] if node.op_type != "Split" else node.outputs)
-            else:
-                self.stream.exits.append(Exit(value, (node, index)))
-
-    def _normed(self, norm: Norm, node: ir.Node, index: int) -> None:
-        leaves = None if norm.output.is_graph_output() else _leaves(norm.output, self.stream.width)
-        if leaves is None:
-            # Its result is seen as it is: the norm itself must see the stream as it was.
-            self.stream.exits.append(Exit(norm.source, (node, index)))
-        elif norm not in self._met:
-            self._met.add(norm)
-            self.stream.norms.append((norm, leaves))
-
-
-def rows_from(node: ir.Node, width: int) -> tuple[int, ...] | None:
-    """Inputs whose rows (along the last axis, of this width) the node adds, moves or scales as a whole.
-
-    None for a node that looks into rows, so that a rotation before it is not one behind it.
-    """
-    if not node.outputs or (dims(node.outputs[0]) or (None,))[-1] != width:
-        return None
-    rows = [i for i, v in enumerate(node.inputs) if v is not None and (dims(v) or (None,))[-1] == width]
-    if is_op(node, "Add", "Sub"):
-        return (0, 1) if len(rows) == 2 or any(_number(v) for v in node.inputs) else None
-    if is_op(node, "Mul", "Div"):
-        return _scaled(node, rows)
-    if is_op(node, *_MOVERS, "ReduceSum"):
-        return (0,) if 0 in rows and _keeps_last(node) else None
-    if is_op(node, "Concat") and len(rows) == len(node.inputs) and _keeps_last(node):
-        return tuple(rows)
-    return None
-
-
-def _number(value: ir.Value | None) -> bool:
-    array = real_constant(value)
-    return array is not None and array.size == 1
-
-
-def _scaled(node: ir.Node, rows: list[int]) -> tuple[int, ...] | None:
-    """One factor for each row, or one for all."""
-    for index in rows[:1]:
-        other = input_at(node, 1 - index)
-        along = dims(other)
-        if constant_array(input_at(node, index)) is None and along is not None and along[-1:] in ((), (1,)):
-            return (index,) if node.op_type == "Mul" or index == 0 else None
-    return None
-
-
-def _keeps_last(node: ir.Node) -> bool:
-    rank = len(dims(input_at(node, 0)) or ())
-    if is_op(node, "Transpose"):
-        order = attribute_ints(node, "perm")
-        return order is not None and order[-1] == rank - 1
-    if is_op(node, "Slice"):
-        axes = integers(input_at(node, 3))
-        return axes is not None and rank - 1 not in {axis % rank for axis in axes}
-    if is_op(node, "ReduceMean", "ReduceSum"):
-        axes = any_reduced_axes(node, rank)
-        return axes is not None and rank - 1 not in axes
-    if node.op_type in _ALONG_AXIS:
-        return attribute_int(node, "axis", _ALONG_AXIS[node.op_type]) % rank != rank - 1
-    return True  # the last axis is as long before as behind, so each row stays whole
-
-
-def _patches(node: ir.Node, width: int) -> ir.Node | None:
-    """The Conv whose channels the node turns into the last axis: the patches of a vision transformer."""
-    order, source = attribute_ints(node, "perm"), input_at(node, 0)
-    if not is_op(node, "Transpose") or source is None or order is None or order[-1] != 1:
-        return None
-    flat = producer(source, "Reshape", "Flatten")
-    inner = input_at(flat, 0) if flat is not None else source
-    conv = producer(inner, "Conv")
-    if conv is None or inner is None or (dims(inner) or ())[1:2] != (dims(source) or ())[1:2]:
-        return None
-    if only_reader(source) is not node or (flat is not None and only_reader(inner) is not flat):
-        return None
-    weight, bias = real_constant(input_at(conv, 1)), input_at(conv, 2)
-    fixed = weight is not None and weight.shape[0] == width and attribute_int(conv, "group", 1) == 1
-    return conv if fixed and (bias is None or real_constant(bias) is not None) else None
-
-
-def _leaves(value: ir.Value, width: int) -> tuple[Linear, ...] | None:
-    """The layers that read a norm's result, if nothing else does."""
-    found: list[Linear] = []
-    pending = [value]
-    while pending:
-        here = pending.pop()
-        if here.is_graph_output():
-            return None
-        for use in here.uses():
-            layer = read_linear(use.node)
-            if use.node.graph is not value.graph:
-                return None
-            if layer is not None and use.idx == 0:
-                found.append(layer)
-            elif is_op(use.node, *_MOVERS) and use.idx in (rows_from(use.node, width) or ()):
-                pending.extend(use.node.outputs[:1] if use.node.op_type != "Split" else use.node.outputs)
-            else:
-                return None
-    return tuple(found) or None
 
 
 @dataclass(frozen=True, slots=True)
@@ -298,7 +179,7 @@ def rotate(model: ir.Model, options: Rotate) -> tuple[RotateReport, ...]:
 
 def _obstacle(stream: Stream, options: Rotate) -> str | None:
     """Why a stream must stay as it is."""
-    ends = [*map(_entry, stream.entries), *map(str, stream.exits)]
+    ends = [*map(_entry, stream.entries), *(_exit(*leaving) for leaving in stream.exits)]
     if not stream.norms:
         return f"no norm of it is read by layers alone, as in a post-norm network: {_listed(ends)}"
     if ends and not options.insert:
@@ -315,6 +196,12 @@ def _entry(value: ir.Value) -> str:
     return f"{node.op_type} '{node.name}' writes the stream"
 
 
+def _exit(value: ir.Value, reader: Slot | None) -> str:
+    if reader is None:
+        return f"'{value.name}' is an output of the model"
+    return f"{reader[0].op_type} '{reader[0].name}' reads the stream"
+
+
 def _listed(reasons: list[str], most: int = 3) -> str:
     unique = list(dict.fromkeys(reasons))
     rest = f" and {len(unique) - most} more" if len(unique) > most else ""
@@ -322,26 +209,24 @@ def _listed(reasons: list[str], most: int = 3) -> str:
 
 
 def _inserted(stream: Stream) -> int:
-    inside = {leaving.value for leaving in stream.exits} - set(stream.entries)
+    inside = {value for value, _ in stream.exits} - set(stream.entries)
     return len(stream.entries) + len(inside)
 
 
 def _turn(editor: Editor, stream: Stream) -> None:
-    centered = any(norm.centered for norm, _ in stream.norms)
+    centered = any(norm.centered for norm in stream.norms)
     turn = rotation(stream.width, _SEED, keep_mean=centered)
     # The outputs' side first: a shift that a norm hands to a layer is then in the layer's new coordinates.
     for node, index in stream.constants:
         _turn_constant(editor, node, index, turn)
     for layer in stream.writers:
-        layer.set_weight(editor, layer.weight @ turn)
-        if input_at(layer.node, 2) is not None:
+        layer.set_operand(editor, layer.operand @ turn)
+        if layer.bias is not None:
             _turn_constant(editor, layer.node, 2, turn)
-    for node in stream.patches:
-        _turn_patches(editor, node, turn)
     _turn_ends(editor, stream, turn)
     for layer in stream.readers:
-        layer.set_weight(editor, turn.T @ layer.weight)
-    for norm, layers in stream.norms:
+        layer.set_operand(editor, turn.T @ layer.operand)
+    for norm, layers in stream.norms.items():
         _turn_norm(editor, norm, layers, turn)
 
 
@@ -352,49 +237,38 @@ def _turn_constant(editor: Editor, node: ir.Node, index: int, turn: Doubles) -> 
     editor.set_constant(node, index, (whole @ turn).astype(old.dtype), "constant")
 
 
-def _turn_patches(editor: Editor, node: ir.Node, turn: Doubles) -> None:
-    weight = real_constant(input_at(node, 1))
-    assert weight is not None, "found by the trace"
-    turned = np.tensordot(turn.T, weight, axes=1)
-    editor.set_constant(node, 1, turned.astype(weight.dtype), "weight")
-    if input_at(node, 2) is not None:
-        _turn_constant(editor, node, 2, turn)
-
-
 def _turn_ends(editor: Editor, stream: Stream, turn: Doubles) -> None:
     """A MatMul where the stream begins or ends at something that stays as it is."""
-    leaving: dict[ir.Value, list[Exit]] = {}
-    for end in stream.exits:
-        leaving.setdefault(end.value, []).append(end)
+    leaving: dict[ir.Value, list[Slot | None]] = {}
+    for value, reader in stream.exits:
+        leaving.setdefault(value, []).append(reader)
     for value in stream.entries:
-        outside = {end.reader for end in leaving.pop(value, ())}
-        uses = [(use.node, use.idx) for use in value.uses()]
-        inside = [use for use in uses if use not in outside]
+        outside = leaving.pop(value, [])
+        inside = [use for use in readers(value) if use not in outside]
         editor.insert_after(value, "MatMul", _typed(turn, value), readers=inside, outputs=False)
     for value, ends in leaving.items():
-        readers = [end.reader for end in ends if end.reader is not None]
-        outputs = any(end.reader is None for end in ends)
-        editor.insert_after(value, "MatMul", _typed(turn.T, value), readers=readers, outputs=outputs)
+        seen = [end for end in ends if end is not None]
+        editor.insert_after(value, "MatMul", _typed(turn.T, value), readers=seen, outputs=None in ends)
 
 
 def _typed(matrix: Doubles, value: ir.Value) -> NDArray[Any]:
     return np.ascontiguousarray(matrix, np.float64 if value.dtype is ir.DataType.DOUBLE else np.float32)
 
 
-def _turn_norm(editor: Editor, norm: Norm, layers: tuple[Linear, ...], turn: Doubles) -> None:
+def _turn_norm(editor: Editor, norm: Norm, layers: tuple[Layer, ...], turn: Doubles) -> None:
     scale, shift = norm.array(norm.scale), norm.array(norm.shift)
     for layer in layers:
-        weight = layer.weight.astype(np.float64)
+        weight = layer.operand.astype(np.float64)
         if shift is not None and np.any(shift):
             layer.add_bias(editor, shift.reshape(-1).astype(np.float64) @ weight)
         scaled = weight if scale is None else scale.reshape(-1, 1) * weight
-        layer.set_weight(editor, turn.T @ scaled)
+        layer.set_operand(editor, turn.T @ scaled)
     norm.clear(editor)
 
 
 def _told(stream: Stream, why: str | None) -> RotateReport:
-    count = len(stream.writers) + len(stream.patches) + len(stream.readers)
-    count += sum(len(layers) for _, layers in stream.norms)
+    count = len(stream.writers) + len(stream.readers)
+    count += sum(len(layers) for layers in stream.norms.values())
     ends = _inserted(stream)
     where = why or (f"{ends} MatMul(s) at the ends of the stream" if ends else "folded into the layers")
     return RotateReport(stream.name, stream.width, len(stream.norms), count, why is None, where)

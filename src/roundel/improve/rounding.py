@@ -13,11 +13,12 @@ import onnx_ir as ir
 from numpy.typing import NDArray
 
 from roundel.improve.constants import Changed, Constants, Written
-from roundel.improve.layers import Layer, quantized_layers
+from roundel.improve.layers import quantized_layers
 from roundel.improve.memory import load_layer, save_layer
 from roundel.improve.moments import Missing, Moments, in_parts, parts_of
 from roundel.improve.stepwise import StepwiseRunner
 from roundel.improve.targets import SampledTargets, float_targets, importance, visible_ranges
+from roundel.model.layers import Layer
 from roundel.numerics.affine import quantize
 from roundel.numerics.metrics import layer_db
 from roundel.numerics.rounding import compensated, correction, damped, descend, handed_on, one_blas_thread

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 import os
 import time
 from collections.abc import Mapping, Sequence
@@ -15,11 +14,12 @@ from numpy.typing import NDArray
 
 from roundel.calibrate.runner import Runner
 from roundel.errors import DataError
-from roundel.improve.layers import Linear, read_linear
-from roundel.improve.smooth_trace import Edits, trace
+from roundel.improve.trace import Edits, trace
 from roundel.model.edit import Editor
 from roundel.model.graph import dims
+from roundel.model.layers import Layer, read_linear
 from roundel.numerics.affine import fake_quantize, params_from_range, weight_params
+from roundel.numerics.metrics import decibels
 from roundel.numerics.rounding import one_blas_thread
 from roundel.plan.types import QuantPlan
 from roundel.recipe.settings import Recipe
@@ -41,7 +41,7 @@ class Group:
     """
 
     value: ir.Value
-    layers: tuple[Linear, ...]
+    layers: tuple[Layer, ...]
     shared: bool
 
     @property
@@ -52,7 +52,7 @@ class Group:
     @property
     def channels(self) -> int:
         """How many inputs the layers have."""
-        return int(self.layers[0].weight.shape[0])
+        return int(self.layers[0].operand.shape[0])
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -77,11 +77,11 @@ class ChannelsSeen:
 
 def find_groups(graph: ir.Graph, plan: QuantPlan) -> tuple[Group, ...]:
     """The groups with at least one quantized layer, in graph order."""
-    found: dict[ir.Value, list[Linear]] = {}
+    found: dict[ir.Value, list[Layer]] = {}
     for node in graph:
         layer = read_linear(node)
         value = node.inputs[0] if layer is not None else None
-        if layer is not None and value is not None and (dims(value) or (None,))[-1] == layer.weight.shape[0]:
+        if layer is not None and value is not None and (dims(value) or (None,))[-1] == layer.operand.shape[0]:
             found.setdefault(value, []).append(layer)
     return tuple(
         Group(value, tuple(layers), len(value.uses()) > len(layers) or value.is_graph_output())
@@ -114,8 +114,9 @@ def look_at_channels(
     high = {name: np.full(size, -np.inf) for name, size in width.items()}
     rows: dict[str, list[NDArray[Any]]] = {name: [] for name in width}
     for index, sample in enumerate((*learn, *judge)):
+        given = {name: array for name, array in sample.items() if name in width}
         for run in runner.stream(sample, index, finals=False):
-            for name, array in {**_given(sample, width), **run.tensors}.items():
+            for name, array in {**given, **run.tensors}.items():
                 flat = array.reshape(-1, width[name])
                 if not np.isfinite(flat).all():
                     raise _not_finite(name, index)
@@ -134,10 +135,6 @@ def _not_finite(name: str, index: int) -> DataError:
         expected="finite values",
         hint="Look at the node that makes it, and at the sample.",
     )
-
-
-def _given(sample: Sample, width: dict[str, int]) -> dict[str, NDArray[Any]]:
-    return {name: array for name, array in sample.items() if name in width}
 
 
 def _spread(flat: NDArray[Any], most: int) -> NDArray[Any]:
@@ -169,19 +166,6 @@ class SmoothChoice:
 
 
 @dataclass(frozen=True, slots=True, eq=False)
-class WeightStorage:
-    """How a group is quantized.
-
-    Attributes:
-        data: of the tensor; None where it stays float.
-        weights: of each layer, for a weight written as (inputs, outputs); None where it stays float.
-    """
-
-    data: Scheme | None
-    weights: tuple[Scheme | None, ...]
-
-
-@dataclass(frozen=True, slots=True, eq=False)
 class Maker:
     """A quantized layer that takes the factors into the columns of its weight.
 
@@ -200,26 +184,23 @@ class Maker:
     def error(self, factors: Doubles) -> float:
         """What rounding its weight does to its output, relative to the output's size."""
         divisors = np.append(factors, 1.0)[self.channels]
-        scaled = (self.weight / divisors).astype(np.float32)
-        rounded = fake_quantize(scaled, weight_params(scaled, self.scheme), narrow=self.scheme.symmetric)
-        return _square(self.rows @ (rounded * divisors - self.weight)) / _size(self.rows @ self.weight)
+        rounded = _as_stored(self.weight / divisors, self.scheme) * divisors
+        return _square(self.rows @ (rounded - self.weight)) / _size(self.rows @ self.weight)
 
 
-def storage(group: Group, plan: QuantPlan, recipe: Recipe) -> WeightStorage:
-    """What the plan says of the group."""
-    if recipe.mode == "dynamic":
-        whole = recipe.weights.scheme
-        assert isinstance(whole, Scheme), "the recipe allows no other in this mode"
-        chosen = [plan.nodes[layer.name].quantized for layer in group.layers]
-        return WeightStorage(_AT_RUN_TIME, tuple(whole if one else None for one in chosen))
-    return WeightStorage(
-        _integers(plan, group.name), tuple(weight_scheme(layer, plan) for layer in group.layers)
-    )
+def storage(group: Group, plan: QuantPlan, recipe: Recipe) -> tuple[Scheme | None, ...]:
+    """How the group's tensor and then each layer's weight, seen as (inputs, outputs), is stored."""
+    if recipe.mode != "dynamic":
+        return _integers(plan, group.name), *(weight_scheme(layer, plan) for layer in group.layers)
+    whole = recipe.weights.scheme
+    assert isinstance(whole, Scheme), "the recipe allows no other in this mode"
+    chosen = [plan.nodes[layer.name].quantized for layer in group.layers]
+    return _AT_RUN_TIME, *(whole if one else None for one in chosen)
 
 
-def weight_scheme(layer: Linear, plan: QuantPlan) -> Scheme | None:
+def weight_scheme(layer: Layer, plan: QuantPlan) -> Scheme | None:
     """How a layer's weight, seen as (inputs, outputs), is stored; None where it stays float."""
-    scheme = _integers(plan, layer.weight_name)
+    scheme = _integers(plan, layer.weight)
     if scheme is None or not layer.transposed or not isinstance(scheme.granularity, PerChannel):
         return scheme
     return replace(scheme, granularity=PerChannel(1 - scheme.granularity.axis % 2))
@@ -232,31 +213,33 @@ def smoothing_factors(magnitudes: Doubles, weights: Sequence[NDArray[Any]], alph
 
 
 def choose_factors(
-    group: Group, seen: ChannelsSeen, stored: WeightStorage, maker: Maker | None, alphas: Sequence[float]
+    group: Group,
+    seen: ChannelsSeen,
+    stored: Sequence[Scheme | None],
+    maker: Maker | None,
+    alphas: Sequence[float],
 ) -> SmoothChoice:
     """The candidate with the smallest error, layers counting alike; none where it does not fall.
 
     Args:
         group: the layers.
         seen: ranges, and rows that the ranges have not seen.
-        stored: how tensor and weights will be quantized.
+        stored: how tensor and weights will be quantized; None for what stays float.
         maker: the layer that would take the factors; what rounding does to it counts, too.
         alphas: candidates.
     """
-    weights = [layer.weight for layer in group.layers]
+    weights = [layer.operand for layer in group.layers]
     targets = [seen.rows @ weight for weight in weights]
     sizes = [_size(target) for target in targets]
 
     def errors(factors: Doubles) -> tuple[float, ...]:
         data = np.asarray(seen.rows / factors, np.float32)
-        if stored.data is not None:
+        if stored[0] is not None:
             low, high = (seen.low / factors).min(), (seen.high / factors).max()
-            data = fake_quantize(data, params_from_range(low, high, stored.data))
+            data = fake_quantize(data, params_from_range(low, high, stored[0]))
         found = []
-        for weight, scheme, target, size in zip(weights, stored.weights, targets, sizes, strict=True):
-            scaled = (weight * factors[:, None]).astype(np.float32)
-            if scheme is not None:
-                scaled = fake_quantize(scaled, weight_params(scaled, scheme), narrow=scheme.symmetric)
+        for weight, scheme, target, size in zip(weights, stored[1:], targets, sizes, strict=True):
+            scaled = _as_stored(weight * factors[:, None], scheme)
             found.append(_square(data @ scaled - target) / size)
         return tuple(found)
 
@@ -272,6 +255,14 @@ def choose_factors(
         if (total := cost(factors, found)) < least:
             best, least = SmoothChoice(alpha, factors, before, found), total
     return best
+
+
+def _as_stored(weight: NDArray[Any], scheme: Scheme | None) -> NDArray[Any]:
+    """A weight as it is read back; in float where there is no scheme."""
+    weight = weight.astype(np.float32)
+    if scheme is None:
+        return weight
+    return fake_quantize(weight, weight_params(weight, scheme), narrow=scheme.symmetric)
 
 
 def _size(array: NDArray[Any]) -> float:
@@ -337,8 +328,10 @@ def smooth(
     for group in reversed(groups):
         stored = storage(group, plan, recipe)
         edits = None if group.shared else trace(group.value)
-        if stored.data is None or (edits is None and not options.insert):
-            reports.append(_left(group, stored))
+        if stored[0] is None or (edits is None and not options.insert):
+            where = "others see the tensor, too" if group.shared else "nothing above can take the factors"
+            where = "the tensor is not stored in integers" if stored[0] is None else where
+            reports.append(SmoothReport(group.name, (), False, None, where))
             continue
         start = time.perf_counter()
         choice = choose_factors(group, seen[group.name], stored, _maker(edits, seen, plan), alphas)
@@ -355,30 +348,20 @@ def _maker(edits: Edits | None, seen: Mapping[str, ChannelsSeen], plan: QuantPla
         scheme = None if layer is None else weight_scheme(layer, plan)
         data = None if given is None else seen.get(str(given.name))
         if layer is not None and scheme is not None and data is not None and edit.index == 1:
-            return Maker(layer.weight, edit.channels.reshape(-1), scheme, data.rows)
+            return Maker(layer.operand, edit.channels.reshape(-1), scheme, data.rows)
     return None
 
 
 def _apply(editor: Editor, group: Group, choice: SmoothChoice, edits: Edits | None) -> None:
     if edits is None:
         readers = [(layer.node, 0) for layer in group.layers]
-        inverse = (1 / choice.factors).astype(group.layers[0].weight.dtype)
+        inverse = (1 / choice.factors).astype(group.layers[0].operand.dtype)
         editor.insert_after(group.value, "Mul", inverse, readers=readers, outputs=False)
     else:
         for edit in edits:
             edit.apply(editor, choice.factors)
     for layer in group.layers:
-        layer.set_weight(editor, layer.weight.astype(np.float64) * choice.factors[:, None])
-
-
-def _left(group: Group, stored: WeightStorage) -> SmoothReport:
-    if stored.data is None:
-        why = "the tensor is not stored in integers"
-    elif group.shared:
-        why = "others see the tensor, too"
-    else:
-        why = "nothing above can take the factors"
-    return SmoothReport(group.name, (), False, None, why)
+        layer.set_operand(editor, layer.operand.astype(np.float64) * choice.factors[:, None])
 
 
 def _told(group: Group, choice: SmoothChoice, edits: Edits | None, seconds: float) -> SmoothReport:
@@ -391,11 +374,7 @@ def _told(group: Group, choice: SmoothChoice, edits: Edits | None, seconds: floa
         where = "folded into " + " and ".join(dict.fromkeys(edit.node.op_type for edit in reversed(edits)))
     share = seconds / len(group.layers)
     layers = tuple(
-        LayerReport(layer.name, layer.node.op_type, _decibel(before), _decibel(after), kept, share)
-        for layer, before, after in zip(group.layers, choice.before, choice.after, strict=True)
+        LayerReport(layer.name, layer.op, decibels(1.0, old), decibels(1.0, new), kept, share)
+        for layer, old, new in zip(group.layers, choice.before, choice.after, strict=True)
     )
     return SmoothReport(group.name, layers, kept, choice.alpha, where)
-
-
-def _decibel(error: float) -> float:
-    return math.inf if error == 0 else -10 * math.log10(error)

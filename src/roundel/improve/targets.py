@@ -13,7 +13,6 @@ import onnx_ir as ir
 from numpy.typing import NDArray
 
 from roundel.data.kept import Kept, Spool
-from roundel.improve.layers import Layer
 from roundel.improve.moments import parts_of
 from roundel.model.graph import (
     attribute_int,
@@ -23,6 +22,7 @@ from roundel.model.graph import (
     static_shape,
     values_by_name,
 )
+from roundel.model.layers import Layer
 from roundel.model.session import open_session
 from roundel.passes import refresh_shapes
 from roundel.qdq.nodes import Names, add_constant

@@ -17,6 +17,7 @@ from roundel.improve.probe import Carried, Errors, OutputErrors, together
 from roundel.improve.stepwise import StepwiseRunner
 from roundel.model.graph import constant_array, values_by_name
 from roundel.model.session import open_session
+from roundel.numerics.metrics import layer_db
 from roundel.numerics.packed import Packed
 from roundel.numerics.rounding import ErrorSpread, gptq, one_blas_thread, spread
 from roundel.plan.build import WeightLayer, weight_layers
@@ -82,21 +83,15 @@ class _LayerByLayer:
         self.seen = StepwiseRunner(self.carried.model, samples)
         self.plain = StepwiseRunner(model, samples)
 
-    def stages(self) -> Iterator[Stage]:
+    def stages(self) -> list[Stage]:
         """Layers to solve together, one for each weight, in the order in which the data reach them."""
-        done: set[Key] = set()
+        found: dict[Key | str, list[WeightLayer]] = {}
         for layer in self.layers:
-            if layer.key in done:
-                continue
-            stage = [layer]
-            if len(self.readers[layer.key]) == 1:
-                stage = [
-                    other
-                    for other in self.layers
-                    if other.data == layer.data and len(self.readers[other.key]) == 1
-                ]
-            done.update(other.key for other in stage)
-            yield tuple(stage)
+            shared = len(self.readers[layer.key]) > 1
+            stage = found.setdefault(layer.key if shared else layer.data, [])
+            if not shared or not stage:
+                stage.append(layer)
+        return [tuple(stage) for stage in found.values()]
 
     def solve(self, stage: Stage) -> list[LayerReport]:
         """Solve on most samples, judge on the others, then solve what is better once more on all."""
@@ -206,7 +201,7 @@ class _LayerByLayer:
 
 def _report(layer: WeightLayer, judged: tuple[float, float, float], kept: bool, took: float) -> LayerReport:
     power, *errors = judged
-    before, after = (float(10 * np.log10(max(power, 1e-30) / max(e, 1e-30))) for e in errors)
+    before, after = (layer_db(power, error) for error in errors)
     return LayerReport(layer.node, layer.op, before, after if kept else before, kept, took)
 
 

@@ -15,7 +15,7 @@ from pydantic import ValidationError
 
 from roundel.errors import ModelError
 from roundel.improve.channel_rules import Trace
-from roundel.improve.channels import channel_layer
+from roundel.improve.channels import rescalable
 from roundel.improve.equalize import equalize
 from roundel.model.graph import constant_array, is_constant, iter_values, only_reader, op_key, values_by_name
 from roundel.model.structure import ModelSource
@@ -371,20 +371,20 @@ def find_factors(
     factors, known = np.ones(len(settled.roots)), settled.fixed.copy()
     layers: dict[str, tuple[Doubles, Doubles]] = {}
     tensors: dict[str, Factors] = {}
-    for layer, (given, made) in zip(trace.layers, trace.sides, strict=True):
-        node = matches.nodes.get(str(layer.node.name))
-        plain = None if node is None else channel_layer(node)
-        if node is None or plain is None or plain.weight.shape != layer.weight.shape:
+    for rescaled, (given, made) in zip(trace.layers, trace.sides, strict=True):
+        node = matches.nodes.get(str(rescaled.layer.node.name))
+        plain = None if node is None else rescalable(node)
+        if node is None or plain is None or plain.weight.shape != rescaled.weight.shape:
             continue
         if given is not None:
             columns = factors[settled.roots[given]]
         else:  # behind a norm, which may have taken the factors: smoothing
-            columns = 1 / _fit(plain.weight, layer.weight, _BY_COLUMN)
-            source = matches.tensors.get(str(layer.node.inputs[0].name)) if layer.node.inputs[0] else None
+            columns = 1 / _fit(plain.weight, rescaled.weight, _BY_COLUMN)
+            source = matches.tensors.get(rescaled.layer.data)
             if source is not None and np.any(columns != 1):
-                tensors[str(source.name)] = Factors(layer.data_axis, columns.astype(np.float32))
-        groups, _, inputs, _ = layer.weight.shape
-        stored = layer.weight * columns.reshape(groups, 1, inputs, 1)
+                tensors[str(source.name)] = Factors(rescaled.data_axis, columns.astype(np.float32))
+        groups, _, inputs, _ = rescaled.weight.shape
+        stored = rescaled.weight * columns.reshape(groups, 1, inputs, 1)
         roots = settled.roots[made]
         rows = np.where(known[roots], factors[roots], _fit(plain.weight, stored, _BY_ROW))
         factors[roots], known[roots] = rows, True

@@ -10,12 +10,12 @@ import numpy as np
 import onnx_ir as ir
 from numpy.typing import NDArray
 
-from roundel.improve.channels import channel_layer
 from roundel.measure.points import LAYER_OPS
 from roundel.measure.reference import Arrays, Matches, cut_to
 from roundel.measure.sums import channel_errors, closeness
 from roundel.measure.types import TensorStorage, WeightComparison, describe
 from roundel.model.graph import attribute_int, constant_array, is_constant, op_key
+from roundel.model.layers import read_layer
 from roundel.model.session import open_session
 from roundel.qdq.nodes import CODES, bare_name
 from roundel.qdq.read import StoredTensors
@@ -197,21 +197,12 @@ def _rescaled(
     rows, columns = factors
     if role == "bias":
         return wanted * rows.astype(wanted.dtype), array
-    layer = channel_layer(pair.node)
+    layer = read_layer(pair.node)
     assert layer is not None
-    groups, outputs, inputs, _ = layer.weight.shape
-    scaled = layer.weight * rows.reshape(groups, outputs, 1, 1) / columns.reshape(groups, 1, inputs, 1)
-    return scaled.reshape(groups * outputs, -1), _canonical(pair.node, array, layer.weight.shape)
-
-
-def _canonical(node: ir.Node, array: NDArray[Any], shape: tuple[int, ...]) -> NDArray[Any]:
-    """The stored weight with one row for each output channel."""
-    groups, outputs, inputs, kernel = shape
-    if op_key(node) == "ConvTranspose":
-        array = array.reshape(groups, inputs, outputs, kernel).transpose(0, 2, 1, 3)
-    elif op_key(node) == "MatMul" or (op_key(node) == "Gemm" and not attribute_int(node, "transB", 0)):
-        array = array.T
-    return np.asarray(array.reshape(groups * outputs, -1))
+    ours, theirs = layer.blocks(layer.stored), layer.blocks(array)
+    groups, outputs, inputs, _ = ours.shape
+    scaled = ours * rows.reshape(groups, outputs, 1, 1) / columns.reshape(groups, 1, inputs, 1)
+    return scaled.reshape(groups * outputs, -1), theirs.reshape(groups * outputs, -1)
 
 
 def _saturated(floats: NDArray[Any], storage: TensorStorage | None) -> float | None:

@@ -23,8 +23,10 @@ from roundel.model.graph import (
     only_reader,
     operands,
     producer,
+    rank,
     real_constant,
 )
+from roundel.model.layers import Layer, read_layer
 from roundel.targets.operators import LAYERS
 
 _EPSILON = 1e-5  # the default of the ONNX operator
@@ -63,25 +65,20 @@ def inference_affine(node: ir.Node, opset: int) -> Affine | None:
     return Affine(scale, shift) if np.all(np.isfinite(scale) & np.isfinite(shift)) else None
 
 
-def constant_affine(node: ir.Node, layer: ir.Node, size: int) -> Affine | None:
+def constant_affine(node: ir.Node, layer: Layer) -> Affine | None:
     """What an Add or a Mul of one constant number per channel does to the output of a layer."""
+    size = layer.outputs
     for value, other in operands(node) if is_op(node, "Add", "Mul") else ():
         array = real_constant(other)
-        if value is not layer.outputs[0] or array is None:
+        if value is not layer.node.outputs[0] or array is None:
             continue
-        numbers = per_channel(array, _output_rank(layer), size)
+        numbers = per_channel(array, layer.stored.ndim, size)
         if numbers is None or not np.all(np.isfinite(numbers)):
             return None
         if node.op_type == "Add":
             return Affine(np.ones(size), numbers)
         return Affine(numbers, np.zeros(size))
     return None
-
-
-def _output_rank(layer: ir.Node) -> int:
-    weight = real_constant(layer.inputs[1])
-    assert weight is not None, "checked by channels()"
-    return weight.ndim
 
 
 def per_channel(array: NDArray[np.generic], rank: int, size: int) -> NDArray[np.float64] | None:
@@ -107,98 +104,62 @@ def _is_inference(node: ir.Node, opset: int) -> bool:
     return len([value for value in node.outputs if value.name]) == 1
 
 
-def channels(layer: ir.Node) -> int | None:
-    """Output channels of a layer with constant weights; None for anything that cannot absorb."""
-    weight = real_constant(input_at(layer, 1))
-    if (
-        weight is None
-        or not weight.size
-        or (len(layer.inputs) > 2 and layer.inputs[2] is not None and _bias(layer) is None)
+def foldable(value: ir.Value | None) -> Layer | None:
+    """The layer that makes a value, where its constants can absorb a map of its output channels."""
+    node = producer(value, *LAYERS)
+    layer = None if node is None else read_layer(node)
+    if layer is None or any(
+        value is not None and real_constant(value) is None for value in layer.node.inputs[1:3]
     ):
         return None
-    match layer.op_type if layer.domain == "" else "":
-        case "Conv":
-            return int(weight.shape[0])
-        case "ConvTranspose":
-            return int(weight.shape[1]) * attribute_int(layer, "group", 1)
-        case "Gemm":
-            return int(weight.shape[0 if attribute_int(layer, "transB", 0) else 1])
-        case "MatMul":
-            # Two-dimensional on both sides, it is a Gemm; with more dimensions channels are not last.
-            source = input_at(layer, 0)
-            flat = source is not None and source.shape is not None and len(source.shape) == 2
-            return int(weight.shape[1]) if flat and weight.ndim == 2 else None
-    return None
+    # Two-dimensional on both sides, a MatMul is a Gemm; with more dimensions channels are not second.
+    return layer if layer.op != "MatMul" or rank(layer.node.inputs[0]) == 2 else None
 
 
-def can_absorb(layer: ir.Node, reader: ir.Node, affine: Affine) -> bool:
+def can_absorb(layer: Layer, reader: ir.Node, affine: Affine) -> bool:
     """Whether `reader` alone sees the output of the layer, channels agree, and 16 bits hold the result."""
-    if only_reader(layer.outputs[0]) is not reader or channels(layer) != affine.scale.size:
+    if only_reader(layer.node.outputs[0]) is not reader or layer.outputs != affine.scale.size:
         return False
-    weight = real_constant(layer.inputs[1])
-    if weight is None or weight.dtype != np.float16:
-        return weight is not None
-    return all(np.all(np.isfinite(array)) for array in _absorbed(layer, weight, affine))
+    return layer.stored.dtype != np.float16 or all(map(_finite, _absorbed(layer, affine)))
 
 
-def absorb(editor: Editor, layer: ir.Node, affine: Affine) -> ir.Node:
-    """Change the weights of a layer so that it applies the affine map too; return the layer."""
-    weight = real_constant(layer.inputs[1])
-    assert weight is not None, "checked by channels()"
-    scaled, bias = _absorbed(layer, weight, affine)
-    base = layer.name or layer.outputs[0].name or layer.op_type
-    if layer.op_type == "MatMul":
-        attributes: dict[str, int | float] = {}
-        layer = editor.replace(layer, "Gemm", layer.inputs, attributes)
-    elif layer.op_type == "Gemm":
-        layer.attributes.pop("beta", None)
-    editor.set_constant(layer, 1, scaled, f"{base}_weight")
-    editor.set_constant(layer, 2, bias, f"{base}_bias")
-    return layer
+def _finite(array: NDArray[Any]) -> bool:
+    return bool(np.all(np.isfinite(array)))
 
 
-def _absorbed(layer: ir.Node, weight: NDArray[Any], affine: Affine) -> tuple[NDArray[Any], NDArray[Any]]:
+def absorb(editor: Editor, layer: Layer, affine: Affine) -> ir.Node:
+    """Change the weights of a layer so that it applies the affine map too; return its node."""
+    scaled, bias = _absorbed(layer, affine)
+    node = layer.node
+    if layer.op == "MatMul":
+        node = editor.replace(node, "Gemm", node.inputs, {})
+    node.attributes.pop("beta", None)
+    editor.set_constant(node, 1, scaled, f"{layer.name}_weight")
+    editor.set_constant(node, 2, bias, f"{layer.name}_bias")
+    return node
+
+
+def _absorbed(layer: Layer, affine: Affine) -> tuple[NDArray[Any], NDArray[Any]]:
     """The new weight and bias, rounded to the type of the weight."""
-    scaled = weight.astype(np.float64) * _along_outputs(layer, weight, affine.scale)
+    weight = layer.stored
+    blocks = layer.blocks(weight.astype(np.float64))
+    scaled = layer.unblocked(blocks * affine.scale.reshape(len(blocks), -1, 1, 1), weight.shape)
     with np.errstate(over="ignore"):
         return scaled.astype(weight.dtype), _new_bias(layer, affine).astype(weight.dtype)
 
 
-def _bias(layer: ir.Node) -> NDArray[np.float64] | None:
-    array = real_constant(input_at(layer, 2))
-    return None if array is None else array.astype(np.float64)
-
-
-def _along_outputs(
-    layer: ir.Node, weight: NDArray[np.generic], scale: NDArray[np.float64]
-) -> NDArray[np.float64]:
-    """The scale, shaped to multiply the weight along its output channels."""
-    spatial = (1,) * (weight.ndim - 2)
-    match layer.op_type:
-        case "Conv":
-            return scale.reshape(-1, 1, *spatial)
-        case "ConvTranspose":
-            # Weights are [inputs, outputs of one group, ...]: each group of inputs has its own outputs.
-            groups = attribute_int(layer, "group", 1)
-            per_group = scale.reshape(groups, 1, -1)
-            rows = np.repeat(per_group, weight.shape[0] // groups, axis=1)
-            return rows.reshape(weight.shape[0], -1, *spatial)
-        case "Gemm" if attribute_int(layer, "transB", 0):
-            return scale.reshape(-1, 1)
-    return scale.reshape(1, -1)
-
-
-def _new_bias(layer: ir.Node, affine: Affine) -> NDArray[np.float64]:
-    bias = _bias(layer)
+def _new_bias(layer: Layer, affine: Affine) -> NDArray[np.float64]:
+    bias = real_constant(input_at(layer.node, 2))
     if bias is None:
         return affine.shift
-    if layer.op_type == "Gemm":
-        bias = bias * attribute_float(layer, "beta", 1.0)
+    bias = bias.astype(np.float64)
+    if layer.op == "Gemm":
+        bias = bias * layer.beta
         # A bias of one row, or of one number, stays one row; one that varies by row keeps its rows.
         rows = bias.shape[0] if bias.ndim == 2 else 1
         bias = np.broadcast_to(bias, (rows, affine.scale.size))
         bias = bias[0] if rows == 1 else bias
-    return bias * affine.scale + affine.shift
+    return np.asarray(bias * affine.scale + affine.shift)
 
 
 _RANKS = (3, 4, 5)  # what ONNX Runtime convolves
@@ -261,24 +222,23 @@ def _fold_affine(editor: Editor, node: ir.Node) -> bool:
     affine = inference_affine(node, editor.opset)
     if affine is None:
         return False
-    layer = producer(node.inputs[0], *LAYERS)
+    layer = foldable(node.inputs[0])
     return _fold_into_layer(editor, node, layer, affine) or _fold_into_branches(editor, node, affine)
 
 
 def _fold_constant(editor: Editor, node: ir.Node) -> bool:
     for value in node.inputs:
-        layer = producer(value, *LAYERS)
-        size = None if layer is None else channels(layer)
-        if layer is not None and size is not None:
-            return _fold_into_layer(editor, node, layer, constant_affine(node, layer, size))
+        layer = foldable(value)
+        if layer is not None:
+            return _fold_into_layer(editor, node, layer, constant_affine(node, layer))
     return False
 
 
-def _fold_into_layer(editor: Editor, node: ir.Node, layer: ir.Node | None, affine: Affine | None) -> bool:
+def _fold_into_layer(editor: Editor, node: ir.Node, layer: Layer | None, affine: Affine | None) -> bool:
     if layer is None or affine is None or not can_absorb(layer, node, affine):
         return False
-    layer = absorb(editor, layer, affine)
-    editor.take_over(node.outputs[0], layer.outputs[0])
+    changed = absorb(editor, layer, affine)
+    editor.take_over(node.outputs[0], changed.outputs[0])
     editor.drop(node)
     return True
 
@@ -287,15 +247,17 @@ def _fold_into_branches(editor: Editor, norm: ir.Node, affine: Affine) -> bool:
     concat = producer(norm.inputs[0], "Concat")
     if concat is None or only_reader(concat.outputs[0]) is not norm:
         return False
-    layers = [producer(value, *LAYERS) for value in concat.inputs]
-    sizes = [None if layer is None else channels(layer) for layer in layers]
-    if not _joins_channels(concat) or sum(size or 0 for size in sizes) != affine.scale.size:
+    layers = [foldable(value) for value in concat.inputs]
+    total = sum(layer.outputs for layer in layers if layer is not None)
+    if not _joins_channels(concat) or total != affine.scale.size:
         return False
-    branches: list[tuple[ir.Node, Affine]] = []
+    branches: list[tuple[Layer, Affine]] = []
     start = 0
-    for layer, size in zip(layers, sizes, strict=True):
-        part = affine.part(start, start + (size or 0))
-        if layer is None or not can_absorb(layer, concat, part):
+    for layer in layers:
+        if layer is None:
+            return False
+        part = affine.part(start, start + layer.outputs)
+        if not can_absorb(layer, concat, part):
             return False
         branches.append((layer, part))
         start += part.scale.size

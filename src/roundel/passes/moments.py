@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
 
 import onnx_ir as ir
@@ -41,20 +42,26 @@ class Pattern:
         return replace(self, nodes=self.nodes | set(nodes))
 
 
+Matcher = Callable[[ir.Value | None], Pattern | None]
+
+
 def normalized(last: ir.Node) -> Pattern | None:
     """Match `(x - mean) / sqrt(variance + epsilon)`, whose last node is a Div or a Mul."""
-    pairs: tuple[tuple[ir.Value, Pattern | None], ...] = ()
-    if is_op(last, "Div") and len(last.inputs) == 2 and last.inputs[0] is not None:
-        pairs = ((last.inputs[0], deviation(last.inputs[1])),)
-    elif is_op(last, "Mul"):
-        pairs = tuple((value, reciprocal_deviation(other)) for value, other in operands(last))
-    for value, found in pairs:
-        center = None if found is None else centered(value)
-        if found is None or center is None:
-            continue
-        if center.source is found.source and center.axes == found.axes:
+    for value, found in over_root(last, padded_variance):
+        center = centered(value)
+        if center is not None and center.source is found.source and center.axes == found.axes:
             return found.joined(last, *center.nodes)
     return None
+
+
+def over_root(last: ir.Node, inside: Matcher) -> Iterator[tuple[ir.Value, Pattern]]:
+    """What a Div or a Mul may divide by a root of something, with the pattern of the root."""
+    pairs: tuple[tuple[ir.Value, Pattern | None], ...] = ()
+    if is_op(last, "Div") and len(last.inputs) == 2 and last.inputs[0] is not None:
+        pairs = ((last.inputs[0], deviation(last.inputs[1], inside)),)
+    elif is_op(last, "Mul"):
+        pairs = tuple((value, reciprocal_deviation(other, inside)) for value, other in operands(last))
+    yield from ((value, found) for value, found in pairs if found is not None)
 
 
 def centered(value: ir.Value | None) -> Pattern | None:
@@ -77,45 +84,50 @@ def mean(value: ir.Value | None) -> Pattern | None:
     return Pattern(source, frozenset({node}), axes) if axes else None
 
 
-def deviation(value: ir.Value | None) -> Pattern | None:
-    """Match `sqrt(variance + epsilon)`."""
-    value, casts = _behind_cast(value)
-    node = producer(value, "Sqrt", "Pow")
-    if node is None or (node.op_type == "Pow" and constant_scalar(input_at(node, 1)) != 0.5):
-        return None
-    found = _padded_variance(node.inputs[0])
-    return None if found is None else found.joined(node, *casts)
-
-
-def reciprocal_deviation(value: ir.Value | None) -> Pattern | None:
-    """Match `1 / sqrt(variance + epsilon)`."""
-    value, casts = _behind_cast(value)
-    node = producer(value, "Reciprocal", "Div", "Pow")
-    if node is None:
-        return None
-    if node.op_type == "Pow":
-        found = _padded_variance(node.inputs[0]) if constant_scalar(input_at(node, 1)) == -0.5 else None
-    elif node.op_type == "Div":
-        found = deviation(input_at(node, 1)) if constant_scalar(input_at(node, 0)) == 1.0 else None
-    else:
-        found = deviation(node.inputs[0])
-    return None if found is None else found.joined(node, *casts)
-
-
-def _padded_variance(value: ir.Value | None) -> Pattern | None:
+def padded_variance(value: ir.Value | None) -> Pattern | None:
     """Match `mean((x - mean(x)) ** 2) + epsilon`."""
+    found = padded_square(value)
+    base, casts = (None, ()) if found is None else _behind_cast(found.source)
+    center = centered(base)
+    if found is None or center is None or center.axes != found.axes:
+        return None
+    return replace(center.joined(*casts, *found.nodes), least=found.least)
+
+
+def padded_square(value: ir.Value | None) -> Pattern | None:
+    """Match `mean(x ** 2) + epsilon`."""
     add = producer(value, "Add")
     pair = with_number(add, "Add")
     averaged = None if pair is None else mean(pair[0])
     square = None if averaged is None else squared(averaged.source)
     if add is None or pair is None or averaged is None or square is None:
         return None
-    base, casts = _behind_cast(square.source)
-    center = centered(base)
-    if center is None or center.axes != averaged.axes:
+    return replace(square.joined(add, *averaged.nodes), axes=averaged.axes, least=pair[1])
+
+
+def deviation(value: ir.Value | None, inside: Matcher = padded_variance) -> Pattern | None:
+    """Match the root of a pattern, of `variance + epsilon` unless told otherwise."""
+    value, casts = _behind_cast(value)
+    node = producer(value, "Sqrt", "Pow")
+    if node is None or (node.op_type == "Pow" and constant_scalar(input_at(node, 1)) != 0.5):
         return None
-    found = center.joined(add, *casts, *square.nodes, *averaged.nodes)
-    return replace(found, least=pair[1])
+    found = inside(node.inputs[0])
+    return None if found is None else found.joined(node, *casts)
+
+
+def reciprocal_deviation(value: ir.Value | None, inside: Matcher = padded_variance) -> Pattern | None:
+    """Match 1 by such a root."""
+    value, casts = _behind_cast(value)
+    node = producer(value, "Reciprocal", "Div", "Pow")
+    if node is None:
+        return None
+    if node.op_type == "Pow":
+        found = inside(node.inputs[0]) if constant_scalar(input_at(node, 1)) == -0.5 else None
+    elif node.op_type == "Div":
+        found = deviation(input_at(node, 1), inside) if constant_scalar(input_at(node, 0)) == 1.0 else None
+    else:
+        found = deviation(node.inputs[0], inside)
+    return None if found is None else found.joined(node, *casts)
 
 
 def squared(value: ir.Value | None) -> Pattern | None:

@@ -92,9 +92,11 @@ def test_both_layers_end_with_the_same_ranges() -> None:
     np.testing.assert_allclose(rows / rows.max(), columns / columns.max(), rtol=1e-3)
     assert done.report.spaces == 1
     assert all_moved(done, 6)
-    assert [s.op for s in done.report.layers] == ["Conv", "Conv"]
-    assert done.report.layers[0].after < done.report.layers[0].before / 1.5
-    assert done.report.seconds > 0
+    assert len(done.report.layers) == 2
+    stored = done.before.graph.initializers["w0"].const_value
+    assert stored is not None
+    before = ranges(stored.numpy(), 0)
+    assert rows.max() / np.median(rows) < before.max() / np.median(before) / 1.5
 
 
 CARRIERS: dict[str, tuple[list[onnx.NodeProto], dict[str, Any]]] = {

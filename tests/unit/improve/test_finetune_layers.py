@@ -17,10 +17,10 @@ pytest.importorskip("torch")
 import torch
 
 from roundel.improve.constants import Constants, LayerWeights, Written
-from roundel.improve.finetune_layers import Unit, find_units
 from roundel.improve.finetune_rows import SeenRows, gather_rows, layer_seed, narrow_type
+from roundel.improve.layers import Unit, find_units
 from roundel.improve.stepwise import StepwiseRunner
-from roundel.improve.torch_layer import (
+from roundel.improve.torch_training import (
     AdaRound,
     TorchLayer,
     beta,
@@ -140,7 +140,7 @@ def test_every_operator_is_seen_and_tuned(op: str, changes: dict[str, Any]) -> N
     assert len(reports) == 1
     assert case.sqnr(state, samples) >= case.sqnr(case.state, samples) - 0.1
     rounds = case.tune(iterations=80)[1]
-    assert len(rounds) == (0 if unit.normalizes else 1)
+    assert len(rounds) == (0 if unit.layer.normalizes else 1)
 
 
 def test_shared_weights_are_left_alone() -> None:

@@ -15,18 +15,18 @@ import torch
 
 from roundel.improve import torch_training
 from roundel.improve.constants import LayerWeights
-from roundel.improve.finetune_layers import Activation
 from roundel.improve.finetune_rows import Rows, solved_codes
+from roundel.improve.layers import Activation
 from roundel.improve.rounding import choose_rounding
-from roundel.improve.torch_layer import (
+from roundel.improve.torch_training import (
     LayerFeed,
+    LossWatch,
     TorchLayer,
     layer_channel_errors,
     reconstruction,
     refit_bias,
     tensor,
 )
-from roundel.improve.torch_training import LossWatch
 from roundel.recipe.settings import Finetune
 
 

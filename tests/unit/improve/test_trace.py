@@ -11,7 +11,7 @@ import onnx_ir as ir
 import pytest
 
 from helpers import build, feeds, node, normal, run
-from roundel.improve.smooth_trace import trace
+from roundel.improve.trace import trace
 from roundel.model.edit import Editor
 from roundel.model.graph import values_by_name
 from roundel.passes.shapes import refresh_shapes

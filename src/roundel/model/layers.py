@@ -1,0 +1,307 @@
+"""Layers: nodes that compute with constant weights, read once, and what may be done with them."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import onnx_ir as ir
+from numpy.lib.stride_tricks import sliding_window_view
+from numpy.typing import NDArray
+
+from roundel.model.edit import Editor
+from roundel.model.graph import (
+    attribute_float,
+    attribute_int,
+    attribute_ints,
+    attribute_string,
+    constant_array,
+    input_at,
+    is_op,
+    only_reader,
+    operands,
+    rank,
+    same_rank,
+)
+from roundel.targets.operators import LAYERS, Trait, ops_with
+
+NORMS = ("InstanceNormalization", "LayerNormalization")
+_IMAGES = ops_with(Trait.CONV) | {"InstanceNormalization"}  # channels are their second axis
+_STORED = (np.dtype(np.float32), np.dtype(np.float64))
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Layer:
+    """A node with constant weights.
+
+    Its weight has two forms. As blocks it is (groups, outputs per group, inputs per group, kernel). As a
+    matrix it is (groups, outputs per group, inputs per output): what the rows of `inputs` are multiplied by.
+    A normalization is a layer, too: behind the statistics each channel is a group of its own.
+
+    Attributes:
+        node: of the graph that was read.
+        name: what reports and plans call it.
+        op: its operator.
+        data, weight, bias, output: the tensors around it (the graph's names).
+        groups: number of independent groups.
+        kernel, strides, dilations, begin, end: of a convolution; empty for a matrix product.
+        padding: auto_pad of a convolution; it has no other pads then.
+        transposed, turned, alpha, beta: Gemm's transB, transA, and what it scales product and bias by.
+        axis: first axis that a place of the output spans, where channels are not the second one.
+    """
+
+    node: ir.Node
+    name: str
+    op: str
+    data: str
+    weight: str
+    bias: str | None
+    output: str
+    groups: int = 1
+    kernel: tuple[int, ...] = ()
+    strides: tuple[int, ...] = ()
+    dilations: tuple[int, ...] = ()
+    begin: tuple[int, ...] = ()
+    end: tuple[int, ...] = ()
+    padding: str = "NOTSET"
+    transposed: bool = False
+    turned: bool = False
+    alpha: float = 1.0
+    beta: float = 1.0
+    axis: int = -1
+
+    @property
+    def normalizes(self) -> bool:
+        """Whether it multiplies normalized values, each channel by one number."""
+        return self.op in NORMS
+
+    @property
+    def plain(self) -> bool:
+        """Whether it is a product and a bias, with no more than stated padding."""
+        return self.alpha == self.beta == 1.0 and not self.turned and self.padding == "NOTSET"
+
+    @property
+    def padded(self) -> bool:
+        """Whether zeros can take the place of an input: at the rim, or between strides."""
+        given = self.padding not in ("NOTSET", "VALID") or any((*self.begin, *self.end))
+        return given or self.op == "ConvTranspose"
+
+    def blocks(self, weight: NDArray[Any]) -> NDArray[Any]:
+        """The weight tensor as blocks, a view where it can be."""
+        if self.op in ("Gemm", "MatMul"):
+            return (weight if self.transposed else weight.T)[None, :, :, None]
+        inputs = 1 if self.normalizes else weight.shape[1]
+        split = weight.reshape(self.groups, -1, inputs, math.prod(self.kernel))
+        return split.transpose(0, 2, 1, 3) if self.op == "ConvTranspose" else split
+
+    def unblocked(self, blocks: NDArray[Any], shape: tuple[int, ...]) -> NDArray[Any]:
+        """The inverse of `blocks`."""
+        if self.op == "ConvTranspose":
+            blocks = blocks.transpose(0, 2, 1, 3)
+        elif self.op in ("Gemm", "MatMul") and not self.transposed:
+            blocks = blocks[0, :, :, 0].T
+        return np.ascontiguousarray(blocks).reshape(shape)
+
+    def matrix(self, weight: NDArray[Any]) -> NDArray[Any]:
+        """The weight tensor as (groups, outputs per group, inputs per output)."""
+        blocks = self._turned(self.blocks(weight))
+        return blocks.reshape(*blocks.shape[:2], -1)
+
+    def tensor(self, matrix: NDArray[Any], shape: tuple[int, ...]) -> NDArray[Any]:
+        """The inverse of `matrix`."""
+        blocks = matrix.reshape(*matrix.shape[:2], -1, math.prod(self.kernel))
+        return self.unblocked(self._turned(blocks), shape)
+
+    def _turned(self, blocks: NDArray[Any]) -> NDArray[Any]:
+        """A transposed convolution meets its inputs in the opposite order."""
+        return blocks[..., ::-1] if self.op == "ConvTranspose" else blocks
+
+    def places(self, shape: tuple[int, ...], most: int, rng: np.random.Generator) -> NDArray[np.intp]:
+        """Up to `most` flat positions of an output of this shape, for one sample."""
+        around = (shape[0], *shape[2:]) if self.op in _IMAGES else shape[: self.axis]
+        count = int(np.prod(around))
+        if count <= most:
+            return np.arange(count)
+        return np.sort(rng.choice(count, most, replace=False))
+
+    def targets(self, output: NDArray[Any], places: NDArray[np.intp]) -> NDArray[np.float32]:
+        """(n, groups, outputs per group) at the given places."""
+        if self.op in _IMAGES:
+            # Gather from the channels-first layout: turning the whole tensor around costs far more.
+            batch, where = np.divmod(places, int(np.prod(output.shape[2:])))
+            rows = output.reshape(*output.shape[:2], -1)[batch, :, where]
+        else:
+            rows = output.reshape(int(np.prod(output.shape[: self.axis])), -1)[places]
+        return rows.reshape(len(places), self.groups, -1).astype(np.float32, copy=False)
+
+    def inputs(
+        self, data: NDArray[Any], places: NDArray[np.intp], spatial: tuple[int, ...], zero: int = 0
+    ) -> NDArray[Any]:
+        """(n, groups, inputs per output): what each place of the output is computed from.
+
+        Args:
+            data: the layer's input; real numbers for a normalization.
+            places: flat positions of the output.
+            spatial: height, width … of the output.
+            zero: what means zero in the data, and so fills its padding.
+        """
+        if self.normalizes:
+            return self.targets(self._normalized(data), places)
+        if self.op not in _IMAGES:
+            return data.reshape(-1, data.shape[-1])[places][:, None]
+        turned = self.op == "ConvTranspose"
+        padded = self._stuffed(data, zero) if turned else self._padded(data, spatial, zero)
+        extent = tuple((k - 1) * d + 1 for k, d in zip(self.kernel, self.dilations, strict=True))
+        axes = tuple(range(2, 2 + len(self.kernel)))
+        windows: NDArray[Any] = sliding_window_view(padded, extent, axis=axes)
+        steps = self.strides if self.op == "Conv" else (1,) * len(self.kernel)
+        batch, *where = np.unravel_index(places, (data.shape[0], *spatial))
+        index: Any = (batch, slice(None), *(w * s for w, s in zip(where, steps, strict=True)))
+        sparse: Any = (..., *[slice(None, None, d) for d in self.dilations])
+        picked: NDArray[Any] = windows[index][sparse]
+        return picked.reshape(len(places), self.groups, -1)
+
+    def _normalized(self, data: NDArray[Any]) -> NDArray[Any]:
+        axes = tuple(range(2 if self.op in _IMAGES else self.axis % data.ndim, data.ndim))
+        mean = data.mean(axes, keepdims=True)
+        epsilon = attribute_float(self.node, "epsilon", 1e-5)
+        return np.asarray((data - mean) / np.sqrt(data.var(axes, keepdims=True) + epsilon))
+
+    def _padded(self, data: NDArray[Any], spatial: tuple[int, ...], zero: int) -> NDArray[Any]:
+        pads = [(0, 0), (0, 0)]
+        for i, size in enumerate(spatial):
+            extent = (self.kernel[i] - 1) * self.dilations[i] + 1
+            needed = (size - 1) * self.strides[i] + extent
+            end = max(self.end[i], needed - data.shape[2 + i] - self.begin[i], 0)
+            pads.append((self.begin[i], end))
+        return np.pad(data, pads, constant_values=zero) if any(p != (0, 0) for p in pads) else data
+
+    def _stuffed(self, data: NDArray[Any], zero: int) -> NDArray[Any]:
+        """A transposed convolution is a plain one over the input with zeros between its entries."""
+        sizes = [(n - 1) * s + 1 for n, s in zip(data.shape[2:], self.strides, strict=True)]
+        wide = np.full((*data.shape[:2], *sizes), zero, data.dtype)
+        every: Any = (..., *[slice(None, None, s) for s in self.strides])
+        wide[every] = data
+        pads = [(0, 0), (0, 0)]
+        for i, kernel in enumerate(self.kernel):
+            edge = (kernel - 1) * self.dilations[i]
+            pads.append((edge - self.begin[i], edge - self.end[i] + self.strides[i]))
+        low = [(max(a, 0), max(b, 0)) for a, b in pads]
+        return np.pad(wide, low, constant_values=zero)
+
+    @property
+    def stored(self) -> NDArray[Any]:
+        """The weight tensor as it is now."""
+        array = constant_array(input_at(self.node, 1))
+        assert array is not None, "read_layer has seen it"
+        return array
+
+    @property
+    def outputs(self) -> int:
+        """How many output channels it has."""
+        groups, outputs = self.blocks(self.stored).shape[:2]
+        return int(groups * outputs)
+
+    @property
+    def operand(self) -> NDArray[Any]:
+        """The weight of a layer without groups as (inputs, outputs): a product's right side, as it is now."""
+        rows: NDArray[Any] = self.matrix(self.stored)[0]
+        return rows.T
+
+    def set_operand(self, editor: Editor, operand: NDArray[Any]) -> None:
+        """Store another weight, (inputs, outputs), in the type of the old one."""
+        old = self.stored
+        new = self.tensor(operand.T[None], old.shape)
+        editor.set_constant(self.node, 1, new.astype(old.dtype), "weight")
+
+    def add_bias(self, editor: Editor, shift: NDArray[np.float64]) -> None:
+        """Add a number to each output of a matrix product: in its bias if there is one, else in a new one."""
+        slot, dtype = self._bias_slot(), self.stored.dtype
+        if slot is None:
+            editor.insert_after(self.node.outputs[0], "Add", shift.astype(dtype))
+            return
+        node, index = slot
+        old = constant_array(input_at(node, index))
+        new = shift if old is None else old + shift
+        editor.set_constant(node, index, new.astype(dtype), "bias")
+
+    def _bias_slot(self) -> tuple[ir.Node, int] | None:
+        if self.op == "Gemm":
+            return self.node, 2
+        adding = only_reader(self.node.outputs[0])
+        if adding is None or not is_op(adding, "Add"):
+            return None
+        for value, other in operands(adding):
+            array = constant_array(other)
+            if value is not self.node.outputs[0] or array is None or not same_rank(value, adding.outputs[0]):
+                continue
+            if array.size in (1, self.operand.shape[1]) and array.shape[-1:] in ((), (1,), (array.size,)):
+                return adding, next(i for i, v in enumerate(adding.inputs) if v is other)
+        return None
+
+
+def read_layer(node: ir.Node) -> Layer | None:
+    """The node as a layer, where its weight is a constant; what may be done with it, others say."""
+    data, weight, bias = (input_at(node, index) for index in range(3))
+    array = constant_array(weight) if is_op(node, *LAYERS, *NORMS) else None
+    ndim = rank(data)
+    if data is None or weight is None or array is None or not array.size:
+        return None
+    names = (str(data.name), str(weight.name), None if bias is None else str(bias.name))
+    common = (node, str(node.name or node.outputs[0].name), node.op_type, *names, str(node.outputs[0].name))
+    if node.op_type in NORMS:
+        axis = attribute_int(node, "axis", -1)
+        return Layer(*common, groups=array.size, axis=axis % ndim) if ndim else None
+    groups = attribute_int(node, "group", 1)
+    flat = node.op_type in ("Gemm", "MatMul")
+    if (array.ndim != 2 if flat else array.ndim < 3) or array.shape[0] % groups:
+        return None
+    kernel = tuple(array.shape[2:])
+    ones = (1,) * len(kernel)
+    pads = attribute_ints(node, "pads") or (0,) * (2 * len(kernel))
+    return Layer(
+        *common,
+        groups=groups,
+        kernel=kernel,
+        strides=attribute_ints(node, "strides") or ones,
+        dilations=attribute_ints(node, "dilations") or ones,
+        begin=pads[: len(kernel)],
+        end=pads[len(kernel) :],
+        padding=attribute_string(node, "auto_pad", "NOTSET"),
+        transposed=bool(attribute_int(node, "transB", 0)),
+        turned=bool(attribute_int(node, "transA", 0)),
+        alpha=attribute_float(node, "alpha", 1.0),
+        beta=attribute_float(node, "beta", 1.0),
+    )
+
+
+def read_linear(node: ir.Node) -> Layer | None:
+    """A plain product of the last axis with a matrix, where its weight and bias can be rewritten."""
+    layer = read_layer(node) if is_op(node, "Gemm", "MatMul") else None
+    if layer is None or not layer.plain or not rewritable(layer.stored):
+        return None
+    if layer.bias is not None and constant_array(node.inputs[2]) is None:
+        return None
+    return layer if layer.op == "Gemm" or (rank(node.inputs[0]) or 0) >= 2 else None
+
+
+def read_own(node: ir.Node) -> Layer | None:
+    """The node as a layer whose constants no other node reads, and whose outputs `inputs` accounts for."""
+    layer = read_layer(node)
+    if layer is None or not layer.plain:
+        return None
+    for value in node.inputs[1:3]:
+        if value is not None and (constant_array(value) is None or len(value.uses()) != 1):
+            return None
+    bias = constant_array(input_at(node, 2))
+    if layer.op == "Gemm" and bias is not None and bias.shape[-1:] != (bias.size,):
+        return None
+    sized = "output_shape" in node.attributes or min((*layer.begin, *layer.end), default=0) < 0
+    return None if layer.op == "ConvTranspose" and sized else layer
+
+
+def rewritable(array: NDArray[Any]) -> bool:
+    """Whether a constant can take factors."""
+    return array.dtype in _STORED and bool(np.isfinite(array).all())
