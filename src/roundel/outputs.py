@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 import stat
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from pathlib import Path
 
 import onnx_ir as ir
@@ -21,6 +21,11 @@ _STRUCTURE = 256_000_000  # bytes; a model whose weights lie elsewhere is far sm
 def record_path(model_path: Path) -> Path:
     """Where the record of a written model goes."""
     return model_path.with_suffix(".json")
+
+
+def record_paths(models: Iterable[object]) -> list[Path]:
+    """Where the records of those models are that are files."""
+    return [record_path(Path(model)) for model in models if isinstance(model, str | Path)]
 
 
 def model_targets(output: str | Path | None) -> dict[str, Path | None]:

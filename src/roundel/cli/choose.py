@@ -117,10 +117,10 @@ def auto_command(
     data: DataWords,
 ) -> None:
     """Find the fastest number format that keeps the model within an accuracy budget, and write that model."""
-    from roundel.api.making import auto
     from roundel.measure.yardstick import measure_of
     from roundel.report.console import ProgressListener, terminal
     from roundel.report.judged import show_ladder, step_line
+    from roundel.trials.auto import auto
     from roundel.trials.rungs import RungStep, parse_drop
 
     silent = quiet or as_json
@@ -217,9 +217,9 @@ def search_command(
     work: WorkWords,
 ) -> None:
     """Search recipe values for the best model, in a study that a later run goes on with (needs Optuna)."""
-    from roundel.api.making import search
     from roundel.report.console import ProgressListener, terminal
     from roundel.report.judged import show_study
+    from roundel.trials.search import search
     from roundel.trials.study import Trial
 
     kind: Any = sampler  # `search` says what there is

@@ -44,7 +44,7 @@ def explain_command(
     as_json: Json = False,
 ) -> None:
     """Show what every tensor would become, and why. Needs no data."""
-    from roundel.api.judging import explain
+    from roundel.inspection import explain
     from roundel.report.console import show_plan, terminal
     from roundel.report.record import plan_json
 

@@ -88,7 +88,7 @@ def infer_command(
     as_json: Json = False,
 ) -> None:
     """Run a model over data and save each output, named after its input."""
-    from roundel.api.judging import infer
+    from roundel.measure.runner import infer
     from roundel.plain import to_plain
     from roundel.report.console import ProgressListener, terminal
 
@@ -158,7 +158,7 @@ def evaluate_command(
     kept: CheckpointWords,
 ) -> None:
     """Judge results: two folders file by file, or models side by side on data."""
-    from roundel.api.judging import evaluate
+    from roundel.measure.evaluate import evaluate
     from roundel.report.console import ProgressListener, terminal
     from roundel.report.judged import show_folders, show_models
 
@@ -208,9 +208,9 @@ def compare_command(
     as_json: Json = False,
 ) -> None:
     """Compare a float model and its quantized form tensor by tensor: which layer hurts, and why."""
-    from roundel.api.judging import compare
     from roundel.report.console import ProgressListener, terminal
     from roundel.report.views import show_comparison
+    from roundel.reporting import compare
 
     result = compare(
         float_model,
@@ -248,7 +248,7 @@ def sensitivity_command(
     as_json: Json = False,
 ) -> None:
     """Rank the layers by what quantizing them costs at the output, and say what would help."""
-    from roundel.api.judging import sensitivity
+    from roundel.measure.sensitivity import sensitivity
     from roundel.report.console import ProgressListener, terminal
     from roundel.report.views import show_sensitivity
 
@@ -283,7 +283,7 @@ def lint_data_command(
     as_json: Json = False,
 ) -> None:
     """Look for what would spoil a calibration: odd samples, wrong scaling or colours, too few samples."""
-    from roundel.api.judging import lint_data
+    from roundel.measure.lint import lint_data
     from roundel.report.console import ProgressListener, terminal
     from roundel.report.judged import show_findings
 

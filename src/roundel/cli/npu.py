@@ -51,9 +51,9 @@ def check_command(
     as_json: Json = False,
 ) -> None:
     """Say what will run on the NPU and what stands in the way. Needs no NPU and no data."""
-    from roundel.api.judging import check
     from roundel.report.console import terminal
     from roundel.report.views import show_check
+    from roundel.rules import check
 
     report = check(model, preset=preset, device=device)
     tree = report.to_dict(nodes=nodes)

@@ -131,7 +131,7 @@ def quantize_command(
     """Quantize a float model and write a verified Q/DQ model with its record beside it."""
     changes = settings_tree(settings)
 
-    from roundel.api.making import quantize
+    from roundel.pipeline import quantize
     from roundel.report.console import ProgressListener, show_summary, terminal
 
     told = None if quiet or as_json else ProgressListener()

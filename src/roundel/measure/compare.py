@@ -33,8 +33,7 @@ from roundel.qdq.read import StoredTensors, strip_stored
 from roundel.recipe.settings import Data
 from roundel.stages import open_data
 from roundel.types import Listener, Silent
-from roundel.work.checkpoints import open_store
-from roundel.work.executors import Executor, Work
+from roundel.work.executors import Work
 
 _STRANGE_DB = 3.0  # the coarsest formats stay above; a weight below is another weight
 
@@ -43,22 +42,13 @@ def compare_models(
     float_model: ModelSource,
     quantized_model: ModelSource,
     data: object,
-    *,
     options: Data | None = None,
-    executor: Executor | None = None,
-    checkpoint: str | Path | None = None,
-    resume: bool = False,
+    *,
+    work: Work | None = None,
     listener: Listener | None = None,
 ) -> Comparison:
-    """Run both models over the data once and compare every tensor that both have.
-
-    The arguments are those of `roundel.compare`; how files become samples is in `options` here.
-
-    Raises:
-        RoundelError: a model does not load, the two do not belong together, or the data does not fit.
-    """
+    """`roundel.compare`, once it is settled how files become samples and where the work is done."""
     told, started = listener or Silent(), time.perf_counter()
-    work = Work(executor, open_store(checkpoint, resume=resume))
     try:
         told.step("match tensors")
         with collector_paused():
@@ -66,7 +56,7 @@ def compare_models(
         samples = open_data(pair.reference.model, options or Data(), data)
         loaded = time.perf_counter()
         told.step("compare", samples.count)
-        tally = compare_samples(pair.subject, samples, told.advance, work)
+        tally = compare_samples(pair.subject, samples, told.advance, work or Work())
         finished = time.perf_counter()
     finally:
         told.close()

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, Unpack
 
 import onnx_ir as ir
 from numpy.typing import NDArray
@@ -31,6 +31,7 @@ from roundel.measure.scores import class_scores
 from roundel.model.graph import input_specs, is_constant, is_float32, iter_values, values_by_name
 from roundel.model.session import open_session
 from roundel.model.structure import ModelSource
+from roundel.options import DataWords, data_settings, takes_data_words
 from roundel.plain import to_plain
 from roundel.recipe.settings import Data, Recipe
 from roundel.stages import open_data, prepare
@@ -71,7 +72,8 @@ class DataReport:
         }
 
 
-def examine_data(
+@takes_data_words
+def lint_data(
     model: ModelSource,
     data: object,
     *,
@@ -79,25 +81,26 @@ def examine_data(
     against: object = None,
     against_options: Data | None = None,
     listener: Listener | None = None,
+    **words: Unpack[DataWords],
 ) -> DataReport:
-    """Look for what would spoil a calibration: one pass of the float model, and a few samples more.
+    """Look for what would spoil a calibration: odd samples, wrong scaling or colours, too few samples.
 
     Args:
         model: the float model.
-        data: whatever `roundel.quantize` takes.
-        options: how files become samples, and how many; see the `data` section of recipes.
-        against: other data (for evaluation, say) that should have been made alike.
-        against_options: how its files become samples; as `options` when not given.
+        data: whatever `roundel.quantize` takes, with the words from `samples` to `bgr`.
+        options: the words of the data as one object.
+        against: other data that should look the same (evaluation data).
+        against_options: how those become samples; as for `data` when not given.
         listener: told about progress.
 
     Raises:
-        RoundelError: the model or the data does not load or fit.
+        RoundelError: the model or the data cannot be read.
     """
-    told = listener or Silent()
+    told, settings = listener or Silent(), data_settings(options, words)
     try:
         told.step("load")
         ready = prepare(model, Recipe())
-        samples = open_data(ready.model, options or Data(), data)
+        samples = open_data(ready.model, settings, data)
         watch = SampleWatch()
         told.step("look", samples.count)
         wanted = {
@@ -111,7 +114,7 @@ def examine_data(
         findings += _readings(ready.model, seen.inputs, seen.outputs, watch.profiles)
         if against is not None:
             told.step("look at the other data")
-            other = open_data(ready.model, against_options or options or Data(), against)
+            other = open_data(ready.model, against_options or settings, against)
             second = SampleWatch()
             for sample in other:
                 second.look(sample)
