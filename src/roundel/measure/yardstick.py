@@ -19,7 +19,6 @@ from roundel.errors import DataError, RecipeError, did_you_mean
 from roundel.measure.labels import Labels
 from roundel.measure.runner import Predictor
 from roundel.measure.scores import (
-    Look,
     Metric,
     ScoreTally,
     class_scores,
@@ -56,6 +55,7 @@ class Measure:
         lower: whether less is better.
         share: whether it is a part of one, which is shown as a percentage.
         function: the user's own.
+        pair: of an output of the float model and one of another; what counts is the mean over all.
     """
 
     name: str
@@ -63,6 +63,7 @@ class Measure:
     lower: bool = False
     share: bool = True
     function: Metric | None = None
+    pair: Callable[[NDArray[Any], NDArray[Any]], float] | None = None
 
     def text(self, value: float) -> str:
         """A value of it for people."""
@@ -112,8 +113,8 @@ class Yardstick:
         samples: the data; it can be read more than once.
         folder: an empty folder for the float model's outputs.
         labels: as `roundel.evaluate_models` takes them; their order is that of all samples.
-        metric: a builtin's name, 'module:function', 'file.py:function', a function, or None: top1 with
-            labels, else agreement for class scores and fidelity for anything else.
+        metric: a builtin's name, 'module:function', 'file.py:function', a function, a measure, or None: top1
+            with labels, else agreement for class scores and fidelity for anything else.
         lower: whether less of the user's metric is better.
         every: judge only the items that are held out, one of so many; None: all.
         listener: told about progress.
@@ -129,7 +130,7 @@ class Yardstick:
         folder: Path,
         *,
         labels: object = None,
-        metric: str | Metric | None = None,
+        metric: str | Metric | Measure | None = None,
         lower: bool = False,
         every: int | None = None,
         listener: Listener | None = None,
@@ -159,7 +160,7 @@ class Yardstick:
         kept = (item for item in self._items() if item[1])
         for done, (index, _, _, sample) in enumerate(kept):
             outputs = predictor.run(sample, index)
-            tally.add(self._look(outputs, self._remembered(done), self.measure), self._labels[done])
+            self._add(tally, outputs, self._remembered(done), self.measure, self._labels[done])
             told.advance(done + 1)
         return Judgement(self._value(tally), _sqnr_db(self._close(tally)), time.perf_counter() - start)
 
@@ -178,16 +179,26 @@ class Yardstick:
             main = next(iter(outputs.values()))
             self._labels.append(truth.of(origin, len(main) if main.ndim > 1 else 1))
             self._remember(len(self._labels) - 1, outputs)
-            tally.add(self._look(outputs, outputs, given), self._labels[-1])
+            self._add(tally, outputs, outputs, given, self._labels[-1])
             told.advance(len(self._labels))
         if first is None:
             raise DataError("There is nothing to judge by.", expected="at least one held-out sample")
         return first, tally
 
-    def _look(self, outputs: Outputs, wanted: Outputs, measure: Measure | None) -> Look:
-        """A user's metric knows the float model's names."""
+    def _add(
+        self,
+        tally: ScoreTally,
+        outputs: Outputs,
+        wanted: Outputs,
+        measure: Measure | None,
+        labels: list[int] | None,
+    ) -> None:
+        """Count one sample; a user's metric knows the float model's names."""
         named = dict(zip(wanted, outputs.values(), strict=True))
-        return look(named, list(wanted.values()), keep=measure is not None and measure.function is not None)
+        keep = measure is not None and measure.function is not None
+        tally.add(look(named, list(wanted.values()), keep=keep), labels)
+        if measure is not None and measure.pair is not None:
+            tally.kept += [measure.pair(array, named[name]) for name, array in wanted.items()]
 
     def _close(self, tally: ScoreTally) -> list[Closeness]:
         """Of the outputs that have an error: floats, of one shape in both models."""
@@ -217,6 +228,8 @@ class Yardstick:
         if measure.function is not None:
             found = scores(measure.name, measure.function, tally.kept, self._labels if self._known else None)
             return _single_value(measure.name, found)
+        if measure.pair is not None:
+            return float(sum(tally.kept)) / len(tally.kept)
         rows, close = max(tally.rows, 1), self._close(tally)
         values: dict[str, Callable[[], float]] = {
             "top1": lambda: tally.right / rows,
@@ -231,7 +244,7 @@ class Yardstick:
     def _check(self, first: Outputs) -> None:
         """The metric must be one that this model and these labels have."""
         name = self.measure.name
-        if self.measure.function is not None:
+        if self.measure.function is not None or self.measure.pair is not None:
             return
         if name in _LABELLED and not self._known:
             raise RecipeError(
@@ -248,14 +261,14 @@ class Yardstick:
             )
 
 
-def measure_of(metric: str | Metric | None, *, lower: bool = False) -> Measure | None:
+def measure_of(metric: str | Metric | Measure | None, *, lower: bool = False) -> Measure | None:
     """The measure that a user names; None where the model decides.
 
     Raises:
         RecipeError: there is none of that name.
     """
-    if metric is None:
-        return None
+    if metric is None or isinstance(metric, Measure):
+        return metric
     if isinstance(metric, str) and ":" not in metric:
         name = metric.strip().casefold().replace("-", "")
         if name not in BUILTIN:
