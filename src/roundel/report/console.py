@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Mapping, Sequence
+import re
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Any, Literal
 
 from rich.console import Console
@@ -30,6 +31,8 @@ from roundel.state import LayerReport, StepReport
 
 Tree = Mapping[str, Any]
 _STEPS = 2
+_ALIKE = 3  # so many more notes of a kind, and they share a line
+_QUOTED, _NUMBER = re.compile("'[^']+'"), re.compile(r"-?\d+(\.\d+)?")
 _NAME = 26  # characters of a layer's name: with two steps the table is just below 80 columns
 
 
@@ -174,9 +177,24 @@ def labelled(rows: Mapping[str, str]) -> Table:
 
 
 def show_notes(console: Console, notes: Iterable[str]) -> None:
-    """One below the other, for who reads carefully."""
-    for note in notes:
+    """One below the other, for who reads carefully; of many that are alike, one and how many more."""
+    for note in _grouped(notes):
         console.print(f"[yellow]note:[/] {escape(note)}", highlight=False)
+
+
+def _grouped(notes: Iterable[str]) -> Iterator[str]:
+    """Notes that differ in a quoted name and in numbers only share a line."""
+    alike: dict[str, list[tuple[str, str]]] = {}
+    for note in dict.fromkeys(notes):
+        quoted = _QUOTED.search(note)
+        name = quoted[0] if quoted else note
+        alike.setdefault(_NUMBER.sub("0", note.replace(name, "''", 1)), []).append((name, note))
+    for group in alike.values():
+        others = [name for name in dict.fromkeys(name for name, _ in group) if name != group[0][0]]
+        if len(others) < _ALIKE:
+            yield from (note for _, note in group)
+        else:
+            yield f"{group[0][1]}, and likewise for {len(others)} others: {', '.join(others[:2])}, …"
 
 
 def shortened(name: str, width: int) -> str:
