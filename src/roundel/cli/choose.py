@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import sys
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Annotated, Any, TypedDict
 
 import typer
 
@@ -23,6 +23,7 @@ from roundel.cli.options import (
     WorkWords,
     names,
     needed_data,
+    option,
     put_json,
     settings_tree,
     takes,
@@ -50,62 +51,57 @@ roundel search model.onnx --data calib/ --space preset=xint8,a8w8,a16w8 --also s
 roundel search model.onnx --data calib/ --space space.yaml --trials 50 --study my.db   (killed? run it again)
 """
 _BUDGET, _JUDGE = "Budget", "Judging"
-_EVAL_DATA = "Data to judge by; without it a quarter of --data is held out."
-_OWN = "Your own metric is an error."
-
-Device = Annotated[
-    str | None, typer.Option(help="The NPU it is for: phx, hpt, stx, krk …", show_default=False)
-]
+Device = Annotated[str | None, option("The NPU it is for: phx, hpt, stx, krk …")]
 
 
-@takes(data=needed_data)
+class JudgeWords(TypedDict):
+    """What the models on trial are judged by."""
+
+    eval_data: Path | None
+    labels: str | None
+    metric: str | None
+    lower_is_better: bool
+
+
+def judge_words(
+    eval_data: Annotated[
+        Path | None, option("Data to judge by; without it a quarter of --data is held out.", panel=_JUDGE)
+    ] = None,
+    labels: Annotated[
+        str | None,
+        option("Of what judges: class numbers, 'folders' or 're:REGEX'; see `evaluate`.", panel=_JUDGE),
+    ] = None,
+    metric: Annotated[
+        str | None,
+        option("top1, top5, agreement, fidelity, cosine (search: sqnr); or file.py:function.", panel=_JUDGE),
+    ] = None,
+    lower_is_better: Annotated[
+        bool, option("Your own metric is an error.", "--lower-is-better", panel=_JUDGE)
+    ] = False,
+) -> JudgeWords:
+    """The options of judging, as values."""
+    return JudgeWords(eval_data=eval_data, labels=labels, metric=metric, lower_is_better=lower_is_better)
+
+
+@takes(judging=judge_words, data=needed_data)
 def auto_command(
     model: Model,
     output: Output,
     max_drop: Annotated[
         str,
-        typer.Option(
-            help="'1%' of the float model's metric, '1 point' of a hundred, or '0.01' in its own units.",
-            rich_help_panel=_BUDGET,
+        option(
+            "'1%' of the float model's metric, '1 point' of a hundred, or '0.01' in its own units.",
+            panel=_BUDGET,
         ),
     ] = "1%",
-    eval_data: Annotated[
-        Path | None, typer.Option(help=_EVAL_DATA, rich_help_panel=_BUDGET, show_default=False)
-    ] = None,
-    labels: Annotated[
-        str | None,
-        typer.Option(
-            help="Of what judges: a file of class numbers, 'folders', or 're:REGEX'; see `roundel evaluate`.",
-            rich_help_panel=_BUDGET,
-            show_default=False,
-        ),
-    ] = None,
-    metric: Annotated[
-        str | None,
-        typer.Option(
-            help="top1, top5, agreement, fidelity, cosine, or your own module:function or file.py:function.",
-            rich_help_panel=_BUDGET,
-            show_default=False,
-        ),
-    ] = None,
-    lower_is_better: Annotated[
-        bool, typer.Option("--lower-is-better", help=_OWN, rich_help_panel=_BUDGET)
-    ] = False,
     time: Annotated[
         str | None,
-        typer.Option(
-            help="Most time for the whole walk: 10m, 90s, 1h30m.",
-            rich_help_panel=_BUDGET,
-            show_default=False,
-        ),
+        option("Most time for the whole walk: 10m, 90s, 1h30m.", panel=_BUDGET),
     ] = None,
     device: Device = None,
     rungs: Annotated[
         str | None,
-        typer.Option(
-            help="Only these, e.g. xint8,xint8-fast,a8w8,a16w8,mixed,bf16 (also xint8-adaround, -adaquant).",
-            show_default=False,
-        ),
+        option("Only these, e.g. xint8,xint8-fast,a8w8,a16w8,mixed,bf16 (also xint8-adaround, -adaquant)."),
     ] = None,
     exclude: Exclude = None,
     include: Include = None,
@@ -114,6 +110,7 @@ def auto_command(
     quiet: Quiet = False,
     as_json: Json = False,
     *,
+    judging: JudgeWords,
     data: DataWords,
 ) -> None:
     """Find the fastest number format that keeps the model within an accuracy budget, and write that model."""
@@ -124,7 +121,7 @@ def auto_command(
     from roundel.trials.rungs import RungStep, parse_drop
 
     silent = quiet or as_json
-    drop, own = parse_drop(max_drop), measure_of(metric, lower=lower_is_better)
+    drop, own = parse_drop(max_drop), measure_of(judging["metric"], lower=judging["lower_is_better"])
     words = own.text if own is not None else "{:.2%}".format
 
     def heard(step: RungStep) -> None:
@@ -136,10 +133,7 @@ def auto_command(
         output,
         **data,
         max_drop=max_drop,
-        eval_data=eval_data,
-        labels=labels,
-        metric=metric,
-        lower_is_better=lower_is_better,
+        **judging,
         time=time,
         device=device,
         rungs=None if rungs is None else names(rungs),
@@ -158,61 +152,37 @@ def auto_command(
         raise typer.Exit(NOT_MET)
 
 
-@takes(data=needed_data, work=work_words)
+@takes(judging=judge_words, data=needed_data, work=work_words)
 def search_command(
     model: Model,
     space: Annotated[
         list[str],
-        typer.Option(
-            help="FIELD=a,b,c or FIELD=low..high[:log] of a recipe, preset=a,b, or a YAML file of them.",
-            show_default=False,
-        ),
+        option("FIELD=a,b,c or FIELD=low..high[:log] of a recipe, preset=a,b, or a YAML file of them."),
     ],
-    trials: Annotated[int, typer.Option(help="How many in all, those of earlier runs among them.")] = 20,
+    trials: Annotated[int, option("How many in all, those of earlier runs among them.")] = 20,
     study: Annotated[
         Path | None,
-        typer.Option(help="SQLite file of the study: a later run goes on with it.", show_default=False),
+        option("SQLite file of the study: a later run goes on with it."),
     ] = None,
     output: Annotated[
         Path | None,
-        typer.Option("--output", "-o", help="Write the best model there.", show_default=False),
+        option("Write the best model there.", "--output", "-o"),
     ] = None,
     preset: Preset = None,
     recipe: RecipeFile = None,
-    save_recipe: Annotated[
-        Path | None, typer.Option(help="Write the best recipe there.", show_default=False)
-    ] = None,
-    eval_data: Annotated[
-        Path | None, typer.Option(help=_EVAL_DATA, rich_help_panel=_JUDGE, show_default=False)
-    ] = None,
-    labels: Annotated[
-        str | None,
-        typer.Option(
-            help="Of what judges; see `roundel evaluate`.", rich_help_panel=_JUDGE, show_default=False
-        ),
-    ] = None,
-    metric: Annotated[
-        str | None,
-        typer.Option(
-            help="sqnr (the default without labels), top1, top5, agreement, fidelity, cosine, or your own.",
-            rich_help_panel=_JUDGE,
-            show_default=False,
-        ),
-    ] = None,
-    lower_is_better: Annotated[
-        bool, typer.Option("--lower-is-better", help=_OWN, rich_help_panel=_JUDGE)
-    ] = False,
+    save_recipe: Annotated[Path | None, option("Write the best recipe there.")] = None,
     also: Annotated[
         str | None,
-        typer.Option(help="Further objectives: size, time, npu.", rich_help_panel=_JUDGE, show_default=False),
+        option("Further objectives: size, time, npu.", panel=_JUDGE),
     ] = None,
-    sampler: Annotated[str, typer.Option(help="tpe or random.")] = "tpe",
-    seed: Annotated[int, typer.Option(help="Of the sampler.")] = 0,
+    sampler: Annotated[str, option("tpe or random.")] = "tpe",
+    seed: Annotated[int, option("Of the sampler.")] = 0,
     device: Device = None,
     exclude: Exclude = None,
     settings: Set = None,
     as_json: Json = False,
     *,
+    judging: JudgeWords,
     data: DataWords,
     work: WorkWords,
 ) -> None:
@@ -238,10 +208,7 @@ def search_command(
         preset=preset,
         recipe=recipe,
         save_recipe=save_recipe,
-        eval_data=eval_data,
-        labels=labels,
-        metric=metric,
-        lower_is_better=lower_is_better,
+        **judging,
         also=names(also),
         sampler=kind,
         seed=seed,

@@ -11,21 +11,19 @@ from roundel.cli.options import (
     CheckpointWords,
     DataWords,
     EitherModel,
-    Exclude,
-    Include,
     Json,
     Model,
-    Preset,
     Quiet,
-    RecipeFile,
+    RecipeWords,
     Report,
-    Set,
     WorkWords,
+    argument,
     data_words,
     kept_words,
     needed_data,
+    option,
     put_json,
-    settings_tree,
+    recipe_words,
     takes,
     work_words,
 )
@@ -74,15 +72,11 @@ _FOLDERS, _MODELS = "Two folders of results", "Models on data"
 @takes(data=needed_data)
 def infer_command(
     model: EitherModel,
-    out: Annotated[
-        Path, typer.Option("--out", "-o", help="Folder to write to; created if missing.", show_default=False)
-    ],
+    out: Annotated[Path, option("Folder to write to; created if missing.", "--out", "-o")],
     data: DataWords,
-    output: Annotated[
-        list[str] | None, typer.Option("--output", help="Save only this output of the model.")
-    ] = None,
+    output: Annotated[list[str] | None, option("Save only this output of the model.", "--output")] = None,
     images: Annotated[
-        bool, typer.Option("--images", help="Save PNG pictures (values 0..1) instead of .npy arrays.")
+        bool, option("Save PNG pictures (values 0..1) instead of .npy arrays.", "--images")
     ] = False,
     quiet: Quiet = False,
     as_json: Json = False,
@@ -116,40 +110,38 @@ def evaluate_command(
     ] = None,
     baseline: Annotated[
         Path | None,
-        typer.Option(
+        option(
+            "Results of the float model: .jpg, .png or .npy.",
             "--baseline",
             "--baseline_results_folder",
             "--baseline-results-folder",
-            help="Results of the float model: .jpg, .png or .npy.",
-            rich_help_panel=_FOLDERS,
+            panel=_FOLDERS,
         ),
     ] = None,
     quantized: Annotated[
         Path | None,
-        typer.Option(
+        option(
+            "Results of the quantized model, under the same names.",
             "--quantized",
             "--quantized_results_folder",
             "--quantized-results-folder",
-            help="Results of the quantized model, under the same names.",
-            rich_help_panel=_FOLDERS,
+            panel=_FOLDERS,
         ),
     ] = None,
     labels: Annotated[
         str | None,
-        typer.Option(
-            help="File of class numbers (.npy, .npz, .json, .csv, .txt), 'folders', or 're:REGEX'.",
-            rich_help_panel=_MODELS,
+        option(
+            "File of class numbers (.npy, .npz, .json, .csv, .txt), 'folders', or 're:REGEX'.", panel=_MODELS
         ),
     ] = None,
     metric: Annotated[
         str | None,
-        typer.Option(
-            help="Your own: module:function or file.py:function, called with (outputs, labels).",
-            rich_help_panel=_MODELS,
+        option(
+            "Your own: module:function or file.py:function, called with (outputs, labels).", panel=_MODELS
         ),
     ] = None,
     csv: Annotated[
-        Path | None, typer.Option("--csv", help="Also write the scores of each file (or model) there.")
+        Path | None, option("Also write the scores of each file (or model) there.", "--csv")
     ] = None,
     as_json: Json = False,
     *,
@@ -189,21 +181,19 @@ def evaluate_command(
 @takes(data=needed_data, work=work_words, kept=kept_words)
 def compare_command(
     float_model: Model,
-    quantized_model: Annotated[
-        Path, typer.Argument(help="Its quantized form, from any tool.", show_default=False)
-    ],
+    quantized_model: Annotated[Path, argument("Its quantized form, from any tool.")],
     data: DataWords,
     work: WorkWords,
     kept: CheckpointWords,
     everything: Annotated[
-        bool, typer.Option("--all", help="All tensors, in order of execution, not only the worst.")
+        bool, option("All tensors, in order of execution, not only the worst.", "--all")
     ] = False,
-    weights: Annotated[bool, typer.Option("--weights", help="Also list the weights.")] = False,
-    csv: Annotated[Path | None, typer.Option("--csv", help="Also write all tensors there.")] = None,
+    weights: Annotated[bool, option("Also list the weights.", "--weights")] = False,
+    csv: Annotated[Path | None, option("Also write all tensors there.", "--csv")] = None,
     report: Report = None,
     device: Annotated[
         str | None,
-        typer.Option(help="The NPU whose split the report predicts; else stx.", show_default=False),
+        option("The NPU whose split the report predicts; else stx."),
     ] = None,
     as_json: Json = False,
 ) -> None:
@@ -231,20 +221,16 @@ def compare_command(
         terminal().print(f"report: {report}", markup=False, highlight=False, soft_wrap=True)
 
 
-@takes(data=needed_data, work=work_words, kept=kept_words)
+@takes(chosen=recipe_words, data=needed_data, work=work_words, kept=kept_words)
 def sensitivity_command(
     model: Model,
+    chosen: RecipeWords,
     data: DataWords,
     work: WorkWords,
     kept: CheckpointWords,
-    preset: Preset = None,
-    recipe: RecipeFile = None,
-    exclude: Exclude = None,
-    include: Include = None,
-    settings: Set = None,
-    look: Annotated[int, typer.Option(help="Samples that each layer is measured with.")] = 8,
-    worst: Annotated[int, typer.Option(help="Layers that get proposals, at most.")] = 5,
-    everything: Annotated[bool, typer.Option("--all", help="List all layers, not only the worst.")] = False,
+    look: Annotated[int, option("Samples that each layer is measured with.")] = 8,
+    worst: Annotated[int, option("Layers that get proposals, at most.")] = 5,
+    everything: Annotated[bool, option("List all layers, not only the worst.", "--all")] = False,
     as_json: Json = False,
 ) -> None:
     """Rank the layers by what quantizing them costs at the output, and say what would help."""
@@ -254,12 +240,8 @@ def sensitivity_command(
 
     found = sensitivity(
         model,
-        preset=preset,
-        recipe=recipe,
+        **chosen,
         **data,
-        exclude=exclude or (),
-        include=include or (),
-        changes=settings_tree(settings),
         look=look,
         worst=worst,
         **work,
@@ -278,7 +260,7 @@ def lint_data_command(
     data: DataWords,
     against: Annotated[
         Path | None,
-        typer.Option(help="Other data, preprocessed alike, that should look the same (evaluation data)."),
+        option("Other data, preprocessed alike, that should look the same (evaluation data)."),
     ] = None,
     as_json: Json = False,
 ) -> None:

@@ -6,25 +6,21 @@ import sys
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
-import typer
-
 from roundel.cli.options import (
     CheckpointWords,
     DataWords,
-    Exclude,
     ExcludeSubgraph,
-    Include,
     Json,
     Output,
-    Preset,
-    RecipeFile,
+    RecipeWords,
     Report,
-    Set,
     WorkWords,
+    argument,
     data_words,
     kept_words,
+    option,
     random_data,
-    settings_tree,
+    recipe_words,
     takes,
     work_words,
 )
@@ -51,86 +47,62 @@ roundel quantize mynet:make -o out.onnx --data calib/ --dynamic-batch     (PyTor
 _DATA, _SHOW = "Data", "Output"
 
 
-@takes(data=data_words, work=work_words, kept=kept_words)
+@takes(chosen=recipe_words, data=data_words, work=work_words, kept=kept_words)
 def quantize_command(
     model: Annotated[
         Path,
-        typer.Argument(
-            help="The float model: an ONNX file; of PyTorch a .pt2 file, or package.module:factory.",
-            show_default=False,
-        ),
+        argument("The float model: an ONNX file; of PyTorch a .pt2 file, or package.module:factory."),
     ],
     output: Output,
+    chosen: RecipeWords,
     data: DataWords,
-    preset: Preset = None,
-    recipe: RecipeFile = None,
-    random: Annotated[
-        int | None, typer.Option(help="Calibrate on this many random samples.", rich_help_panel=_DATA)
-    ] = None,
+    random: Annotated[int | None, option("Calibrate on this many random samples.", panel=_DATA)] = None,
     shape: Annotated[
         list[str] | None,
-        typer.Option(
-            help="Shape of a random input, or of a module's example: NAME=1x3x48x320.", rich_help_panel=_DATA
-        ),
+        option("Shape of a random input, or of a module's example: NAME=1x3x48x320.", panel=_DATA),
     ] = None,
     stats: Annotated[
         Path | None,
-        typer.Option(help="Statistics file: reused if it fits, else written.", rich_help_panel=_DATA),
+        option("Statistics file: reused if it fits, else written.", panel=_DATA),
     ] = None,
     effort: Annotated[
         str | None,
-        typer.Option(help="none, fast or high; the preset's own when not given.", show_default=False),
+        option("none, fast or high; the preset's own when not given."),
     ] = None,
-    device: Annotated[
-        str | None, typer.Option(help="The NPU it is for: phx, stx or krk.", show_default=False)
-    ] = None,
+    device: Annotated[str | None, option("The NPU it is for: phx, stx or krk.")] = None,
     device_exec: Annotated[
         str | None,
-        typer.Option(
-            help="Where calibration and fine-tuning run: auto, cpu or cuda; cpu when not given.",
-            show_default=False,
-        ),
+        option("Where calibration and fine-tuning run: auto, cpu or cuda; cpu when not given."),
     ] = None,
     max_memory: Annotated[
         str | None,
-        typer.Option(help="The most memory to take, e.g. 2G; the rest goes to files.", show_default=False),
+        option("The most memory to take, e.g. 2G; the rest goes to files."),
     ] = None,
     dynamic_batch: Annotated[
         bool,
-        typer.Option("--dynamic-batch", help="PyTorch: leave the first dimension of all inputs open."),
+        option("PyTorch: leave the first dimension of all inputs open.", "--dynamic-batch"),
     ] = False,
-    exclude: Exclude = None,
-    include: Include = None,
     exclude_subgraph: ExcludeSubgraph = None,
-    settings: Set = None,
     half_weights: Annotated[
         bool,
-        typer.Option(
-            "--half-weights", help="BF16, FP16: constants in 16 bits, same numbers.", rich_help_panel=_SHOW
-        ),
+        option("BF16, FP16: constants in 16 bits, same numbers.", "--half-weights", panel=_SHOW),
     ] = False,
     strip_functions: Annotated[
         bool,
-        typer.Option(
-            "--strip-functions", help="Leave out the bodies of AMD's operators.", rich_help_panel=_SHOW
-        ),
+        option("Leave out the bodies of AMD's operators.", "--strip-functions", panel=_SHOW),
     ] = False,
     verbose: Annotated[
         bool,
-        typer.Option("--verbose", "-v", help="Show what became of every layer.", rich_help_panel=_SHOW),
+        option("Show what became of every layer.", "--verbose", "-v", panel=_SHOW),
     ] = False,
     report: Report = None,
-    quiet: Annotated[
-        bool, typer.Option("--quiet", "-q", help="Print nothing.", rich_help_panel=_SHOW)
-    ] = False,
+    quiet: Annotated[bool, option("Print nothing.", "--quiet", "-q", panel=_SHOW)] = False,
     as_json: Json = False,
     *,
     work: WorkWords,
     kept: CheckpointWords,
 ) -> None:
     """Quantize a float model and write a verified Q/DQ model with its record beside it."""
-    changes = settings_tree(settings)
-
     from roundel.pipeline import quantize
     from roundel.report.console import ProgressListener, show_summary, terminal
 
@@ -143,18 +115,14 @@ def quantize_command(
     result = quantize(
         model,
         output,
-        preset=preset,
-        recipe=recipe,
+        **chosen,
         **data,
         stats=stats,
         effort=effort,
         device=device,
         device_exec=device_exec,
         max_memory=max_memory,
-        exclude=exclude or (),
-        include=include or (),
         exclude_subgraph=exclude_subgraph or (),
-        changes=changes,
         half_weights=half_weights,
         strip_functions=strip_functions,
         report=report,
