@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 import stat
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from functools import cache
 from pathlib import Path
 
@@ -14,19 +14,10 @@ from google.protobuf.message import DecodeError  # type: ignore[import-untyped, 
 from roundel.data.folders import ARRAY_SUFFIXES, IMAGE_SUFFIXES, files_below
 from roundel.errors import OutputError
 from roundel.model.files import check_writable, same_file
+from roundel.recipe.records import record_path
 
 _NO_MODELS = frozenset({".json", ".yaml", ".yml", ".csv", ".txt", ".py", *ARRAY_SUFFIXES, *IMAGE_SUFFIXES})
 _STRUCTURE = 256_000_000  # bytes; a model whose weights lie elsewhere is far smaller
-
-
-def record_path(model_path: Path) -> Path:
-    """Where the record of a written model goes."""
-    return model_path.with_suffix(".json")
-
-
-def record_paths(models: Iterable[object]) -> list[Path]:
-    """Where the records of those models are that are files."""
-    return [record_path(Path(model)) for model in models if isinstance(model, str | Path)]
 
 
 def model_targets(output: str | Path | None) -> dict[str, Path | None]:

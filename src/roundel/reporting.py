@@ -2,15 +2,12 @@
 
 from __future__ import annotations
 
-import json
 import tempfile
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import Path
 from typing import Any, Unpack
-
-from pydantic import ValidationError
 
 from roundel.errors import DataError, RecipeError, RoundelError
 from roundel.measure.compare import compare_models
@@ -19,10 +16,10 @@ from roundel.measure.types import Comparison, to_csv
 from roundel.model.files import write_text
 from roundel.model.structure import ModelSource
 from roundel.options import DataWords, data_settings, takes_data_words
-from roundel.outputs import record_path, record_paths, refuse_overwriting
+from roundel.outputs import refuse_overwriting
+from roundel.recipe.records import known_recipe, read_record, record_paths
 from roundel.recipe.settings import Data, Recipe
 from roundel.report.html import ReportContent, render
-from roundel.report.record import RECORD_VERSION
 from roundel.result import QuantizeResult
 from roundel.rules import CheckReport, check
 from roundel.targets.npu import device_named
@@ -144,7 +141,7 @@ def write_report(
     refuse_overwriting({"report": target}, {**models, "quantized model's record": record_paths([made])})
     work = Work(executor, open_store(checkpoint, resume=resume))
     with _file_of(quantized) as (source, record):
-        recipe = _recipe_of(record)
+        recipe = known_recipe(record)
         settings = data_settings(options or _moderate(recipe), words)
         found = compare_models(float_model, source, data, settings, work=work, listener=listener)
         placed, refused = _placement(source, recipe, device)
@@ -165,19 +162,6 @@ def require_data(path: str | Path, data: object) -> None:
         )
 
 
-def read_record(model: Path) -> dict[str, Any] | None:
-    """The record that Roundel wrote beside a model, if there is one that this version understands."""
-    file = record_path(model)
-    if not file.is_file():
-        return None
-    try:
-        tree = json.loads(file.read_text(encoding="utf-8"))
-    except ValueError:  # another file of that name
-        return None
-    ours = isinstance(tree, dict) and tree.get("record_version") == RECORD_VERSION
-    return tree if ours else None
-
-
 @contextmanager
 def _file_of(
     quantized: ModelSource | QuantizeResult,
@@ -194,16 +178,6 @@ def _file_of(
     else:
         with tempfile.TemporaryDirectory(prefix="roundel-") as folder:
             yield quantized.save(Path(folder) / "model.onnx"), quantized.record.to_dict()
-
-
-def _recipe_of(record: dict[str, Any] | None) -> Recipe | None:
-    """The run's recipe, where this version understands it."""
-    if record is None:
-        return None
-    try:
-        return Recipe.model_validate(record["recipe"])
-    except (KeyError, ValidationError):
-        return None  # of another version: the model itself shows its format
 
 
 def _moderate(recipe: Recipe | None) -> Data:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import copy
 import json
 import tempfile
 from collections.abc import Mapping
@@ -16,26 +15,12 @@ from roundel.model.files import model_sha256
 from roundel.outputs import model_targets, refuse_overwriting
 from roundel.pipeline import quantize
 from roundel.plain import Card, to_plain
-from roundel.recipe.load import load_recipe
-from roundel.report.record import RECORD_VERSION, versions
+from roundel.recipe.records import RECORD_VERSION, recorded_recipe
+from roundel.report.record import versions
 from roundel.result import QuantizeResult
 from roundel.types import Listener
 
 _MAX_BYTES = 100_000_000
-# Fields that recipes of earlier versions had, with the values that mean what this version does.
-_GONE: Mapping[str, object] = {
-    "improve.biases": True,
-    "improve.equalize.absorb_bias": True,
-    "improve.rotate.seed": 0,
-    "improve.finetune.num_batches": 1,
-    "improve.finetune.lr_adjust": None,
-    "improve.finetune.selective_update": False,
-    "improve.finetune.output_qdq": False,
-    "improve.finetune.drop_ratio": 1.0,
-    "improve.finetune.mem_opt_level": 1,
-    "improve.finetune.parallel": False,
-    "improve.finetune.block_wise": False,
-}
 
 
 @dataclass(frozen=True, slots=True)
@@ -100,7 +85,7 @@ def reproduce(
     """
     path = Path(record)
     told = _read(path)
-    recipe = load_recipe(_without_gone(told, path))
+    recipe = recorded_recipe(told["recipe"], str(path))
     source = _model(told, path.parent, model)
     samples = data if data is not None else _data(told["data"], path.parent)
     sources = {"record": path, "input model": source, "calibration data": samples}
@@ -144,28 +129,6 @@ def _read(path: Path) -> dict[str, Any]:
             "The record's file name leads elsewhere.", where=path, observed=told["file"]["name"]
         )
     return dict(told)
-
-
-def _without_gone(told: Mapping[str, Any], path: Path) -> dict[str, Any]:
-    """The record's recipe without fields that recipes no longer have; one that did something is an error."""
-    tree: dict[str, Any] = copy.deepcopy(told["recipe"])
-    for name, usual in _GONE.items():
-        *sections, last = name.split(".")
-        part: Any = tree
-        for section in sections:
-            part = part.get(section) if isinstance(part, dict) else None
-        value = part.pop(last, usual) if isinstance(part, dict) else usual
-        if value == usual:
-            continue
-        version = told.get("versions", {}).get("roundel", "of that time")
-        raise RecipeError(
-            f"The run used '{name}', which recipes no longer have.",
-            where=path,
-            observed=f"{name}: {value}",
-            expected=f"{usual}, which is what this version does",
-            hint=f"Repeat the run with roundel {version}, or quantize again without {name}.",
-        )
-    return tree
 
 
 def _model(told: Mapping[str, Any], folder: Path, given: str | Path | None) -> Path:

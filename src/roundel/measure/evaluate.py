@@ -24,8 +24,9 @@ from roundel.measure.scores import TOP, Look, Metric, ScoreTally, look, named_me
 from roundel.model.files import write_text
 from roundel.model.structure import ModelSource
 from roundel.options import DataWords, data_settings, takes_data_words
-from roundel.outputs import metric_file, record_paths, refuse_overwriting
+from roundel.outputs import metric_file, refuse_overwriting
 from roundel.plain import Card, counted, decibel, to_plain
+from roundel.recipe.records import record_paths
 from roundel.recipe.settings import Data
 from roundel.stages import open_data
 from roundel.types import Arrays, InputSpec, Listener, Sample, Silent

@@ -14,11 +14,10 @@ from typing import Any
 from roundel.gate import OutputReport
 from roundel.plain import counted, decibel
 from roundel.plan.types import QuantPlan, Role
+from roundel.recipe.records import RECORD_VERSION
 from roundel.recipe.settings import Recipe
 from roundel.state import StepReport
 from roundel.version import VERSION
-
-RECORD_VERSION = 1
 
 
 @dataclass(frozen=True, slots=True)

@@ -16,6 +16,7 @@ from fuzzing.seeds import models
 from helpers import feeds
 from roundel.cli.app import app
 from roundel.errors import DataError, ModelError, RecipeError
+from roundel.recipe.records import known_recipe, read_record
 
 
 @pytest.fixture
@@ -97,7 +98,9 @@ def test_fields_that_recipes_no_longer_have(run: Path) -> None:
     changed(run, "recipe", "improve", "finetune", "drop_ratio", value=1.0)
     changed(run, "recipe", "improve", "finetune", "lr_adjust", value=None)
     assert roundel.reproduce(run).matches
+    assert known_recipe(read_record(run.with_suffix(".onnx"))) is not None  # for comparisons and reports
     changed(run, "recipe", "improve", "finetune", "block_wise", value=True)
+    assert known_recipe(read_record(run.with_suffix(".onnx"))) is None
     with pytest.raises(RecipeError, match="block_wise") as caught:
         roundel.reproduce(run)
     details = dict(caught.value.details())
