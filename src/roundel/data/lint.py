@@ -17,6 +17,7 @@ from typing import TYPE_CHECKING, Any, Literal
 import numpy as np
 
 from roundel.data.arrays import is_float
+from roundel.plain import listed
 from roundel.recipe.records import read_record
 from roundel.types import Array, Doubles, Sample
 
@@ -172,7 +173,7 @@ class SampleWatch:
             yield DataFinding(
                 "constant-samples",
                 f"{len(where)} of {self._count} samples of input '{name}' hold one value only"
-                f" (samples {_listed(where)}).",
+                f" (samples {listed(where, _SHOWN)}).",
                 "Remove them: they widen no range, and fine-tuning learns nothing from them.",
             )
 
@@ -302,11 +303,6 @@ def _neighbour_correlation(array: Array) -> float | None:
     across = float((part[:, 1:] * part[:, :-1]).mean()) / power
     down = float((part[1:] * part[:-1]).mean()) / power
     return max(across, down)
-
-
-def _listed(numbers: Sequence[int]) -> str:
-    more = len(numbers) - _SHOWN
-    return ", ".join(map(str, numbers[:_SHOWN])) + (f" and {more} more" if more > 0 else "")
 
 
 _FEW, _MANY = 16, 64

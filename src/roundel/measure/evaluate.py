@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import csv
-import io
 import time
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, fields
@@ -25,7 +23,7 @@ from roundel.model.files import write_text
 from roundel.model.structure import ModelSource
 from roundel.options import DataWords, data_settings, takes_data_words
 from roundel.outputs import metric_file, refuse_overwriting
-from roundel.plain import Card, counted, decibel, to_plain
+from roundel.plain import Card, counted, csv_text, decibel, to_plain
 from roundel.recipe.records import record_paths
 from roundel.recipe.settings import Data
 from roundel.stages import open_data
@@ -262,15 +260,8 @@ def _no_data() -> RecipeError:
 
 def _scores_csv(scores: Sequence[ModelScore]) -> str:
     """One line for each model, after a heading; the metrics have columns of their own."""
-    metrics = list(dict.fromkeys(name for score in scores for name in score.metric))
     plain = [f.name for f in fields(ModelScore) if f.name not in ("metric", "notes")]
-    text = io.StringIO()
-    writer = csv.writer(text, lineterminator="\n")
-    writer.writerow([*plain, *metrics])
-    for score in scores:
-        values = [getattr(score, name) for name in plain] + [score.metric.get(name) for name in metrics]
-        writer.writerow(["" if value is None else value for value in values])
-    return text.getvalue()
+    return csv_text([{**{name: getattr(score, name) for name in plain}, **score.metric} for score in scores])
 
 
 def _opened(predictors: Sequence[Predictor], data: object, options: Data) -> dict[Inputs, Samples]:

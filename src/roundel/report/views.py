@@ -10,6 +10,7 @@ from rich.markup import escape
 from rich.table import Table
 from rich.text import Text
 
+from roundel.plain import listed
 from roundel.report.console import grid, labelled, shortened, show_notes, size
 
 Tree = Mapping[str, Any]
@@ -277,10 +278,7 @@ def _findings(findings: Sequence[Tree]) -> Table:
 
 def _subjects(members: Sequence[Tree]) -> list[str]:
     names = [str(member["subject"]) for member in members if member["subject"]]
-    if not names:
-        return []
-    more = len(names) - _FIRST_NODES
-    return [", ".join(names[:_FIRST_NODES]) + (f" and {more} more" if more > 0 else "")]
+    return [listed(names, _FIRST_NODES)] if names else []
 
 
 def _nodes(before: Sequence[Tree], after: Sequence[Tree]) -> Table:

@@ -91,7 +91,18 @@ def auto(
     deadline = None if limit is None else start + limit
     task = _Task(chosen_rungs(rungs), parse_drop(max_drop), device, settings, start, deadline)
     _check_metric(metric)
-    return _climbed(model, output, question, task, (listener or Silent(), on_step))
+    recipes = [load_recipe(rung.preset, task.changes) for rung in task.ladder]
+    out = refused(task.ladder, task.device)
+    target, told = None if output is None else Path(output), listener or Silent()
+    with trying(model, recipes[0], question, told, device) as engine:
+        walk = _Walk(engine, task, (told, on_step))
+        walk.up(out)
+        if walk.best is None:
+            raise _nothing(walk.steps)
+        found = walk.finished(target)
+        if target is not None:
+            write_text(ladder_path(target), found.to_json())
+        return found
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -115,23 +126,6 @@ class _Task:
 
 
 Heard = tuple[Listener, Callable[[RungStep], None] | None]
-
-
-def _climbed(
-    model: ModelSource, output: str | Path | None, question: Question, task: _Task, heard: Heard
-) -> AutoResult:
-    recipes = [load_recipe(rung.preset, task.changes) for rung in task.ladder]
-    out = refused(task.ladder, task.device)
-    target = None if output is None else Path(output)
-    with trying(model, recipes[0], question, heard[0], task.device) as engine:
-        walk = _Walk(engine, task, heard)
-        walk.up(out)
-        if walk.best is None:
-            raise _nothing(walk.steps)
-        found = walk.finished(target)
-        if target is not None:
-            write_text(ladder_path(target), found.to_json())
-        return found
 
 
 def _check_metric(metric: object) -> None:

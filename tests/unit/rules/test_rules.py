@@ -10,6 +10,7 @@ import onnx
 import pytest
 from onnx import TensorProto, helper, numpy_helper
 
+from roundel.plain import to_plain
 from roundel.plan.select import choose_nodes, operator_rules
 from roundel.recipe.load import load_recipe
 from roundel.rules import Finding, Severity, check, graphs
@@ -398,7 +399,7 @@ def test_findings_say_everything(make: Any) -> None:
     for finding in report.findings:
         assert all((finding.message, finding.why, finding.fix, finding.title))
         assert any(c.isdigit() for c in finding.message)
-        assert set(finding.to_dict()) == {field.name for field in dataclasses.fields(Finding)}
+        assert set(to_plain(finding)) == {field.name for field in dataclasses.fields(Finding)}
     order = [f.severity for f in report.findings]
     assert order == sorted(order, key=list(Severity).index)
     assert not report.passed
