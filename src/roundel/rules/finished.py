@@ -8,9 +8,9 @@ from collections.abc import Iterator, Mapping
 import numpy as np
 import onnx_ir as ir
 
-from roundel.model.graph import attribute_float, constant_array, is_constant, op_key, opset_version
+from roundel.model.graph import constant_array, is_constant, op_key, opset_version
 from roundel.plan.types import Role
-from roundel.qdq.read import CENTRES, OTHER_FORMS, StoredTensor
+from roundel.qdq.read import CENTRES, OTHER_FORMS, StoredTensor, product_step
 from roundel.rules.facts import Facts
 from roundel.rules.types import Finding, Severity, rule
 from roundel.rules.written import AGAIN, stored_tensors, tensor_before, tensor_behind
@@ -126,12 +126,9 @@ def _bias_scales(facts: Facts) -> Iterator[Finding]:
         if op_key(node) not in BIASED_LAYERS or len(node.inputs) < 3:
             continue
         data, weight, bias = (known.get(str(v.name)) if v is not None else None for v in node.inputs[:3])
-        if data is None or weight is None or bias is None or bias.dtype != "int32":
+        if data is None or weight is None or bias is None or bias.dtype != "int32" or data.scale.size != 1:
             continue
-        factor = 1.0
-        if op_key(node) == "Gemm":
-            factor = attribute_float(node, "alpha", 1.0) / (attribute_float(node, "beta", 1.0) or 1.0)
-        wanted = np.asarray(data.scale * weight.scale * factor).reshape(-1)
+        wanted = product_step(node, data, weight).reshape(-1)
         ratio = (
             bias.scale.reshape(-1) / wanted if bias.scale.size in (1, wanted.size) else np.asarray([np.nan])
         )

@@ -11,6 +11,7 @@ import pytest
 from onnx import TensorProto, helper, numpy_helper
 
 import roundel
+from helpers import build, node, normal
 from roundel.rules import CheckReport, Severity, check
 
 
@@ -173,6 +174,13 @@ def test_q08_order(clean: Any) -> None:
     first = model.graph.node.pop(0)
     model.graph.node.append(first)
     assert "1 nodes" in _rules(check(model), "Q08")[0].message
+
+
+def test_q09_knows_that_groups_share_the_scales_of_a_transposed_convolution() -> None:
+    weights = {"w": normal(4, 3, 2, 2), "b": normal(6)}
+    nodes = [node("ConvTranspose", ["x", "w", "b"], ["y"], name="c", group=2, kernel_shape=[2, 2])]
+    model = build(nodes, {"x": [1, 4, 5, 5]}, ["y"], weights)
+    assert not _rules(check(_quantized(model, "a8w8", weights={"per_channel": True})), "Q09")
 
 
 def test_q09_bias_scale(clean: Any) -> None:

@@ -11,13 +11,14 @@ import numpy as np
 import onnx_ir as ir
 from numpy.typing import NDArray
 
-from roundel.model.graph import attribute_float, attribute_int, constant_array, is_constant, opset_version
+from roundel.model.graph import constant_array, is_constant, opset_version
 from roundel.qdq.nodes import MICROSOFT, Names
 from roundel.qdq.read import (
     Quantizer,
     is_dequantize,
     is_quantize,
     pairs,
+    product_step,
     read_quantizer,
     stored_values,
 )
@@ -138,16 +139,7 @@ def _biases(graph: ir.Graph, kind: QType) -> Iterator[tuple[ir.Node, Quantizer, 
         if data is None or weight is None or bias is None or data.scale.size != 1:
             continue
         if makers[2] is not None and is_constant(makers[2].inputs[0]) and bias.dtype == kind.value:
-            yield makers[2], bias, _step(layer, data, weight)
-
-
-def _step(layer: ir.Node, data: Quantizer, weight: Quantizer) -> NDArray[np.float64]:
-    step = data.scale.reshape(()) * weight.scale.reshape(-1)
-    if layer.op_type == "Gemm":
-        step = step * attribute_float(layer, "alpha", 1.0) / (attribute_float(layer, "beta", 1.0) or 1.0)
-    if layer.op_type == "ConvTranspose" and step.size > 1:
-        step = np.tile(step, attribute_int(layer, "group", 1))
-    return step.reshape(()) if step.size == 1 else step
+            yield makers[2], bias, product_step(layer, data, weight)
 
 
 def _restore_bias(model: ir.Model, node: ir.Node, step: NDArray[np.float64]) -> None:
