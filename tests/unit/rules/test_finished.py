@@ -152,9 +152,9 @@ def test_q06_uneven_scales(make: Any) -> None:
     pair = next(n for n in model.graph.node if n.op_type == "QuantizeLinear" and n.input[0] == "t0")
     other = numpy_helper.from_array(np.asarray(_array(model, pair.input[1]) / 2), "half")
     model.graph.initializer.append(other)
-    for node in model.graph.node:
-        if node.name.startswith("t0_"):
-            node.input[1] = "half"
+    for each in model.graph.node:
+        if each.name.startswith("t0_"):
+            each.input[1] = "half"
     found = _rules(check(model), "Q06")
     assert "Concat from positions" in found[0].message
 
