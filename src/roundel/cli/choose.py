@@ -8,27 +8,8 @@ from typing import Annotated, Any, TypedDict
 
 import typer
 
-from roundel.cli.options import (
-    DataWords,
-    Exclude,
-    ExcludeSubgraph,
-    Include,
-    Json,
-    Model,
-    Output,
-    Preset,
-    Quiet,
-    RecipeFile,
-    Set,
-    WorkWords,
-    names,
-    needed_data,
-    option,
-    put_json,
-    settings_tree,
-    takes,
-    work_words,
-)
+from roundel.cli import options
+from roundel.cli.options import option
 
 NOT_MET = 9  # exit code: no rung meets the budget; the best one was written
 
@@ -65,7 +46,8 @@ class JudgeWords(TypedDict):
 
 def judge_words(
     eval_data: Annotated[
-        Path | None, option("Data to judge by; without it a quarter of --data is held out.", panel=_JUDGE)
+        Path | None,
+        option("Data to judge by; without it a quarter of --data is held out.", panel=_JUDGE),
     ] = None,
     labels: Annotated[
         str | None,
@@ -83,10 +65,10 @@ def judge_words(
     return JudgeWords(eval_data=eval_data, labels=labels, metric=metric, lower_is_better=lower_is_better)
 
 
-@takes(judging=judge_words, data=needed_data)
+@options.takes(judging=judge_words, data=options.needed_data)
 def auto_command(
-    model: Model,
-    output: Output,
+    model: options.Model,
+    output: options.Output,
     max_drop: Annotated[
         str,
         option(
@@ -103,15 +85,15 @@ def auto_command(
         str | None,
         option("Only these, e.g. xint8,xint8-fast,a8w8,a16w8,mixed,bf16 (also xint8-adaround, -adaquant)."),
     ] = None,
-    exclude: Exclude = None,
-    include: Include = None,
-    exclude_subgraph: ExcludeSubgraph = None,
-    settings: Set = None,
-    quiet: Quiet = False,
-    as_json: Json = False,
+    exclude: options.Exclude = None,
+    include: options.Include = None,
+    exclude_subgraph: options.ExcludeSubgraph = None,
+    settings: options.Set = None,
+    quiet: options.Quiet = False,
+    as_json: options.Json = False,
     *,
     judging: JudgeWords,
-    data: DataWords,
+    data: options.GivenData,
 ) -> None:
     """Find the fastest number format that keeps the model within an accuracy budget, and write that model."""
     from roundel.measure.yardstick import measure_of
@@ -136,11 +118,11 @@ def auto_command(
         **judging,
         time=time,
         device=device,
-        rungs=None if rungs is None else names(rungs),
+        rungs=None if rungs is None else options.names(rungs),
         exclude=exclude or (),
         include=include or (),
         exclude_subgraph=exclude_subgraph or (),
-        changes=settings_tree(settings),
+        changes=options.settings_tree(settings),
         listener=None if silent else ProgressListener(),
         on_step=None if silent else heard,
     )
@@ -152,9 +134,9 @@ def auto_command(
         raise typer.Exit(NOT_MET)
 
 
-@takes(judging=judge_words, data=needed_data, work=work_words)
+@options.takes(judging=judge_words, data=options.needed_data, work=options.work_words)
 def search_command(
-    model: Model,
+    model: options.Model,
     space: Annotated[
         list[str],
         option("FIELD=a,b,c or FIELD=low..high[:log] of a recipe, preset=a,b, or a YAML file of them."),
@@ -168,8 +150,8 @@ def search_command(
         Path | None,
         option("Write the best model there.", "--output", "-o"),
     ] = None,
-    preset: Preset = None,
-    recipe: RecipeFile = None,
+    preset: options.Preset = None,
+    recipe: options.RecipeFile = None,
     save_recipe: Annotated[Path | None, option("Write the best recipe there.")] = None,
     also: Annotated[
         str | None,
@@ -178,13 +160,13 @@ def search_command(
     sampler: Annotated[str, option("tpe or random.")] = "tpe",
     seed: Annotated[int, option("Of the sampler.")] = 0,
     device: Device = None,
-    exclude: Exclude = None,
-    settings: Set = None,
-    as_json: Json = False,
+    exclude: options.Exclude = None,
+    settings: options.Set = None,
+    as_json: options.Json = False,
     *,
     judging: JudgeWords,
-    data: DataWords,
-    work: WorkWords,
+    data: options.GivenData,
+    work: options.WorkWords,
 ) -> None:
     """Search recipe values for the best model, in a study that a later run goes on with (needs Optuna)."""
     from roundel.report.console import ProgressListener, terminal
@@ -209,17 +191,17 @@ def search_command(
         recipe=recipe,
         save_recipe=save_recipe,
         **judging,
-        also=names(also),
+        also=options.names(also),
         sampler=kind,
         seed=seed,
         device=device,
         exclude=exclude or (),
-        changes=settings_tree(settings),
+        changes=options.settings_tree(settings),
         **work,
         listener=None if as_json else ProgressListener(),
         on_trial=None if as_json else heard,
     )
     if as_json:
-        put_json(found.to_dict())
+        options.put_json(found.to_dict())
     else:
         show_study(terminal(), found.to_dict())

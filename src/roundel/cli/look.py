@@ -8,18 +8,8 @@ from typing import Annotated, Any
 
 import typer
 
-from roundel.cli.options import (
-    Json,
-    Model,
-    Output,
-    Preset,
-    RecipeWords,
-    argument,
-    option,
-    put_json,
-    recipe_words,
-    takes,
-)
+from roundel.cli import options
+from roundel.cli.options import argument, option
 
 EXPLAIN_EXAMPLES = """[bold]Examples[/]
 
@@ -33,12 +23,12 @@ PRESETS_EXAMPLES = (
 )
 
 
-@takes(chosen=recipe_words)
+@options.takes(chosen=options.recipe_words)
 def explain_command(
-    model: Model,
-    chosen: RecipeWords,
+    model: options.Model,
+    chosen: options.RecipeWords,
     tensor: Annotated[str | None, option("Only this tensor.")] = None,
-    as_json: Json = False,
+    as_json: options.Json = False,
 ) -> None:
     """Show what every tensor would become, and why. Needs no data."""
     from roundel.inspection import explain
@@ -53,10 +43,10 @@ def explain_command(
 
 
 def inspect_command(
-    model: Model,
-    preset: Preset = None,
+    model: options.Model,
+    preset: options.Preset = None,
     nodes: Annotated[bool, option("List every node.", "--nodes")] = False,
-    as_json: Json = False,
+    as_json: options.Json = False,
 ) -> None:
     """Show a model's inputs, operators, types and sizes, and what a preset would quantize."""
     from roundel.inspection import inspect
@@ -64,14 +54,14 @@ def inspect_command(
 
     found = inspect(model, preset=preset)
     if as_json:
-        put_json(found.to_dict(nodes=nodes))
+        options.put_json(found.to_dict(nodes=nodes))
     else:
         show_inspection(terminal(), found, nodes=nodes)
 
 
 def presets_command(
     name: Annotated[str | None, argument("Print this preset as a recipe file.")] = None,
-    as_json: Json = False,
+    as_json: options.Json = False,
 ) -> None:
     """List the presets, or print one as a recipe file."""
     from roundel.options import presets
@@ -81,11 +71,11 @@ def presets_command(
     if name is not None:
         (recipe,) = recipes.values()
         if as_json:
-            put_json(recipe.model_dump(mode="json"))
+            options.put_json(recipe.model_dump(mode="json"))
         else:
             sys.stdout.write(dump_yaml(recipe))
     elif as_json:
-        put_json({known: recipe.title for known, recipe in recipes.items()})
+        options.put_json({known: recipe.title for known, recipe in recipes.items()})
     else:
         from roundel.report.console import show_presets, terminal
 
@@ -126,7 +116,7 @@ roundel tools remove_qdq_between_ops --input_model a.onnx --between_ops 'Mul,Add
 
 def convert_command(
     model: Annotated[Path, argument("A float ONNX model, or one in bfloat16 or float16.")],
-    output: Output,
+    output: options.Output,
     to: Annotated[str, option("bf16, fp16 or fp32.")] = "bf16",
     form: Annotated[
         str, option("pair (AMD's operators), cast, or plain (only constants are rounded).")
@@ -140,7 +130,7 @@ def convert_command(
     external_data: Annotated[bool, option("Weights in a file of their own.", "--external-data")] = False,
     data: Annotated[Path | None, option("Samples to compare on: a folder, .npy or .npz.")] = None,
     samples: Annotated[int | None, option("Use at most this many.")] = None,
-    as_json: Json = False,
+    as_json: options.Json = False,
 ) -> None:
     """Convert a whole model to bfloat16 or float16 and back, without calibration."""
     from roundel.conversion import convert
@@ -158,7 +148,7 @@ def convert_command(
         samples=samples,
     )
     if as_json:
-        put_json(result.to_dict())
+        options.put_json(result.to_dict())
     else:
         show_conversion(terminal(), result.to_dict())
 
@@ -168,7 +158,7 @@ def reproduce_command(
     model: Annotated[Path | None, option("The float model, where it has moved.")] = None,
     data: Annotated[Path | None, option("The calibration data, where they have moved.")] = None,
     output: Annotated[Path | None, option("Keep the new model here.", "--output", "-o")] = None,
-    as_json: Json = False,
+    as_json: options.Json = False,
 ) -> None:
     """Repeat a run from its record and say whether the result has the same bytes; exit code 1 if not."""
     from roundel.report.console import ProgressListener, terminal
@@ -177,7 +167,7 @@ def reproduce_command(
     told = None if as_json else ProgressListener()
     found = reproduce(record, model=model, data=data, output=output, listener=told)
     if as_json:
-        put_json(found.to_dict())
+        options.put_json(found.to_dict())
     else:
         console = terminal()
         verdict = "the same, byte for byte" if found.matches else "not the same"
@@ -194,7 +184,7 @@ def demo_command(
         Path | None,
         option("Keep the models in this folder.", "--output", "-o"),
     ] = None,
-    as_json: Json = False,
+    as_json: options.Json = False,
 ) -> None:
     """Quantize the embedded example with every preset and compare the results."""
     from roundel.plain import to_plain
@@ -203,7 +193,7 @@ def demo_command(
 
     rows = demo(preset, output, listener=None if as_json else ProgressListener())
     if as_json:
-        put_json(to_plain(rows))
+        options.put_json(to_plain(rows))
     else:
         show_demo(terminal(), rows)
 

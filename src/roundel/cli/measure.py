@@ -7,26 +7,8 @@ from typing import Annotated
 
 import typer
 
-from roundel.cli.options import (
-    CheckpointWords,
-    DataWords,
-    EitherModel,
-    Json,
-    Model,
-    Quiet,
-    RecipeWords,
-    Report,
-    WorkWords,
-    argument,
-    data_words,
-    kept_words,
-    needed_data,
-    option,
-    put_json,
-    recipe_words,
-    takes,
-    work_words,
-)
+from roundel.cli import options
+from roundel.cli.options import argument, option
 
 INFER_EXAMPLES = """[bold]Examples[/]
 
@@ -69,17 +51,17 @@ Exit code: 0 when there is no warning, 1 when there is one.
 _FOLDERS, _MODELS = "Two folders of results", "Models on data"
 
 
-@takes(data=needed_data)
+@options.takes(data=options.needed_data)
 def infer_command(
-    model: EitherModel,
+    model: options.EitherModel,
     out: Annotated[Path, option("Folder to write to; created if missing.", "--out", "-o")],
-    data: DataWords,
+    data: options.GivenData,
     output: Annotated[list[str] | None, option("Save only this output of the model.", "--output")] = None,
     images: Annotated[
         bool, option("Save PNG pictures (values 0..1) instead of .npy arrays.", "--images")
     ] = False,
-    quiet: Quiet = False,
-    as_json: Json = False,
+    quiet: options.Quiet = False,
+    as_json: options.Json = False,
 ) -> None:
     """Run a model over data and save each output, named after its input."""
     from roundel.measure.runner import infer
@@ -89,7 +71,7 @@ def infer_command(
     listener = None if quiet or as_json else ProgressListener()
     done = infer(model, **data, out=out, outputs=output or (), images=images, listener=listener)
     if as_json:
-        put_json(to_plain(done))
+        options.put_json(to_plain(done))
     elif not quiet:
         terminal().print(
             f"{len(done.files)} files in {done.folder} ({', '.join(done.outputs)}), {done.seconds:.1f} s",
@@ -98,7 +80,7 @@ def infer_command(
         )
 
 
-@takes(data=data_words, work=work_words, kept=kept_words)
+@options.takes(data=options.data_words, work=options.work_words, kept=options.kept_words)
 def evaluate_command(
     models: Annotated[
         list[Path] | None,
@@ -143,11 +125,11 @@ def evaluate_command(
     csv: Annotated[
         Path | None, option("Also write the scores of each file (or model) there.", "--csv")
     ] = None,
-    as_json: Json = False,
+    as_json: options.Json = False,
     *,
-    data: DataWords,
-    work: WorkWords,
-    kept: CheckpointWords,
+    data: options.GivenData,
+    work: options.WorkWords,
+    kept: options.CheckpointWords,
 ) -> None:
     """Judge results: two folders file by file, or models side by side on data."""
     from roundel.measure.evaluate import evaluate
@@ -169,33 +151,33 @@ def evaluate_command(
     if isinstance(scores, tuple):
         tree = [score.to_dict() for score in scores]
         if as_json:
-            put_json({"models": tree})
+            options.put_json({"models": tree})
         else:
             show_models(terminal(), tree)
     elif as_json:
-        put_json(scores.to_dict())
+        options.put_json(scores.to_dict())
     else:
         show_folders(terminal(), scores.to_dict())
 
 
-@takes(data=needed_data, work=work_words, kept=kept_words)
+@options.takes(data=options.needed_data, work=options.work_words, kept=options.kept_words)
 def compare_command(
-    float_model: Model,
+    float_model: options.Model,
     quantized_model: Annotated[Path, argument("Its quantized form, from any tool.")],
-    data: DataWords,
-    work: WorkWords,
-    kept: CheckpointWords,
+    data: options.GivenData,
+    work: options.WorkWords,
+    kept: options.CheckpointWords,
     everything: Annotated[
         bool, option("All tensors, in order of execution, not only the worst.", "--all")
     ] = False,
     weights: Annotated[bool, option("Also list the weights.", "--weights")] = False,
     csv: Annotated[Path | None, option("Also write all tensors there.", "--csv")] = None,
-    report: Report = None,
+    report: options.Report = None,
     device: Annotated[
         str | None,
         option("The NPU whose split the report predicts; else stx."),
     ] = None,
-    as_json: Json = False,
+    as_json: options.Json = False,
 ) -> None:
     """Compare a float model and its quantized form tensor by tensor: which layer hurts, and why."""
     from roundel.report.console import ProgressListener, terminal
@@ -214,24 +196,26 @@ def compare_command(
         listener=None if as_json else ProgressListener(),
     )
     if as_json:
-        put_json(result.to_dict())
+        options.put_json(result.to_dict())
         return
     show_comparison(terminal(), result.to_dict(), everything=everything, weights=weights)
     if report is not None:
         terminal().print(f"report: {report}", markup=False, highlight=False, soft_wrap=True)
 
 
-@takes(chosen=recipe_words, data=needed_data, work=work_words, kept=kept_words)
+@options.takes(
+    chosen=options.recipe_words, data=options.needed_data, work=options.work_words, kept=options.kept_words
+)
 def sensitivity_command(
-    model: Model,
-    chosen: RecipeWords,
-    data: DataWords,
-    work: WorkWords,
-    kept: CheckpointWords,
+    model: options.Model,
+    chosen: options.RecipeWords,
+    data: options.GivenData,
+    work: options.WorkWords,
+    kept: options.CheckpointWords,
     look: Annotated[int, option("Samples that each layer is measured with.")] = 8,
     worst: Annotated[int, option("Layers that get proposals, at most.")] = 5,
     everything: Annotated[bool, option("List all layers, not only the worst.", "--all")] = False,
-    as_json: Json = False,
+    as_json: options.Json = False,
 ) -> None:
     """Rank the layers by what quantizing them costs at the output, and say what would help."""
     from roundel.measure.sensitivity import sensitivity
@@ -249,20 +233,20 @@ def sensitivity_command(
         listener=None if as_json else ProgressListener(),
     )
     if as_json:
-        put_json(found.to_dict())
+        options.put_json(found.to_dict())
     else:
         show_sensitivity(terminal(), found.to_dict(), everything=everything)
 
 
-@takes(data=needed_data)
+@options.takes(data=options.needed_data)
 def lint_data_command(
-    model: Model,
-    data: DataWords,
+    model: options.Model,
+    data: options.GivenData,
     against: Annotated[
         Path | None,
         option("Other data, preprocessed alike, that should look the same (evaluation data)."),
     ] = None,
-    as_json: Json = False,
+    as_json: options.Json = False,
 ) -> None:
     """Look for what would spoil a calibration: odd samples, wrong scaling or colours, too few samples."""
     from roundel.measure.lint import lint_data
@@ -271,7 +255,7 @@ def lint_data_command(
 
     report = lint_data(model, **data, against=against, listener=None if as_json else ProgressListener())
     if as_json:
-        put_json(report.to_dict())
+        options.put_json(report.to_dict())
     else:
         show_findings(terminal(), report.to_dict())
     if not report.clean:

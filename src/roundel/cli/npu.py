@@ -7,7 +7,8 @@ from typing import Annotated
 
 import typer
 
-from roundel.cli.options import EitherModel, Json, argument, option, put_json
+from roundel.cli import options
+from roundel.cli.options import argument, option
 
 CHECK_EXAMPLES = """[bold]Examples[/]
 
@@ -36,14 +37,14 @@ Device = Annotated[str, option("phx, hpt, stx, stx-halo or krk.", "--device", "-
 
 
 def check_command(
-    model: EitherModel,
+    model: options.EitherModel,
     preset: Annotated[
         str | None,
         option("xint8, a8w8, a16w8 or bf16; else a8w8, or what a quantized model shows.", "--preset", "-p"),
     ] = None,
     device: Device = "stx",
     nodes: Annotated[bool, option("List the place of every node, and why.", "--nodes")] = False,
-    as_json: Json = False,
+    as_json: options.Json = False,
 ) -> None:
     """Say what will run on the NPU and what stands in the way. Needs no NPU and no data."""
     from roundel.report.console import terminal
@@ -53,7 +54,7 @@ def check_command(
     report = check(model, preset=preset, device=device)
     tree = report.to_dict(nodes=nodes)
     if as_json:
-        put_json(tree)
+        options.put_json(tree)
     else:
         show_check(terminal(), tree)
     if not report.passed:
@@ -65,7 +66,7 @@ def deploy_command(
     output: Annotated[Path, option("The folder to write; may be new.", "--output", "-o")],
     device: Device = "stx",
     optimize_level: Annotated[int, option("Effort of the BF16 compiler, 1 to 3.")] = 2,
-    as_json: Json = False,
+    as_json: options.Json = False,
 ) -> None:
     """Write a folder to run a model on a Ryzen AI NPU: model, provider options, run script, instructions."""
     from roundel.kit.console import show_kit
@@ -74,7 +75,7 @@ def deploy_command(
 
     kit = deploy(model, output, device=device, optimize_level=optimize_level)
     if as_json:
-        put_json(kit.to_dict())
+        options.put_json(kit.to_dict())
     else:
         show_kit(terminal(), kit)
 
@@ -90,7 +91,7 @@ def npu_report_command(
         option("Its format; else what it shows, or bf16.", "--preset", "-p"),
     ] = None,
     device: Annotated[str | None, option("Where it ran; else stx.", "--device", "-d")] = None,
-    as_json: Json = False,
+    as_json: options.Json = False,
 ) -> None:
     """Show which operators ran on the NPU and which on the CPU, from the provider's report or console log."""
     from roundel.kit.console import show_report
@@ -99,6 +100,6 @@ def npu_report_command(
 
     report = npu_report(file, model=model, preset=preset, device=device)
     if as_json:
-        put_json(report.to_dict())
+        options.put_json(report.to_dict())
     else:
         show_report(terminal(), report)

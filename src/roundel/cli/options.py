@@ -121,7 +121,7 @@ def recipe_words(
     )
 
 
-class DataWords(TypedDict):
+class GivenData(TypedDict):
     """What the user said about the data, as Roundel's functions take it."""
 
     data: object
@@ -153,7 +153,7 @@ def data_words(
     crop: Annotated[str | None, option("Centre crop: side, or HEIGHTxWIDTH.", panel=_IMAGES)] = None,
     layout: Annotated[str | None, option("nchw or nhwc.", panel=_IMAGES)] = None,
     bgr: Annotated[bool, option("Blue first.", "--bgr", panel=_IMAGES)] = False,
-) -> DataWords:
+) -> GivenData:
     """The options of data, as values."""
     if data is not None and random is not None:
         raise RecipeError(
@@ -161,7 +161,7 @@ def data_words(
             expected="one of them",
             hint="Use --data for a real result, --random for a first look.",
         )
-    return DataWords(
+    return GivenData(
         data=data if random is None else random_data(random, shape),
         samples=samples,
         mean=_numbers(mean, "--mean"),
@@ -175,7 +175,7 @@ def data_words(
 
 
 @functools.wraps(data_words)
-def needed_data(**words: Any) -> DataWords:
+def needed_data(**words: Any) -> GivenData:
     """The same, for a command that cannot do without."""
     found = data_words(**words)
     if found["data"] is None:

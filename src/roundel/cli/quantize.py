@@ -6,24 +6,8 @@ import sys
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
-from roundel.cli.options import (
-    CheckpointWords,
-    DataWords,
-    ExcludeSubgraph,
-    Json,
-    Output,
-    RecipeWords,
-    Report,
-    WorkWords,
-    argument,
-    data_words,
-    kept_words,
-    option,
-    random_data,
-    recipe_words,
-    takes,
-    work_words,
-)
+from roundel.cli import options
+from roundel.cli.options import argument, option
 
 if TYPE_CHECKING:
     from roundel.forecasting import Forecast
@@ -47,15 +31,17 @@ roundel quantize mynet:make -o out.onnx --data calib/ --dynamic-batch     (PyTor
 _DATA, _SHOW = "Data", "Output"
 
 
-@takes(chosen=recipe_words, data=data_words, work=work_words, kept=kept_words)
+@options.takes(
+    chosen=options.recipe_words, data=options.data_words, work=options.work_words, kept=options.kept_words
+)
 def quantize_command(
     model: Annotated[
         Path,
         argument("The float model: an ONNX file; of PyTorch a .pt2 file, or package.module:factory."),
     ],
-    output: Output,
-    chosen: RecipeWords,
-    data: DataWords,
+    output: options.Output,
+    chosen: options.RecipeWords,
+    data: options.GivenData,
     random: Annotated[int | None, option("Calibrate on this many random samples.", panel=_DATA)] = None,
     shape: Annotated[
         list[str] | None,
@@ -82,7 +68,7 @@ def quantize_command(
         bool,
         option("PyTorch: leave the first dimension of all inputs open.", "--dynamic-batch"),
     ] = False,
-    exclude_subgraph: ExcludeSubgraph = None,
+    exclude_subgraph: options.ExcludeSubgraph = None,
     half_weights: Annotated[
         bool,
         option("BF16, FP16: constants in 16 bits, same numbers.", "--half-weights", panel=_SHOW),
@@ -95,12 +81,12 @@ def quantize_command(
         bool,
         option("Show what became of every layer.", "--verbose", "-v", panel=_SHOW),
     ] = False,
-    report: Report = None,
+    report: options.Report = None,
     quiet: Annotated[bool, option("Print nothing.", "--quiet", "-q", panel=_SHOW)] = False,
-    as_json: Json = False,
+    as_json: options.Json = False,
     *,
-    work: WorkWords,
-    kept: CheckpointWords,
+    work: options.WorkWords,
+    kept: options.CheckpointWords,
 ) -> None:
     """Quantize a float model and write a verified Q/DQ model with its record beside it."""
     from roundel.pipeline import quantize
@@ -153,5 +139,5 @@ def _example(model: Path, shapes: list[str] | None) -> object:
     import torch
 
     generator: Any = torch.Generator().manual_seed(0)
-    sizes = random_data(1, shapes).shapes
+    sizes = options.random_data(1, shapes).shapes
     return {name: torch.randn(size, generator=generator) for name, size in sizes.items()}

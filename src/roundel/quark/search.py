@@ -20,18 +20,9 @@ from roundel.measure.yardstick import Measure, Yardstick
 from roundel.model import load_model
 from roundel.model.files import write_text
 from roundel.pipeline import quantize
-from roundel.quark import enums
+from roundel.quark import enums, specs
 from roundel.quark.errors import QuarkConfigError, named
 from roundel.quark.qconfig import QConfig
-from roundel.quark.specs import (
-    SPECS,
-    AdaQuantConfig,
-    AdaRoundConfig,
-    AlgoConfig,
-    CLEConfig,
-    QLayerConfig,
-    QTensorConfig,
-)
 from roundel.quark.translate import translate
 from roundel.recipe.settings import Data
 from roundel.report.console import terminal
@@ -48,7 +39,10 @@ _WORDS: Mapping[str, Any] = {
     "scale_type": enums.ScaleType,
     "quant_granularity": enums.QuantGranularity,
 }
-_TUNERS: Mapping[str, type[AlgoConfig]] = {"adaround": AdaRoundConfig, "adaquant": AdaQuantConfig}
+_TUNERS: Mapping[str, type[specs.AlgoConfig]] = {
+    "adaround": specs.AdaRoundConfig,
+    "adaquant": specs.AdaQuantConfig,
+}
 _TUNING = ("algorithms", "adaround_params", "adaquant_params")
 
 
@@ -161,23 +155,23 @@ def qconfig_of(params: Params) -> QConfig:
     given = dict(params)
     activation = _spec(given.pop("activation", None), given.pop("activation_params", {}), "activation")
     weight = _spec(given.pop("weight", None), given.pop("weight_params", {}), "weight")
-    algorithms: list[AlgoConfig] = []
+    algorithms: list[specs.AlgoConfig] = []
     tuner = given.pop("algorithms", None)
     options = {name: given.pop(f"{name}_params", {}) for name in _TUNERS}
     if tuner is not None:
         algorithms.append(named("algorithm", tuner, _TUNERS)(**_split(options[tuner])))
     equalize, steps = given.pop("cle_algo", None), given.pop("cle_params", {})
     if equalize is not None:
-        algorithms.append(CLEConfig(**steps))
+        algorithms.append(specs.CLEConfig(**steps))
     return QConfig(
-        QLayerConfig(input_tensors=activation, weight=weight),
+        specs.QLayerConfig(input_tensors=activation, weight=weight),
         algo_config=algorithms,
         **given,
     )
 
 
-def _spec(name: Any, params: Mapping[str, Any], where: str) -> QTensorConfig:
-    spec = named("spec", name, SPECS, where)
+def _spec(name: Any, params: Mapping[str, Any], where: str) -> specs.QTensorConfig:
+    spec = named("spec", name, specs.SPECS, where)
     words = dict(params)
     for key, kind in _WORDS.items():
         if isinstance(words.get(key), str):
