@@ -147,6 +147,15 @@ def data_settings(options: Data | None, words: DataWords) -> Data:
     return load_recipe(DEFAULT_PRESET, tree).data
 
 
+def no_data() -> RecipeError:
+    """Where a command needs data and none was given."""
+    return RecipeError(
+        "No data was given.",
+        expected="--data DIR",
+        hint="Or --random N for a first look, without any meaning for accuracy.",
+    )
+
+
 def _said(words: Mapping[str, object]) -> dict[str, object]:
     return {name: value for name, value in words.items() if value is not None and value is not False}
 

@@ -179,11 +179,9 @@ def needed_data(**words: Any) -> GivenData:
     """The same, for a command that cannot do without."""
     found = data_words(**words)
     if found["data"] is None:
-        raise RecipeError(
-            "No data was given.",
-            expected="--data DIR",
-            hint="Or --random N for a first look, without any meaning for accuracy.",
-        )
+        from roundel.options import no_data
+
+        raise no_data()
     return found
 
 

@@ -21,7 +21,7 @@ from roundel.measure.runner import PackedPredictor, Predictor, answers
 from roundel.measure.scores import TOP, Look, Metric, ScoreTally, look, named_metric, scores
 from roundel.model.files import write_text
 from roundel.model.structure import ModelSource
-from roundel.options import DataWords, data_settings, takes_data_words
+from roundel.options import DataWords, data_settings, no_data, takes_data_words
 from roundel.outputs import metric_file, refuse_overwriting
 from roundel.plain import Card, counted, csv_text, decibel, to_plain
 from roundel.recipe.records import record_paths
@@ -203,7 +203,7 @@ def evaluate(
             write_text(Path(csv), scores.to_csv())
         return scores
     if data is None:
-        raise _no_data()
+        raise no_data()
     sources = {
         "models": list(models),
         "models' records": record_paths(models),
@@ -248,14 +248,6 @@ def _result_folders(
             expected="--baseline DIR --quantized DIR, or MODEL … --data DIR",
         )
     return baseline, quantized
-
-
-def _no_data() -> RecipeError:
-    return RecipeError(
-        "No data was given.",
-        expected="--data DIR",
-        hint="Or --random N for a first look, without any meaning for accuracy.",
-    )
 
 
 def _scores_csv(scores: Sequence[ModelScore]) -> str:

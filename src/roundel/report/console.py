@@ -7,18 +7,9 @@ import re
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Any, Literal
 
+from rich import progress
 from rich.console import Console
 from rich.markup import escape
-from rich.progress import (
-    BarColumn,
-    MofNCompleteColumn,
-    Progress,
-    SpinnerColumn,
-    TaskID,
-    TextColumn,
-    TimeElapsedColumn,
-    TimeRemainingColumn,
-)
 from rich.table import Table
 from rich.text import Text
 
@@ -110,19 +101,19 @@ class ProgressListener:
     """A live line for the current step, with the time left where it can be known."""
 
     def __init__(self, console: Console | None = None) -> None:
-        self._progress = Progress(
-            SpinnerColumn(),
-            TextColumn("{task.description:<22}"),
-            BarColumn(bar_width=15),
-            MofNCompleteColumn(),
-            TimeElapsedColumn(),
-            TimeRemainingColumn(),
-            TextColumn("{task.fields[said]}"),
+        self._progress = progress.Progress(
+            progress.SpinnerColumn(),
+            progress.TextColumn("{task.description:<22}"),
+            progress.BarColumn(bar_width=15),
+            progress.MofNCompleteColumn(),
+            progress.TimeElapsedColumn(),
+            progress.TimeRemainingColumn(),
+            progress.TextColumn("{task.fields[said]}"),
             console=console or terminal(stderr=True),
             transient=True,
             speed_estimate_period=_MEMORY_SECONDS,
         )
-        self._task: TaskID | None = None
+        self._task: progress.TaskID | None = None
 
     def step(self, name: str, total: int | None = None) -> None:
         """Show the next step in place of the last."""
