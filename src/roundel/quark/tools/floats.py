@@ -11,13 +11,13 @@ from onnx_ir.passes import common
 
 from roundel.conversion import convert
 from roundel.errors import ModelError, RecipeError, did_you_mean
+from roundel.model.edit import Names, add_constant
 from roundel.model.graph import constant_array, is_constant, opset_version, static_shape
 from roundel.numerics.floats import largest
 from roundel.passes import refresh_shapes
 from roundel.passes.operators import nchw_to_nhwc
 from roundel.passes.shapes import fix_input_shapes
 from roundel.pipeline import quantize
-from roundel.qdq.nodes import Names, add_constant
 from roundel.qdq.read import is_quantize
 from roundel.quark.tools import tool
 from roundel.types import FloatType

@@ -8,10 +8,11 @@ from dataclasses import dataclass
 import numpy as np
 import onnx_ir as ir
 
+from roundel.model.edit import Names, add_constant
 from roundel.model.graph import attribute_float, attribute_int, constant_array, opset_version
 from roundel.numerics.affine import fake_quantize
 from roundel.qdq import read
-from roundel.qdq.nodes import CODES, MICROSOFT, QUARK, Names, add_constant, stand_for
+from roundel.qdq.nodes import CODES, MICROSOFT, QUARK, stand_for
 from roundel.quark.tools.tool import Rewritten, on_copy
 
 Pair = tuple[str, str]

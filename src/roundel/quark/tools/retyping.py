@@ -11,9 +11,10 @@ import numpy as np
 import onnx_ir as ir
 from numpy.typing import NDArray
 
+from roundel.model.edit import Names
 from roundel.model.graph import constant_array, is_constant, opset_version
 from roundel.qdq import read
-from roundel.qdq.nodes import MICROSOFT, Names
+from roundel.qdq.nodes import MICROSOFT
 from roundel.quark.tools.tool import LAYERS, on_copy
 from roundel.targets.npu import NATIVE_16_BIT_OPSET
 from roundel.types import QType
