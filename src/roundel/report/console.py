@@ -193,6 +193,14 @@ def shortened(name: str, width: int) -> str:
     return name if len(name) <= width else "…" + name[1 - width :]
 
 
+def figure(value: float | str | None, form: str = ".5g") -> str:
+    """A number in a cell; '-' where there is none, 'exact' where it is infinite: nothing was lost."""
+    if value is None:
+        return "-"
+    number = float(value)
+    return "exact" if number == math.inf else format(number, form)
+
+
 def size(count: int | None) -> str:
     """Bytes for people."""
     if count is None:
