@@ -16,16 +16,9 @@ from numpy.typing import NDArray
 from roundel.data import Samples
 from roundel.data.samples import JUDGED_EVERY, held_out, learning_part, repeatable
 from roundel.errors import DataError, RecipeError, did_you_mean
+from roundel.measure import scores
 from roundel.measure.labels import Labels
 from roundel.measure.runner import Predictor
-from roundel.measure.scores import (
-    Metric,
-    ScoreTally,
-    class_scores,
-    look,
-    named_metric,
-    scores,
-)
 from roundel.model.structure import ModelSource
 from roundel.numerics.metrics import Closeness
 from roundel.recipe.settings import Recipe
@@ -62,7 +55,7 @@ class Measure:
     words: str
     lower: bool = False
     share: bool = True
-    function: Metric | None = None
+    function: scores.Metric | None = None
     pair: Callable[[NDArray[Any], NDArray[Any]], float] | None = None
 
     def text(self, value: float) -> str:
@@ -130,7 +123,7 @@ class Yardstick:
         folder: Path,
         *,
         labels: object = None,
-        metric: str | Metric | Measure | None = None,
+        metric: str | scores.Metric | Measure | None = None,
         lower: bool = False,
         every: int | None = None,
         listener: Listener | None = None,
@@ -154,7 +147,7 @@ class Yardstick:
         Raises:
             RoundelError: the model cannot be run, or the user's metric fails.
         """
-        told, start, tally = listener or Silent(), time.perf_counter(), ScoreTally()
+        told, start, tally = listener or Silent(), time.perf_counter(), scores.ScoreTally()
         predictor = Predictor(model)
         told.step("judge", self.samples)
         kept = (item for item in self._items() if item[1])
@@ -166,9 +159,9 @@ class Yardstick:
 
     def _run_float(
         self, predictor: Predictor, truth: Labels, given: Measure | None, told: Listener
-    ) -> tuple[Outputs, ScoreTally]:
+    ) -> tuple[Outputs, scores.ScoreTally]:
         """Remember the float model's outputs and the labels; gives the first outputs and the counts."""
-        tally, first = ScoreTally(), None
+        tally, first = scores.ScoreTally(), None
         told.step("run the float model")
         for index, kept, origin, sample in self._items():
             if not kept:
@@ -187,7 +180,7 @@ class Yardstick:
 
     def _add(
         self,
-        tally: ScoreTally,
+        tally: scores.ScoreTally,
         outputs: Outputs,
         wanted: Outputs,
         measure: Measure | None,
@@ -196,11 +189,11 @@ class Yardstick:
         """Count one sample; a user's metric knows the float model's names."""
         named = dict(zip(wanted, outputs.values(), strict=True))
         keep = measure is not None and measure.function is not None
-        tally.add(look(named, list(wanted.values()), keep=keep), labels)
+        tally.add(scores.look(named, list(wanted.values()), keep=keep), labels)
         if measure is not None and measure.pair is not None:
             tally.kept += [measure.pair(array, named[name]) for name, array in wanted.items()]
 
-    def _close(self, tally: ScoreTally) -> list[Closeness]:
+    def _close(self, tally: scores.ScoreTally) -> list[Closeness]:
         """Of the outputs that have an error: floats, of one shape in both models."""
         return [c for c, is_float in zip(tally.close, self._floats, strict=True) if is_float and c.count]
 
@@ -223,10 +216,12 @@ class Yardstick:
         with np.load(self._folder / f"{index}.npz", allow_pickle=False) as file:
             return {name: file[str(place)] for place, name in enumerate(self.outputs)}
 
-    def _value(self, tally: ScoreTally) -> float:
+    def _value(self, tally: scores.ScoreTally) -> float:
         measure = self.measure
         if measure.function is not None:
-            found = scores(measure.name, measure.function, tally.kept, self._labels if self._known else None)
+            found = scores.scores(
+                measure.name, measure.function, tally.kept, self._labels if self._known else None
+            )
             return _single_value(measure.name, found)
         if measure.pair is not None:
             return float(sum(tally.kept)) / len(tally.kept)
@@ -251,7 +246,7 @@ class Yardstick:
                 f"The metric {name} needs labels.", where=f"--metric {name}", expected="--labels …"
             )
         main = next(iter(first.values()))
-        if name in (*_LABELLED, "agreement") and class_scores(main) is None:
+        if name in (*_LABELLED, "agreement") and scores.class_scores(main) is None:
             raise DataError(
                 f"The first output is not class scores, which the metric {name} needs.",
                 where=f"output '{self.outputs[0]}'",
@@ -261,7 +256,7 @@ class Yardstick:
             )
 
 
-def measure_of(metric: str | Metric | Measure | None, *, lower: bool = False) -> Measure | None:
+def measure_of(metric: str | scores.Metric | Measure | None, *, lower: bool = False) -> Measure | None:
     """The measure that a user names; None where the model decides.
 
     Raises:
@@ -281,14 +276,14 @@ def measure_of(metric: str | Metric | Measure | None, *, lower: bool = False) ->
         if lower:
             raise RecipeError("More is better for every builtin metric.", where=f"--metric {name}, lower")
         return Measure(name, BUILTIN[name], share=name != "sqnr")
-    own, function = named_metric(metric)
+    own, function = scores.named_metric(metric)
     return Measure(own, "the user's own", lower=lower, share=False, function=function)
 
 
 def _fitting(first: Outputs, *, labelled: bool) -> Measure:
     """The measure that suits a model's outputs best."""
     floats = [a for a in first.values() if a.dtype.kind == "f"]
-    classes = len(floats) == 1 and len(first) == 1 and class_scores(floats[0]) is not None
+    classes = len(floats) == 1 and len(first) == 1 and scores.class_scores(floats[0]) is not None
     name = "top1" if labelled else "agreement" if classes else "fidelity"
     return Measure(name, BUILTIN[name])
 
@@ -332,7 +327,7 @@ class Question:
     data: object
     eval_data: object = None
     labels: object = None
-    metric: str | Metric | None = None
+    metric: str | scores.Metric | None = None
     lower: bool = False
 
 
