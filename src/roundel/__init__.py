@@ -14,8 +14,6 @@ from typing import TYPE_CHECKING
 from roundel.version import VERSION
 
 if TYPE_CHECKING:
-    from roundel.api.judging import check, compare, evaluate, explain, infer, lint_data, sensitivity
-    from roundel.api.making import auto, forecast, quantize, search
     from roundel.conversion import ConvertResult, convert
     from roundel.data import RandomSpec as RandomData
     from roundel.errors import (
@@ -29,22 +27,28 @@ if TYPE_CHECKING:
         SelectionError,
         VerifyError,
     )
-    from roundel.forecasting import Forecast
-    from roundel.inspection import inspect
+    from roundel.forecasting import Forecast, forecast
+    from roundel.inspection import explain, inspect
     from roundel.kit import deploy, npu_report
-    from roundel.measure.evaluate import evaluate_models
+    from roundel.measure.evaluate import evaluate, evaluate_models
     from roundel.measure.folders import evaluate_folders
+    from roundel.measure.lint import lint_data
+    from roundel.measure.runner import infer
+    from roundel.measure.sensitivity import sensitivity
     from roundel.options import presets
+    from roundel.pipeline import quantize
     from roundel.plan import QuantPlan
     from roundel.quark.old_tools import run_tool as tools
     from roundel.recipe.load import load_recipe, preset_names
     from roundel.recipe.settings import Recipe
-    from roundel.reporting import write_report
+    from roundel.reporting import compare, write_report
     from roundel.reproduction import reproduce
     from roundel.result import QuantizeResult
+    from roundel.rules import check
     from roundel.showcase import demo
+    from roundel.trials.auto import auto
     from roundel.trials.rungs import AutoResult
-    from roundel.trials.search import SearchResult
+    from roundel.trials.search import SearchResult, search
     from roundel.work.executors import executor
 
 __version__ = VERSION
@@ -55,28 +59,32 @@ os.environ.setdefault("ORT_DISABLE_TELEMETRY", "1")
 
 # Names are looked up on first use, so that `import roundel` costs nothing.
 _NAMES = {
-    "roundel.api.judging": "check compare evaluate explain infer lint_data sensitivity",
-    "roundel.api.making": "auto forecast quantize search",
     "roundel.conversion": "ConvertResult convert",
     "roundel.data": "RandomData",
     "roundel.errors": "DataError DependencyError ExecutorError ModelError OutputError"
     " RecipeError RoundelError SelectionError VerifyError",
-    "roundel.forecasting": "Forecast",
-    "roundel.inspection": "inspect",
+    "roundel.forecasting": "Forecast forecast",
+    "roundel.inspection": "explain inspect",
     "roundel.kit": "deploy npu_report",
-    "roundel.measure.evaluate": "evaluate_models",
+    "roundel.measure.evaluate": "evaluate evaluate_models",
     "roundel.measure.folders": "evaluate_folders",
+    "roundel.measure.lint": "lint_data",
+    "roundel.measure.runner": "infer",
+    "roundel.measure.sensitivity": "sensitivity",
     "roundel.options": "presets",
+    "roundel.pipeline": "quantize",
     "roundel.result": "QuantizeResult",
     "roundel.plan": "QuantPlan",
     "roundel.quark.old_tools": "tools",
     "roundel.recipe.load": "load_recipe preset_names",
     "roundel.recipe.settings": "Recipe",
-    "roundel.reporting": "write_report",
+    "roundel.reporting": "compare write_report",
     "roundel.reproduction": "reproduce",
+    "roundel.rules": "check",
     "roundel.showcase": "demo",
+    "roundel.trials.auto": "auto",
     "roundel.trials.rungs": "AutoResult",
-    "roundel.trials.search": "SearchResult",
+    "roundel.trials.search": "SearchResult search",
     "roundel.work.executors": "executor",
 }
 _HOMES = {name: home for home, names in _NAMES.items() for name in names.split()}

@@ -7,10 +7,10 @@ beside what the runs then took.
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any
+from typing import Any, Unpack
 
 import onnx_ir as ir
 
@@ -20,8 +20,9 @@ from roundel.errors import RecipeError
 from roundel.model.memory import Budget, Footprint, footprint, parse_size, show_size, within
 from roundel.model.session import give_memory_back, open_session, save_heap
 from roundel.model.structure import ModelSource
-from roundel.recipe.load import RecipeSource, load_recipe, unfolded
-from roundel.recipe.settings import Recipe, merge
+from roundel.options import DataWords, chosen_recipe, recipe_changes, takes_data_words
+from roundel.recipe.load import RecipeSource, load_recipe
+from roundel.recipe.settings import Recipe
 from roundel.stages import most_samples, open_data, prepare
 from roundel.types import Scheme
 from roundel.work.executors import usable_cores
@@ -258,34 +259,30 @@ def run_budget(
     return chosen
 
 
-def expected_cost(
+@takes_data_words
+def forecast(
     model: ModelSource,
     *,
-    recipe: RecipeSource = "a8w8",
+    preset: str | None = None,
+    recipe: RecipeSource | None = None,
     data: object = None,
-    samples: int | None = None,
-    changes: Mapping[str, Any] | None = None,
     effort: str | None = None,
     max_memory: str | int | None = None,
+    exclude: Sequence[str] = (),
+    include: Sequence[str] = (),
+    exclude_subgraph: Sequence[str] = (),
+    changes: Mapping[str, Any] | None = None,
+    **words: Unpack[DataWords],
 ) -> Forecast:
-    """What `roundel.quantize` with the same arguments would take.
-
-    Args:
-        model: the float model.
-        recipe: a preset name, a recipe file, a mapping, or a Recipe.
-        data: calibration data, of which at most one sample is run; None where there is none at hand.
-        samples: use at most this many samples.
-        changes: recipe values that differ from the recipe's own.
-        effort: none, fast or high; the recipe's own when not given.
-        max_memory: the most memory that the run may take, '2G' or a number of bytes.
+    """What `roundel.quantize` with the same arguments would take; of the data, at most one sample is run.
 
     Raises:
         RoundelError: the model, the data or the recipe is wrong, or the memory too little.
     """
-    tree = unfolded(changes or {})
-    tree = tree if effort is None else merge(tree, {"effort": effort})
-    tree = tree if samples is None else merge(tree, {"data": {"samples": samples}})
-    settings = load_recipe(recipe, tree)
+    settings = load_recipe(
+        chosen_recipe(preset, recipe),
+        recipe_changes(changes, words, exclude, include, exclude_subgraph, effort=effort),
+    )
     ready = prepare(model, settings)
     opened = None if data is None else open_data(ready.model, settings.data, data)
     facts = footprint(ready.model)

@@ -3,20 +3,21 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterator, Mapping
-from dataclasses import dataclass
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
 import onnx_ir as ir
 
+from roundel.errors import SelectionError, did_you_mean
 from roundel.model import load_model
 from roundel.model.graph import input_specs, op_key, opset_version
 from roundel.model.load import quantized_node
-from roundel.model.structure import blaming
-from roundel.options import DEFAULT_PRESET, chosen_recipe
+from roundel.model.structure import ModelSource, blaming
+from roundel.options import chosen_recipe, recipe_changes
 from roundel.plain import Card, to_plain
-from roundel.plan import build_plan
+from roundel.plan import QuantPlan, build_plan
 from roundel.qdq.nodes import QUARK
 from roundel.recipe.load import RecipeSource, load_recipe
 from roundel.stages import prepare
@@ -82,7 +83,7 @@ def inspect(
         RoundelError: the model cannot be read, or there is no such preset.
     """
     with blaming(model):
-        return _inspected(Path(model), chosen_recipe(preset, recipe) or DEFAULT_PRESET)
+        return _inspected(Path(model), chosen_recipe(preset, recipe))
 
 
 def _inspected(path: Path, chosen: RecipeSource) -> Inspection:
@@ -135,4 +136,44 @@ def _verdicts(
         dict(Counter(n.op for n in verdicts if n.quantized).most_common()),
         dict(Counter(n.op for n in verdicts if not n.quantized).most_common()),
         tuple((n.name, n.op, n.reason) for n in verdicts),
+    )
+
+
+def explain(
+    model: ModelSource,
+    *,
+    preset: str | None = None,
+    recipe: RecipeSource | None = None,
+    tensor: str | None = None,
+    exclude: Sequence[str] = (),
+    include: Sequence[str] = (),
+    changes: Mapping[str, Any] | None = None,
+) -> QuantPlan:
+    """What every tensor would become, and why. Needs no data.
+
+    Args:
+        model: the float model.
+        preset: a preset's name; a8w8 when neither this nor a recipe is given.
+        recipe: a recipe file, a mapping or a Recipe.
+        tensor: only this one.
+        exclude: nodes that stay float, as `roundel.quantize` takes them.
+        include: only these are quantized.
+        changes: recipe values that differ from the recipe's own.
+
+    Raises:
+        SelectionError: the model has no such tensor.
+        RoundelError: the model or the recipe is wrong.
+    """
+    tree = recipe_changes(changes, None, exclude, include)
+    chosen = load_recipe(chosen_recipe(preset, recipe), tree)
+    plan = build_plan(prepare(model, chosen).model, chosen)
+    if tensor is None:
+        return plan
+    known = [*plan.tensors, *plan.kept_float]
+    if tensor not in known:
+        raise SelectionError(f"The model has no float tensor '{tensor}'.", hint=did_you_mean(tensor, known))
+    return replace(
+        plan,
+        tensors={name: item for name, item in plan.tensors.items() if name == tensor},
+        kept_float={name: why for name, why in plan.kept_float.items() if name == tensor},
     )

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
-from typing import Any
+import functools
+import inspect
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any, TypedDict, TypeVar, get_type_hints
 
 from roundel.errors import RecipeError
 from roundel.recipe.load import RecipeSource, load_recipe, preset_names, unfolded
@@ -12,6 +14,52 @@ from roundel.recipe.settings import Data, Recipe
 DEFAULT_PRESET = "a8w8"
 Numbers = float | Sequence[float]
 Size = int | Sequence[int]
+FunctionT = TypeVar("FunctionT", bound=Callable[..., Any])
+
+
+class DataWords(TypedDict, total=False):
+    """How data become samples; the words mean the same everywhere (docs/recipes.md, section data).
+
+    Attributes:
+        samples: use at most this many.
+        mean: of images: subtracted, one number or one for each channel, in units of the scaled image.
+        std: of images: divides, likewise.
+        scale: of images: unit (pixels / 255) or raw.
+        resize: of images: the short side, or (height, width).
+        crop: of images: centre crop, a side or (height, width).
+        layout: of images: nchw or nhwc; read from the model's input when not given.
+        bgr: of images: blue first.
+    """
+
+    samples: int | None
+    mean: Numbers | None
+    std: Numbers | None
+    scale: str | None
+    resize: Size | None
+    crop: Size | None
+    layout: str | None
+    bgr: bool
+
+
+def takes_data_words(function: FunctionT) -> FunctionT:
+    """Show the words of the data as parameters, in `help` and to editors, and refuse any other word."""
+    declared = inspect.signature(function)
+    own = [p for p in declared.parameters.values() if p.kind is not p.VAR_KEYWORD]
+    words = [
+        inspect.Parameter(
+            name, inspect.Parameter.KEYWORD_ONLY, default=False if kind is bool else None, annotation=kind
+        )
+        for name, kind in get_type_hints(DataWords).items()
+    ]
+    signature = declared.replace(parameters=[*own, *words])
+
+    @functools.wraps(function)
+    def run(*given: Any, **named: Any) -> Any:
+        signature.bind(*given, **named)
+        return function(*given, **named)
+
+    run.__signature__ = signature  # type: ignore[attr-defined]
+    return run  # type: ignore[return-value]
 
 
 def presets(name: str | None = None) -> dict[str, Recipe]:
@@ -24,7 +72,7 @@ def presets(name: str | None = None) -> dict[str, Recipe]:
     return {recipe.name: recipe for recipe in recipes}
 
 
-def chosen_recipe(preset: str | None, recipe: RecipeSource | None) -> RecipeSource | None:
+def asked_recipe(preset: str | None, recipe: RecipeSource | None) -> RecipeSource | None:
     """The one source of the recipe, if any; two would leave the reader guessing which one won."""
     if preset is not None and recipe is not None:
         raise RecipeError(
@@ -36,62 +84,76 @@ def chosen_recipe(preset: str | None, recipe: RecipeSource | None) -> RecipeSour
     return recipe if recipe is not None else preset
 
 
+def chosen_recipe(preset: str | None, recipe: RecipeSource | None) -> RecipeSource:
+    """The same, and the default where nothing was said."""
+    return asked_recipe(preset, recipe) or DEFAULT_PRESET
+
+
 def recipe_changes(
     changes: Mapping[str, Any] | None,
+    words: DataWords | None = None,
+    exclude: Sequence[str] = (),
     include: Sequence[str] = (),
     exclude_subgraph: Sequence[str] = (),
-    data: Mapping[str, object] | None = None,
+    *,
+    effort: str | None = None,
     output: Mapping[str, bool] | None = None,
 ) -> dict[str, Any]:
     """The changes that a caller asks for in options of their own, with those that were given as changes.
 
     Args:
         changes: recipe values, nested or with dots.
+        words: of the recipe's data section; None and False mean that nothing was said.
+        exclude: what stays float, beside what the changes say.
         include: quantize only these.
         exclude_subgraph: what stays float, as 'input,…->output,…'.
-        data: of the recipe's data section; None and False mean that nothing was said.
-        output: of the recipe's output section, likewise.
+        effort: the recipe's effort.
+        output: of the recipe's output section, as `words`.
     """
     tree = unfolded(changes or {})
+    if effort is not None:
+        tree["effort"] = effort
+    if exclude:
+        selection = _section(tree, "selection")
+        before = selection.get("exclude", ())
+        selection["exclude"] = [*([before] if isinstance(before, str) else before), *exclude]
     if include:
         _section(tree, "selection")["include"] = list(include)
     if exclude_subgraph:
         _section(tree, "selection")["exclude_subgraphs"] = [_subgraph(text) for text in exclude_subgraph]
-    for name, section in (("data", data), ("output", output)):
-        given = _said(section or {})
-        if given:
-            _section(tree, name).update(given)
+    for name, section in (("data", data_section(words or {})), ("output", _said(output or {}))):
+        if section:
+            _section(tree, name).update(section)
     return tree
 
 
-def image_words(
-    mean: Numbers | None,
-    std: Numbers | None,
-    scale: str | None,
-    resize: Size | None,
-    crop: Size | None,
-    layout: str | None,
-    bgr: bool,
-) -> dict[str, object]:
-    """Preprocessing in the words of a recipe's data section."""
-    words: dict[str, object] = {
-        "mean": [mean] if isinstance(mean, int | float) else mean,
-        "std": [std] if isinstance(std, int | float) else std,
-    }
-    return _said({**words, "scale": scale, "resize": resize, "crop": crop, "layout": layout, "bgr": bgr})
+def data_section(words: DataWords) -> dict[str, object]:
+    """What was said, as a recipe's data section has it."""
+    said = _said(words)
+    return {k: [v] if k in ("mean", "std") and isinstance(v, int | float) else v for k, v in said.items()}
 
 
-def data_settings(options: Data | None, words: Mapping[str, object], samples: int | None) -> Data | None:
-    """How files become samples, and how many: the options as changed by words; None where nothing was said.
+def data_settings(options: Data | None, words: DataWords) -> Data:
+    """How files become samples, and how many: the options as changed by words.
 
     Raises:
         RecipeError: a value makes no sense.
     """
-    given = _said({**words, "samples": samples})
+    given = data_section(words)
+    known = options or Data()
     if not given:
-        return options
-    known = {} if options is None else options.model_dump(exclude_defaults=True)
-    return load_recipe(DEFAULT_PRESET, {"data": {**known, **given}}).data
+        return known
+    tree = {"data": {**known.model_dump(exclude_defaults=True), **given}}
+    return load_recipe(DEFAULT_PRESET, tree).data
+
+
+def no_data() -> RecipeError:
+    """Where a command needs data and none was given."""
+    return RecipeError(
+        "No data was given.",
+        expected="--data DIR",
+        hint="Or --random N for a first look, without any meaning for accuracy.",
+    )
 
 
 def _said(words: Mapping[str, object]) -> dict[str, object]:

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import os
 import stat
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
+from functools import cache
 from pathlib import Path
 
 import onnx_ir as ir
@@ -13,14 +14,10 @@ from google.protobuf.message import DecodeError  # type: ignore[import-untyped, 
 from roundel.data.folders import ARRAY_SUFFIXES, IMAGE_SUFFIXES, files_below
 from roundel.errors import OutputError
 from roundel.model.files import check_writable, same_file
+from roundel.recipe.records import record_path
 
 _NO_MODELS = frozenset({".json", ".yaml", ".yml", ".csv", ".txt", ".py", *ARRAY_SUFFIXES, *IMAGE_SUFFIXES})
 _STRUCTURE = 256_000_000  # bytes; a model whose weights lie elsewhere is far smaller
-
-
-def record_path(model_path: Path) -> Path:
-    """Where the record of a written model goes."""
-    return model_path.with_suffix(".json")
 
 
 def model_targets(output: str | Path | None) -> dict[str, Path | None]:
@@ -53,13 +50,14 @@ def refuse_overwriting(targets: Mapping[str, str | Path | None], sources: Mappin
         OutputError: a target is a source or another target, or its place cannot be written.
     """
     written = [(what, Path(target)) for what, target in targets.items() if target is not None]
+    weights = cache(_external_files)  # a model's structure is read once, for all that is written
     for place, (what, target) in enumerate(written):
         for other, earlier in written[:place]:
             if same_file(target, earlier):
                 raise _refusal(what, target, other)
         for source_name, source in sources.items():
             for other, path in _files(source_name, source):
-                _refuse(what, target, other, path)
+                _refuse(what, target, other, path, weights)
         check_writable(target)
 
 
@@ -90,7 +88,9 @@ def _files(name: str, source: object) -> Iterator[tuple[str, Path]]:
             yield name, Path(item)
 
 
-def _refuse(what: str, target: Path, other: str, source: Path) -> None:
+def _refuse(
+    what: str, target: Path, other: str, source: Path, weights: Callable[[Path, int], set[Path]]
+) -> None:
     there, read = _kind(target), _kind(source)
     if read is None:
         return
@@ -99,7 +99,7 @@ def _refuse(what: str, target: Path, other: str, source: Path) -> None:
     if there is None:  # nothing is there that could be lost
         return
     if stat.S_ISREG(read.st_mode):
-        if any(same_file(target, data) for data in _external_files(source, read.st_size)):
+        if any(same_file(target, data) for data in weights(source, read.st_size)):
             raise _refusal(what, target, f"{other}'s external data")
     elif target.suffix.lower() in ARRAY_SUFFIXES | IMAGE_SUFFIXES:
         for file in files_below(source):

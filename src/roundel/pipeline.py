@@ -6,7 +6,7 @@ from collections.abc import Callable, Mapping, Sequence
 from contextlib import ExitStack
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
+from typing import Any, Unpack
 
 from roundel.data import Samples
 from roundel.forecasting import Forecast, run_budget
@@ -15,70 +15,130 @@ from roundel.improve.steps import GRAPH_STEPS, PLAN_STEPS, STATE_STEPS, keep_if_
 from roundel.model.memory import parse_size, within
 from roundel.model.structure import blaming
 from roundel.numerics.rounding import one_blas_thread
+from roundel.options import DataWords, chosen_recipe, recipe_changes, takes_data_words
+from roundel.outputs import model_targets, refuse_overwriting
 from roundel.qdq.weight_only import check_kernel
 from roundel.recipe.load import RecipeSource, load_recipe
-from roundel.request import as_onnx, changed, checked_output, choose_execution
+from roundel.reporting import DEVICE, require_data, write_report
+from roundel.request import as_onnx, choose_execution
 from roundel.result import Asked, QuantizeResult, gate
 from roundel.rules.report import for_device, for_effort
 from roundel.stages import collect, open_data, plan, prepare, resolve, write
 from roundel.state import Context, State
+from roundel.torch import Exported
 from roundel.types import Listener, Silent
 from roundel.work.checkpoints import open_store
 from roundel.work.executors import Executor, Work
 
 
+@takes_data_words
 def quantize(
     model: Any,
     output: str | Path | None = None,
     *,
-    recipe: RecipeSource = "a8w8",
+    preset: str | None = None,
+    recipe: RecipeSource | None = None,
     data: object = None,
-    samples: int | None = None,
-    exclude: Sequence[str] = (),
-    changes: Mapping[str, Any] | None = None,
     stats: str | Path | None = None,
-    device: str | None = None,
     effort: str | None = None,
-    executor: Executor | None = None,
-    checkpoint: str | Path | None = None,
-    resume: bool = False,
+    device: str | None = None,
     device_exec: str | None = None,
     max_memory: str | int | None = None,
-    on_forecast: Callable[[Forecast], None] | None = None,
+    exclude: Sequence[str] = (),
+    include: Sequence[str] = (),
+    exclude_subgraph: Sequence[str] = (),
+    changes: Mapping[str, Any] | None = None,
+    half_weights: bool = False,
+    strip_functions: bool = False,
+    report: str | Path | None = None,
     example_inputs: object = None,
     dynamic_batch: bool = False,
     dynamic_shapes: Any = None,
+    executor: Executor | None = None,
+    checkpoint: str | Path | None = None,
+    resume: bool = False,
     listener: Listener | None = None,
+    on_forecast: Callable[[Forecast], None] | None = None,
+    **words: Unpack[DataWords],
 ) -> QuantizeResult:
     """Quantize a float model.
 
-    The arguments are those of `roundel.quantize`; what that has words of its own for (images,
-    `include` …) is in `changes` here.
+    Args:
+        model: an ONNX file, a ModelProto, or an onnx-ir model; or of PyTorch: a module, a torch.export
+            program, a .pt2 file, or 'package.module:factory'. It is never changed.
+        output: the file to write; a record `NAME.json` appears beside it. None keeps all in memory.
+        preset: a preset's name in any case; a8w8 when neither this nor a recipe is given.
+        recipe: a recipe file, a mapping, a Recipe, or a preset's name.
+        data: calibration data: ONNX Runtime's CalibrationDataReader, any iterable of dicts or arrays, a
+            DataLoader, a folder of images or .npy files, or `roundel.RandomData()`.
+        samples: use at most this many samples.
+        stats: a statistics file to reuse, or to write when it does not fit this model and data.
+        mean: of images: subtracted, one number or one for each channel, in units of the scaled image.
+        std: of images: divides, likewise.
+        scale: of images: unit (pixels / 255) or raw.
+        resize: of images: the short side, or (height, width).
+        crop: of images: centre crop, a side or (height, width).
+        layout: of images: nchw or nhwc; read from the model's input when not given.
+        bgr: of images: blue first.
+        effort: none (calibration only), fast or high; the recipe's own when not given.
+        device: the NPU it is for (phx, stx, krk …): what helps placement there and is exact is applied, and
+            what is left is listed in the record's notes.
+        device_exec: where calibration and fine-tuning run: cpu, cuda (an error where it is missing), or auto,
+            which takes a GPU if there is one; the record says what was chosen.
+        max_memory: the most memory that this process may take: '2G', '512M' or bytes. With less, the same
+            result comes from more passes and from temporary files. Each worker may take as much.
+        exclude: nodes that stay float: names, globs, 're:REGEX' or 'op:TYPE'.
+        include: only these are quantized; same words.
+        exclude_subgraph: keep in float all between tensors: 'a,b->c,d'.
+        changes: recipe values that differ from the recipe's own, nested as in the file or with dots:
+            `{"weights.type": "int8"}`.
+        half_weights: BF16 and FP16: constants in 16 bits, same numbers.
+        strip_functions: leave out the bodies of AMD's operators.
+        report: also write one HTML page about the result there, as `roundel.write_report` does.
+        example_inputs: PyTorch: a tensor, a tuple of arguments, a dict by parameter name, or a list of such
+            examples. The first is traced; on all of them the export must equal the module.
+        dynamic_batch: PyTorch: leave the first dimension of all inputs open.
+        dynamic_shapes: PyTorch: open dimensions in torch.export's notation.
+        executor: where calibration runs, from `roundel.executor(…)`; this process when not given.
+        checkpoint: a folder that holds what is done: each shard of the samples, each layer of the rest.
+        resume: go on from the checkpoint where there is one; the file is that of a run without a break.
+        listener: told about progress.
+        on_forecast: hears what the run is expected to take, before it begins.
 
     Raises:
         RoundelError: something in the model, the data or the recipe is wrong; nothing was written.
     """
-    told = listener or Silent()
+    told, chosen = listener or Silent(), chosen_recipe(preset, recipe)
+    flags = {"half_weights": half_weights, "strip_functions": strip_functions}
+    tree = recipe_changes(changes, words, exclude, include, exclude_subgraph, effort=effort, output=flags)
+    read = model.path if isinstance(model, Exported) else model
+    refuse_overwriting(
+        {**model_targets(output), "statistics file": stats, "report": report},
+        {"input model": read, "calibration data": data, "recipe": chosen},
+    )
+    if report is not None:
+        require_data(report, data)
     with ExitStack() as cleanup:
         cleanup.callback(told.close)
-        settings = load_recipe(recipe, changed(changes, samples, exclude, effort))
-        settings = for_effort(for_device(settings, device))
-        target = checked_output(output, model, recipe, data, stats)
-        chosen = choose_execution(device_exec, settings)
-        check_tuning(chosen.recipe)
-        check_kernel(chosen.recipe)
+        settings = for_effort(for_device(load_recipe(chosen, tree), device))
+        execution = choose_execution(device_exec, settings)
+        check_tuning(execution.recipe)
+        check_kernel(execution.recipe)
         limit = None if max_memory is None else parse_size(max_memory)
-        work = Work(executor, open_store(checkpoint, resume=resume), chosen.calibration)
+        work = Work(executor, open_store(checkpoint, resume=resume), execution.calibration)
         told.step("load and prepare")
         source, exported = as_onnx(model, example_inputs, dynamic_batch, dynamic_shapes)
         cleanup.enter_context(blaming(source))
-        state = prepare(source, chosen.recipe)
-        state = replace(state, notes=(*chosen.notes, *(exported.notes if exported else ()), *state.notes))
+        state = prepare(source, execution.recipe)
+        state = replace(state, notes=(*execution.notes, *(exported.notes if exported else ()), *state.notes))
         opened = None if data is None else open_data(state.model, state.recipe.data, data)
         budget = run_budget(state.model, state.recipe, opened, limit, on_forecast)
         cleanup.enter_context(within(budget))
-        request = Asked(source, exported, target, device, state)
-        return gate(_quantized(state, opened, stats, Context(told, work)), request, cleanup)
+        request = Asked(source, exported, None if output is None else Path(output), device, state)
+        result = gate(_quantized(state, opened, stats, Context(told, work)), request, cleanup)
+    if report is not None:
+        write_report(report, source, result, data, device=device or DEVICE, listener=listener)
+    return result
 
 
 @one_blas_thread()  # sums of products keep their order, whatever the threads

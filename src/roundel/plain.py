@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import csv
 import html
+import io
 import math
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any, TypeVar
 
 T = TypeVar("T")
@@ -83,6 +85,23 @@ class Card:
             for name, value in self.card().items()
         )
         return f"<table><caption>{type(self).__name__}</caption>{rows}</table>"
+
+
+def csv_text(rows: Sequence[Mapping[str, object]]) -> str:
+    """A heading, and a line for each row; what a row lacks, or has as None, stays empty."""
+    text = io.StringIO()
+    writer = csv.DictWriter(
+        text, list(dict.fromkeys(name for row in rows for name in row)), lineterminator="\n"
+    )
+    writer.writeheader()
+    writer.writerows(rows)
+    return text.getvalue()
+
+
+def listed(items: Sequence[object], most: int) -> str:
+    """'a, b and 3 more'."""
+    more = len(items) - most
+    return ", ".join(map(str, items[:most])) + (f" and {more} more" if more > 0 else "")
 
 
 def counted(count: int, what: str) -> str:

@@ -1,52 +1,107 @@
-"""`roundel.write_report`: compare, predict the placement, and put all that is known into one HTML file."""
+"""Compare two models; and, in `write_report`, put all that is known about a result into one HTML file."""
 
 from __future__ import annotations
 
-import json
 import tempfile
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
+from typing import Any, Unpack
 
-from pydantic import ValidationError
-
-from roundel.errors import DataError, RoundelError
+from roundel.errors import DataError, RecipeError, RoundelError
 from roundel.measure.compare import compare_models
 from roundel.measure.evaluate import ModelScore
-from roundel.measure.types import Comparison
+from roundel.measure.types import Comparison, to_csv
 from roundel.model.files import write_text
 from roundel.model.structure import ModelSource
-from roundel.options import Numbers, Size, data_settings, image_words
-from roundel.outputs import record_path, refuse_overwriting
+from roundel.options import DataWords, data_settings, takes_data_words
+from roundel.outputs import refuse_overwriting
+from roundel.recipe.records import known_recipe, read_record, record_paths
 from roundel.recipe.settings import Data, Recipe
 from roundel.report.html import ReportContent, render
-from roundel.report.record import RECORD_VERSION
 from roundel.result import QuantizeResult
-from roundel.rules import CheckReport, check_model
+from roundel.rules import CheckReport, check
 from roundel.targets.npu import device_named
 from roundel.types import Listener
-from roundel.work.executors import Executor
+from roundel.work.checkpoints import open_store
+from roundel.work.executors import Executor, Work
 
 DEVICE = "stx"
 _SAMPLES = 32  # of a run's data: figures hardly move with more, and the comparison takes its time
 
 
+@takes_data_words
+def compare(
+    float_model: ModelSource,
+    quantized_model: ModelSource,
+    data: object,
+    *,
+    options: Data | None = None,
+    csv: str | Path | None = None,
+    report: str | Path | None = None,
+    device: str | None = None,
+    executor: Executor | None = None,
+    checkpoint: str | Path | None = None,
+    resume: bool = False,
+    listener: Listener | None = None,
+    **words: Unpack[DataWords],
+) -> Comparison:
+    """Run both models over the data once and compare every tensor that both have.
+
+    Args:
+        float_model: an ONNX file, a ModelProto, or an onnx-ir model.
+        quantized_model: a Q/DQ model that any tool has made from it.
+        data: whatever `roundel.quantize` takes, with the words from `samples` to `bgr`.
+        options: the words of the data as one object.
+        csv: also write all tensors there.
+        report: also write one HTML page with all of it, as `roundel.write_report` does.
+        device: the NPU whose split the report predicts; stx when not given.
+        executor: where it runs, from `roundel.executor(…)`; this process when not given.
+        checkpoint: a folder that holds what is done, shard by shard.
+        resume: go on from the checkpoint where there is one; the result is that of a run without a break.
+        listener: told about progress.
+
+    Raises:
+        RoundelError: a model does not load, the two do not belong together, or the data does not fit.
+    """
+    if device is not None and report is None:
+        raise RecipeError(
+            "--device is for the report.", where=f"--device {device}", expected="--report FILE, too"
+        )
+    settings = data_settings(options, words)
+    models = {"float model": float_model, "quantized model": quantized_model, "data": data}
+    records = {"quantized model's record": record_paths([quantized_model])}
+    refuse_overwriting({"table": csv, "report": report}, {**models, **records})
+    if report is None:
+        work = Work(executor, open_store(checkpoint, resume=resume))
+        found = compare_models(float_model, quantized_model, data, settings, work=work, listener=listener)
+    else:
+        found = write_report(
+            report,
+            float_model,
+            quantized_model,
+            data,
+            options=options,
+            device=device or DEVICE,
+            executor=executor,
+            checkpoint=checkpoint,
+            resume=resume,
+            listener=listener,
+            **words,
+        )
+    if csv is not None:
+        write_text(Path(csv), to_csv(found))
+    return found
+
+
+@takes_data_words
 def write_report(
     path: str | Path,
     float_model: ModelSource,
     quantized: ModelSource | QuantizeResult,
     data: object,
     *,
-    samples: int | None = None,
-    mean: Numbers | None = None,
-    std: Numbers | None = None,
-    scale: str | None = None,
-    resize: Size | None = None,
-    crop: Size | None = None,
-    layout: str | None = None,
-    bgr: bool = False,
     options: Data | None = None,
     device: str = DEVICE,
     scores: Sequence[ModelScore] = (),
@@ -54,6 +109,7 @@ def write_report(
     checkpoint: str | Path | None = None,
     resume: bool = False,
     listener: Listener | None = None,
+    **words: Unpack[DataWords],
 ) -> Comparison:
     """Write one self-contained HTML page about a quantized model.
 
@@ -82,26 +138,17 @@ def write_report(
     require_data(target, data)
     made = quantized.path if isinstance(quantized, QuantizeResult) else quantized
     models = {"float model": float_model, "quantized model": made, "data": data}
-    record_file = record_path(Path(made)) if isinstance(made, str | Path) else None
-    refuse_overwriting({"report": target}, {**models, "quantized model's record": record_file})
-    words = image_words(mean, std, scale, resize, crop, layout, bgr)
+    refuse_overwriting({"report": target}, {**models, "quantized model's record": record_paths([made])})
+    work = Work(executor, open_store(checkpoint, resume=resume))
     with _file_of(quantized) as (source, record):
-        recipe = _recipe_of(record)
-        found = compare_models(
-            float_model,
-            source,
-            data,
-            options=data_settings(options or _moderate(recipe), words, samples),
-            executor=executor,
-            checkpoint=checkpoint,
-            resume=resume,
-            listener=listener,
-        )
-        check, refused = _placement(source, recipe, device)
+        recipe = known_recipe(record)
+        settings = data_settings(options or _moderate(recipe), words)
+        found = compare_models(float_model, source, data, settings, work=work, listener=listener)
+        placed, refused = _placement(source, recipe, device)
     if isinstance(quantized, QuantizeResult) and quantized.path is None:
         found = replace(found, quantized_model="in memory")
     plain = [score.to_dict() for score in scores]
-    write_text(target, render(ReportContent(found, record, check, refused, plain)))
+    write_text(target, render(ReportContent(found, record, placed, refused, plain)))
     return found
 
 
@@ -113,19 +160,6 @@ def require_data(path: str | Path, data: object) -> None:
             where=path,
             hint="Pass data=… (command line: --data DIR), or RandomData() (--random N) for a first look.",
         )
-
-
-def read_record(model: Path) -> dict[str, Any] | None:
-    """The record that Roundel wrote beside a model, if there is one that this version understands."""
-    file = record_path(model)
-    if not file.is_file():
-        return None
-    try:
-        tree = json.loads(file.read_text(encoding="utf-8"))
-    except ValueError:  # another file of that name
-        return None
-    ours = isinstance(tree, dict) and tree.get("record_version") == RECORD_VERSION
-    return tree if ours else None
 
 
 @contextmanager
@@ -146,16 +180,6 @@ def _file_of(
             yield quantized.save(Path(folder) / "model.onnx"), quantized.record.to_dict()
 
 
-def _recipe_of(record: dict[str, Any] | None) -> Recipe | None:
-    """The run's recipe, where this version understands it."""
-    if record is None:
-        return None
-    try:
-        return Recipe.model_validate(record["recipe"])
-    except (KeyError, ValidationError):
-        return None  # of another version: the model itself shows its format
-
-
 def _moderate(recipe: Recipe | None) -> Data:
     """The run's preprocessing, and not too many samples."""
     options = Data() if recipe is None else recipe.data
@@ -167,6 +191,6 @@ def _placement(
 ) -> tuple[CheckReport | None, str | None]:
     """The predicted split; or why there is none, which the page then says."""
     try:
-        return check_model(source, preset=recipe, device=device), None
+        return check(source, recipe=recipe, device=device), None
     except RoundelError as error:
         return None, " ".join(text for text in (error.what, error.hint) if text)

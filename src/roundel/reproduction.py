@@ -15,8 +15,8 @@ from roundel.model.files import model_sha256
 from roundel.outputs import model_targets, refuse_overwriting
 from roundel.pipeline import quantize
 from roundel.plain import Card, to_plain
-from roundel.recipe.load import load_recipe
-from roundel.report.record import RECORD_VERSION, versions
+from roundel.recipe.records import RECORD_VERSION, recorded_recipe
+from roundel.report.record import versions
 from roundel.result import QuantizeResult
 from roundel.types import Listener
 
@@ -85,7 +85,7 @@ def reproduce(
     """
     path = Path(record)
     told = _read(path)
-    recipe = load_recipe(told["recipe"])
+    recipe = recorded_recipe(told["recipe"], str(path))
     source = _model(told, path.parent, model)
     samples = data if data is not None else _data(told["data"], path.parent)
     sources = {"record": path, "input model": source, "calibration data": samples}

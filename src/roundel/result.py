@@ -29,11 +29,11 @@ from roundel.model.files import (
 )
 from roundel.model.graph import fingerprint
 from roundel.model.structure import ModelSource
-from roundel.outputs import record_path
 from roundel.plain import Card
 from roundel.plan import QuantPlan
 from roundel.plan.float_parts import joined_outputs
 from roundel.qdq import strip
+from roundel.recipe.records import record_path
 from roundel.report.record import Record, plan_counts, recipe_dict, run_card
 from roundel.rules.report import remaining
 from roundel.rules.written import check_file, check_written

@@ -220,9 +220,8 @@ def main() -> int:
     return 0
 
 
-# Small products only: with more threads the pool's processes would fight for the processor.
-for _name in ("OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS"):
-    os.environ.setdefault(_name, "1")
-
 if __name__ == "__main__":
+    # Small products only: with more threads the pool's processes would fight for the processor.
+    for name in ("OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS"):
+        os.environ.setdefault(name, "1")
     sys.exit(main())

@@ -5,6 +5,9 @@ After a change that is meant: `pytest tests/golden --regenerate`, then read the 
 
 from __future__ import annotations
 
+import os
+import subprocess
+import sys
 from pathlib import Path
 
 import onnx_ir as ir
@@ -61,6 +64,15 @@ def test_graph(preset: str, request: pytest.FixtureRequest) -> None:
     if request.config.getoption("--regenerate"):
         file.write_text(text, encoding="utf-8")
     assert text == file.read_text(encoding="utf-8"), "run with --regenerate if the change is meant"
+
+
+@pytest.mark.parametrize("name", ["OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS"])
+def test_the_lock_leaves_the_threads_of_other_tests_alone(name: str) -> None:
+    code = f"import os, golden.behaviour; print({name!r} in os.environ)"
+    bare = {key: value for key, value in os.environ.items() if not key.endswith("_NUM_THREADS")}
+    run = [sys.executable, "-c", code]
+    done = subprocess.run(run, cwd=HERE.parent, env=bare, capture_output=True, text=True, check=True)
+    assert done.stdout == "False\n"
 
 
 @pytest.mark.parametrize("preset", HEADLINE)

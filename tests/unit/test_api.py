@@ -84,6 +84,15 @@ def test_an_editor_can_show_it(name: str) -> None:
     assert inspect.getdoc(thing)
 
 
+def test_words_of_the_data_are_parameters_and_others_are_refused() -> None:
+    calls: tuple[Callable[..., Any], ...] = (roundel.quantize, roundel.forecast, roundel.sensitivity)
+    for call in calls:
+        assert inspect.signature(call).parameters["bgr"].default is False
+        assert inspect.signature(call).parameters["mean"].kind is inspect.Parameter.KEYWORD_ONLY
+        with pytest.raises(TypeError, match="'means'"):
+            call("m.onnx", means=0.5)
+
+
 def test_the_type_checker_sees_every_public_name() -> None:
     source = Path(roundel.__file__).read_text(encoding="utf-8")
     block = source.partition("if TYPE_CHECKING:")[2].partition("__version__")[0]

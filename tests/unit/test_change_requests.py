@@ -36,7 +36,7 @@ def test_a_preset_is_one_file(
 
 
 def test_an_npu_rule_is_one_function(monkeypatch: pytest.MonkeyPatch) -> None:
-    before = {finding.rule for finding in report.check_model(conv_net()).findings}
+    before = {finding.rule for finding in report.check(conv_net()).findings}
     assert "P99" not in before
 
     @rule("P99", "names", "Nothing happens on the NPU.", "Rename the node.")
@@ -47,6 +47,6 @@ def test_an_npu_rule_is_one_function(monkeypatch: pytest.MonkeyPatch) -> None:
     module = type(load)("a_file_of_rules")
     module.short_names = short_names  # type: ignore[attr-defined]
     monkeypatch.setattr(report, "RULES", (*report.RULES, *rules_of(module)))
-    found = [finding for finding in report.check_model(conv_net()).findings if finding.rule == "P99"]
+    found = [finding for finding in report.check(conv_net()).findings if finding.rule == "P99"]
     assert found
     assert all(finding.fix == "Rename the node." for finding in found)

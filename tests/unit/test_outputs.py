@@ -13,6 +13,7 @@ import onnx
 import pytest
 
 import roundel
+from roundel import outputs
 from roundel.cli import main
 from roundel.example import load_example
 
@@ -142,3 +143,13 @@ def test_a_model_may_be_written_into_the_folder_of_its_data(place: Path) -> None
     for _ in range(2):  # the second time, a file is there, and it is no data
         roundel.quantize(model, data / "q.onnx", recipe="a8w8_minmax", data=data, effort="none")
     assert (data / "q.onnx").exists()
+
+
+def test_a_model_is_looked_through_once(place: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    out, looked = place / "q.onnx", []
+    words: dict[str, Any] = {"recipe": place / "mine.yaml", "data": place / "c.npz"}
+    roundel.quantize(place / "model.onnx", out, **words)
+    plain = outputs._external_files
+    monkeypatch.setattr(outputs, "_external_files", lambda p, size: looked.append(p) or plain(p, size))
+    roundel.quantize(place / "model.onnx", out, **words)
+    assert looked.count(place / "model.onnx") == 1

@@ -4,30 +4,12 @@ from __future__ import annotations
 
 import sys
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Annotated, Any, TypedDict
 
 import typer
 
-from roundel.cli.options import (
-    DataWords,
-    Exclude,
-    ExcludeSubgraph,
-    Include,
-    Json,
-    Model,
-    Output,
-    Preset,
-    Quiet,
-    RecipeFile,
-    Set,
-    WorkWords,
-    names,
-    needed_data,
-    put_json,
-    settings_tree,
-    takes,
-    work_words,
-)
+from roundel.cli import options
+from roundel.cli.options import option
 
 NOT_MET = 9  # exit code: no rung meets the budget; the best one was written
 
@@ -50,81 +32,78 @@ roundel search model.onnx --data calib/ --space preset=xint8,a8w8,a16w8 --also s
 roundel search model.onnx --data calib/ --space space.yaml --trials 50 --study my.db   (killed? run it again)
 """
 _BUDGET, _JUDGE = "Budget", "Judging"
-_EVAL_DATA = "Data to judge by; without it a quarter of --data is held out."
-_OWN = "Your own metric is an error."
-
-Device = Annotated[
-    str | None, typer.Option(help="The NPU it is for: phx, hpt, stx, krk …", show_default=False)
-]
+Device = Annotated[str | None, option("The NPU it is for: phx, hpt, stx, krk …")]
 
 
-@takes(data=needed_data)
-def auto_command(
-    model: Model,
-    output: Output,
-    max_drop: Annotated[
-        str,
-        typer.Option(
-            help="'1%' of the float model's metric, '1 point' of a hundred, or '0.01' in its own units.",
-            rich_help_panel=_BUDGET,
-        ),
-    ] = "1%",
+class JudgeWords(TypedDict):
+    """What the models on trial are judged by."""
+
+    eval_data: Path | None
+    labels: str | None
+    metric: str | None
+    lower_is_better: bool
+
+
+def judge_words(
     eval_data: Annotated[
-        Path | None, typer.Option(help=_EVAL_DATA, rich_help_panel=_BUDGET, show_default=False)
+        Path | None,
+        option("Data to judge by; without it a quarter of --data is held out.", panel=_JUDGE),
     ] = None,
     labels: Annotated[
         str | None,
-        typer.Option(
-            help="Of what judges: a file of class numbers, 'folders', or 're:REGEX'; see `roundel evaluate`.",
-            rich_help_panel=_BUDGET,
-            show_default=False,
-        ),
+        option("Of what judges: class numbers, 'folders' or 're:REGEX'; see `evaluate`.", panel=_JUDGE),
     ] = None,
     metric: Annotated[
         str | None,
-        typer.Option(
-            help="top1, top5, agreement, fidelity, cosine, or your own module:function or file.py:function.",
-            rich_help_panel=_BUDGET,
-            show_default=False,
-        ),
+        option("top1, top5, agreement, fidelity, cosine (search: sqnr); or file.py:function.", panel=_JUDGE),
     ] = None,
     lower_is_better: Annotated[
-        bool, typer.Option("--lower-is-better", help=_OWN, rich_help_panel=_BUDGET)
+        bool, option("Your own metric is an error.", "--lower-is-better", panel=_JUDGE)
     ] = False,
+) -> JudgeWords:
+    """The options of judging, as values."""
+    return JudgeWords(eval_data=eval_data, labels=labels, metric=metric, lower_is_better=lower_is_better)
+
+
+@options.takes(judging=judge_words, data=options.needed_data)
+def auto_command(
+    model: options.Model,
+    output: options.Output,
+    max_drop: Annotated[
+        str,
+        option(
+            "'1%' of the float model's metric, '1 point' of a hundred, or '0.01' in its own units.",
+            panel=_BUDGET,
+        ),
+    ] = "1%",
     time: Annotated[
         str | None,
-        typer.Option(
-            help="Most time for the whole walk: 10m, 90s, 1h30m.",
-            rich_help_panel=_BUDGET,
-            show_default=False,
-        ),
+        option("Most time for the whole walk: 10m, 90s, 1h30m.", panel=_BUDGET),
     ] = None,
     device: Device = None,
     rungs: Annotated[
         str | None,
-        typer.Option(
-            help="Only these, e.g. xint8,xint8-fast,a8w8,a16w8,mixed,bf16 (also xint8-adaround, -adaquant).",
-            show_default=False,
-        ),
+        option("Only these, e.g. xint8,xint8-fast,a8w8,a16w8,mixed,bf16 (also xint8-adaround, -adaquant)."),
     ] = None,
-    exclude: Exclude = None,
-    include: Include = None,
-    exclude_subgraph: ExcludeSubgraph = None,
-    settings: Set = None,
-    quiet: Quiet = False,
-    as_json: Json = False,
+    exclude: options.Exclude = None,
+    include: options.Include = None,
+    exclude_subgraph: options.ExcludeSubgraph = None,
+    settings: options.Set = None,
+    quiet: options.Quiet = False,
+    as_json: options.Json = False,
     *,
-    data: DataWords,
+    judging: JudgeWords,
+    data: options.GivenData,
 ) -> None:
     """Find the fastest number format that keeps the model within an accuracy budget, and write that model."""
-    from roundel.api.making import auto
     from roundel.measure.yardstick import measure_of
     from roundel.report.console import ProgressListener, terminal
     from roundel.report.judged import show_ladder, step_line
+    from roundel.trials.auto import auto
     from roundel.trials.rungs import RungStep, parse_drop
 
     silent = quiet or as_json
-    drop, own = parse_drop(max_drop), measure_of(metric, lower=lower_is_better)
+    drop, own = parse_drop(max_drop), measure_of(judging["metric"], lower=judging["lower_is_better"])
     words = own.text if own is not None else "{:.2%}".format
 
     def heard(step: RungStep) -> None:
@@ -136,17 +115,14 @@ def auto_command(
         output,
         **data,
         max_drop=max_drop,
-        eval_data=eval_data,
-        labels=labels,
-        metric=metric,
-        lower_is_better=lower_is_better,
+        **judging,
         time=time,
         device=device,
-        rungs=None if rungs is None else names(rungs),
+        rungs=None if rungs is None else options.names(rungs),
         exclude=exclude or (),
         include=include or (),
         exclude_subgraph=exclude_subgraph or (),
-        changes=settings_tree(settings),
+        changes=options.settings_tree(settings),
         listener=None if silent else ProgressListener(),
         on_step=None if silent else heard,
     )
@@ -158,68 +134,44 @@ def auto_command(
         raise typer.Exit(NOT_MET)
 
 
-@takes(data=needed_data, work=work_words)
+@options.takes(judging=judge_words, data=options.needed_data, work=options.work_words)
 def search_command(
-    model: Model,
+    model: options.Model,
     space: Annotated[
         list[str],
-        typer.Option(
-            help="FIELD=a,b,c or FIELD=low..high[:log] of a recipe, preset=a,b, or a YAML file of them.",
-            show_default=False,
-        ),
+        option("FIELD=a,b,c or FIELD=low..high[:log] of a recipe, preset=a,b, or a YAML file of them."),
     ],
-    trials: Annotated[int, typer.Option(help="How many in all, those of earlier runs among them.")] = 20,
+    trials: Annotated[int, option("How many in all, those of earlier runs among them.")] = 20,
     study: Annotated[
         Path | None,
-        typer.Option(help="SQLite file of the study: a later run goes on with it.", show_default=False),
+        option("SQLite file of the study: a later run goes on with it."),
     ] = None,
     output: Annotated[
         Path | None,
-        typer.Option("--output", "-o", help="Write the best model there.", show_default=False),
+        option("Write the best model there.", "--output", "-o"),
     ] = None,
-    preset: Preset = None,
-    recipe: RecipeFile = None,
-    save_recipe: Annotated[
-        Path | None, typer.Option(help="Write the best recipe there.", show_default=False)
-    ] = None,
-    eval_data: Annotated[
-        Path | None, typer.Option(help=_EVAL_DATA, rich_help_panel=_JUDGE, show_default=False)
-    ] = None,
-    labels: Annotated[
-        str | None,
-        typer.Option(
-            help="Of what judges; see `roundel evaluate`.", rich_help_panel=_JUDGE, show_default=False
-        ),
-    ] = None,
-    metric: Annotated[
-        str | None,
-        typer.Option(
-            help="sqnr (the default without labels), top1, top5, agreement, fidelity, cosine, or your own.",
-            rich_help_panel=_JUDGE,
-            show_default=False,
-        ),
-    ] = None,
-    lower_is_better: Annotated[
-        bool, typer.Option("--lower-is-better", help=_OWN, rich_help_panel=_JUDGE)
-    ] = False,
+    preset: options.Preset = None,
+    recipe: options.RecipeFile = None,
+    save_recipe: Annotated[Path | None, option("Write the best recipe there.")] = None,
     also: Annotated[
         str | None,
-        typer.Option(help="Further objectives: size, time, npu.", rich_help_panel=_JUDGE, show_default=False),
+        option("Further objectives: size, time, npu.", panel=_JUDGE),
     ] = None,
-    sampler: Annotated[str, typer.Option(help="tpe or random.")] = "tpe",
-    seed: Annotated[int, typer.Option(help="Of the sampler.")] = 0,
+    sampler: Annotated[str, option("tpe or random.")] = "tpe",
+    seed: Annotated[int, option("Of the sampler.")] = 0,
     device: Device = None,
-    exclude: Exclude = None,
-    settings: Set = None,
-    as_json: Json = False,
+    exclude: options.Exclude = None,
+    settings: options.Set = None,
+    as_json: options.Json = False,
     *,
-    data: DataWords,
-    work: WorkWords,
+    judging: JudgeWords,
+    data: options.GivenData,
+    work: options.WorkWords,
 ) -> None:
     """Search recipe values for the best model, in a study that a later run goes on with (needs Optuna)."""
-    from roundel.api.making import search
     from roundel.report.console import ProgressListener, terminal
     from roundel.report.judged import show_study
+    from roundel.trials.search import search
     from roundel.trials.study import Trial
 
     kind: Any = sampler  # `search` says what there is
@@ -238,21 +190,18 @@ def search_command(
         preset=preset,
         recipe=recipe,
         save_recipe=save_recipe,
-        eval_data=eval_data,
-        labels=labels,
-        metric=metric,
-        lower_is_better=lower_is_better,
-        also=names(also),
+        **judging,
+        also=options.names(also),
         sampler=kind,
         seed=seed,
         device=device,
         exclude=exclude or (),
-        changes=settings_tree(settings),
+        changes=options.settings_tree(settings),
         **work,
         listener=None if as_json else ProgressListener(),
         on_trial=None if as_json else heard,
     )
     if as_json:
-        put_json(found.to_dict())
+        options.put_json(found.to_dict())
     else:
         show_study(terminal(), found.to_dict())

@@ -8,18 +8,8 @@ from typing import Annotated, Any
 
 import typer
 
-from roundel.cli.options import (
-    Exclude,
-    Include,
-    Json,
-    Model,
-    Output,
-    Preset,
-    RecipeFile,
-    Set,
-    put_json,
-    settings_tree,
-)
+from roundel.cli import options
+from roundel.cli.options import argument, option
 
 EXPLAIN_EXAMPLES = """[bold]Examples[/]
 
@@ -33,30 +23,19 @@ PRESETS_EXAMPLES = (
 )
 
 
+@options.takes(chosen=options.recipe_words)
 def explain_command(
-    model: Model,
-    preset: Preset = None,
-    recipe: RecipeFile = None,
-    tensor: Annotated[str | None, typer.Option(help="Only this tensor.")] = None,
-    exclude: Exclude = None,
-    include: Include = None,
-    settings: Set = None,
-    as_json: Json = False,
+    model: options.Model,
+    chosen: options.RecipeWords,
+    tensor: Annotated[str | None, option("Only this tensor.")] = None,
+    as_json: options.Json = False,
 ) -> None:
     """Show what every tensor would become, and why. Needs no data."""
-    from roundel.api.judging import explain
+    from roundel.inspection import explain
     from roundel.report.console import show_plan, terminal
     from roundel.report.record import plan_json
 
-    plan = explain(
-        model,
-        preset=preset,
-        recipe=recipe,
-        tensor=tensor,
-        exclude=exclude or (),
-        include=include or (),
-        changes=settings_tree(settings),
-    )
+    plan = explain(model, **chosen, tensor=tensor)
     if as_json:
         sys.stdout.write(plan_json(plan, tensor))
     else:
@@ -64,10 +43,10 @@ def explain_command(
 
 
 def inspect_command(
-    model: Model,
-    preset: Preset = None,
-    nodes: Annotated[bool, typer.Option("--nodes", help="List every node.")] = False,
-    as_json: Json = False,
+    model: options.Model,
+    preset: options.Preset = None,
+    nodes: Annotated[bool, option("List every node.", "--nodes")] = False,
+    as_json: options.Json = False,
 ) -> None:
     """Show a model's inputs, operators, types and sizes, and what a preset would quantize."""
     from roundel.inspection import inspect
@@ -75,14 +54,14 @@ def inspect_command(
 
     found = inspect(model, preset=preset)
     if as_json:
-        put_json(found.to_dict(nodes=nodes))
+        options.put_json(found.to_dict(nodes=nodes))
     else:
         show_inspection(terminal(), found, nodes=nodes)
 
 
 def presets_command(
-    name: Annotated[str | None, typer.Argument(help="Print this preset as a recipe file.")] = None,
-    as_json: Json = False,
+    name: Annotated[str | None, argument("Print this preset as a recipe file.")] = None,
+    as_json: options.Json = False,
 ) -> None:
     """List the presets, or print one as a recipe file."""
     from roundel.options import presets
@@ -92,11 +71,11 @@ def presets_command(
     if name is not None:
         (recipe,) = recipes.values()
         if as_json:
-            put_json(recipe.model_dump(mode="json"))
+            options.put_json(recipe.model_dump(mode="json"))
         else:
             sys.stdout.write(dump_yaml(recipe))
     elif as_json:
-        put_json({known: recipe.title for known, recipe in recipes.items()})
+        options.put_json({known: recipe.title for known, recipe in recipes.items()})
     else:
         from roundel.report.console import show_presets, terminal
 
@@ -136,28 +115,22 @@ roundel tools remove_qdq_between_ops --input_model a.onnx --between_ops 'Mul,Add
 
 
 def convert_command(
-    model: Annotated[
-        Path, typer.Argument(help="A float ONNX model, or one in bfloat16 or float16.", show_default=False)
-    ],
-    output: Output,
-    to: Annotated[str, typer.Option(help="bf16, fp16 or fp32.")] = "bf16",
+    model: Annotated[Path, argument("A float ONNX model, or one in bfloat16 or float16.")],
+    output: options.Output,
+    to: Annotated[str, option("bf16, fp16 or fp32.")] = "bf16",
     form: Annotated[
-        str, typer.Option(help="pair (AMD's operators), cast, or plain (only constants are rounded).")
+        str, option("pair (AMD's operators), cast, or plain (only constants are rounded).")
     ] = "pair",
     half_weights: Annotated[
-        bool, typer.Option("--half-weights", help="Constants in 16 bits: half the size, the same numbers.")
+        bool, option("Constants in 16 bits: half the size, the same numbers.", "--half-weights")
     ] = False,
     strip_functions: Annotated[
-        bool, typer.Option("--strip-functions", help="Leave out the bodies of AMD's operators.")
+        bool, option("Leave out the bodies of AMD's operators.", "--strip-functions")
     ] = False,
-    external_data: Annotated[
-        bool, typer.Option("--external-data", help="Weights in a file of their own.")
-    ] = False,
-    data: Annotated[
-        Path | None, typer.Option(help="Samples to compare on: a folder, .npy or .npz.", show_default=False)
-    ] = None,
-    samples: Annotated[int | None, typer.Option(help="Use at most this many.")] = None,
-    as_json: Json = False,
+    external_data: Annotated[bool, option("Weights in a file of their own.", "--external-data")] = False,
+    data: Annotated[Path | None, option("Samples to compare on: a folder, .npy or .npz.")] = None,
+    samples: Annotated[int | None, option("Use at most this many.")] = None,
+    as_json: options.Json = False,
 ) -> None:
     """Convert a whole model to bfloat16 or float16 and back, without calibration."""
     from roundel.conversion import convert
@@ -175,19 +148,17 @@ def convert_command(
         samples=samples,
     )
     if as_json:
-        put_json(result.to_dict())
+        options.put_json(result.to_dict())
     else:
         show_conversion(terminal(), result.to_dict())
 
 
 def reproduce_command(
-    record: Annotated[
-        Path, typer.Argument(help="The JSON file beside a quantized model.", show_default=False)
-    ],
-    model: Annotated[Path | None, typer.Option(help="The float model, where it has moved.")] = None,
-    data: Annotated[Path | None, typer.Option(help="The calibration data, where they have moved.")] = None,
-    output: Annotated[Path | None, typer.Option("--output", "-o", help="Keep the new model here.")] = None,
-    as_json: Json = False,
+    record: Annotated[Path, argument("The JSON file beside a quantized model.")],
+    model: Annotated[Path | None, option("The float model, where it has moved.")] = None,
+    data: Annotated[Path | None, option("The calibration data, where they have moved.")] = None,
+    output: Annotated[Path | None, option("Keep the new model here.", "--output", "-o")] = None,
+    as_json: options.Json = False,
 ) -> None:
     """Repeat a run from its record and say whether the result has the same bytes; exit code 1 if not."""
     from roundel.report.console import ProgressListener, terminal
@@ -196,7 +167,7 @@ def reproduce_command(
     told = None if as_json else ProgressListener()
     found = reproduce(record, model=model, data=data, output=output, listener=told)
     if as_json:
-        put_json(found.to_dict())
+        options.put_json(found.to_dict())
     else:
         console = terminal()
         verdict = "the same, byte for byte" if found.matches else "not the same"
@@ -208,12 +179,12 @@ def reproduce_command(
 
 
 def demo_command(
-    preset: Annotated[list[str] | None, typer.Option("--preset", "-p", help="Only these presets.")] = None,
+    preset: Annotated[list[str] | None, option("Only these presets.", "--preset", "-p")] = None,
     output: Annotated[
         Path | None,
-        typer.Option("--output", "-o", help="Keep the models in this folder.", show_default=False),
+        option("Keep the models in this folder.", "--output", "-o"),
     ] = None,
-    as_json: Json = False,
+    as_json: options.Json = False,
 ) -> None:
     """Quantize the embedded example with every preset and compare the results."""
     from roundel.plain import to_plain
@@ -222,7 +193,7 @@ def demo_command(
 
     rows = demo(preset, output, listener=None if as_json else ProgressListener())
     if as_json:
-        put_json(to_plain(rows))
+        options.put_json(to_plain(rows))
     else:
         show_demo(terminal(), rows)
 

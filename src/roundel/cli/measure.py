@@ -7,28 +7,8 @@ from typing import Annotated
 
 import typer
 
-from roundel.cli.options import (
-    CheckpointWords,
-    DataWords,
-    EitherModel,
-    Exclude,
-    Include,
-    Json,
-    Model,
-    Preset,
-    Quiet,
-    RecipeFile,
-    Report,
-    Set,
-    WorkWords,
-    data_words,
-    kept_words,
-    needed_data,
-    put_json,
-    settings_tree,
-    takes,
-    work_words,
-)
+from roundel.cli import options
+from roundel.cli.options import argument, option
 
 INFER_EXAMPLES = """[bold]Examples[/]
 
@@ -71,31 +51,27 @@ Exit code: 0 when there is no warning, 1 when there is one.
 _FOLDERS, _MODELS = "Two folders of results", "Models on data"
 
 
-@takes(data=needed_data)
+@options.takes(data=options.needed_data)
 def infer_command(
-    model: EitherModel,
-    out: Annotated[
-        Path, typer.Option("--out", "-o", help="Folder to write to; created if missing.", show_default=False)
-    ],
-    data: DataWords,
-    output: Annotated[
-        list[str] | None, typer.Option("--output", help="Save only this output of the model.")
-    ] = None,
+    model: options.EitherModel,
+    out: Annotated[Path, option("Folder to write to; created if missing.", "--out", "-o")],
+    data: options.GivenData,
+    output: Annotated[list[str] | None, option("Save only this output of the model.", "--output")] = None,
     images: Annotated[
-        bool, typer.Option("--images", help="Save PNG pictures (values 0..1) instead of .npy arrays.")
+        bool, option("Save PNG pictures (values 0..1) instead of .npy arrays.", "--images")
     ] = False,
-    quiet: Quiet = False,
-    as_json: Json = False,
+    quiet: options.Quiet = False,
+    as_json: options.Json = False,
 ) -> None:
     """Run a model over data and save each output, named after its input."""
-    from roundel.api.judging import infer
+    from roundel.measure.runner import infer
     from roundel.plain import to_plain
     from roundel.report.console import ProgressListener, terminal
 
     listener = None if quiet or as_json else ProgressListener()
     done = infer(model, **data, out=out, outputs=output or (), images=images, listener=listener)
     if as_json:
-        put_json(to_plain(done))
+        options.put_json(to_plain(done))
     elif not quiet:
         terminal().print(
             f"{len(done.files)} files in {done.folder} ({', '.join(done.outputs)}), {done.seconds:.1f} s",
@@ -104,7 +80,7 @@ def infer_command(
         )
 
 
-@takes(data=data_words, work=work_words, kept=kept_words)
+@options.takes(data=options.data_words, work=options.work_words, kept=options.kept_words)
 def evaluate_command(
     models: Annotated[
         list[Path] | None,
@@ -116,49 +92,47 @@ def evaluate_command(
     ] = None,
     baseline: Annotated[
         Path | None,
-        typer.Option(
+        option(
+            "Results of the float model: .jpg, .png or .npy.",
             "--baseline",
             "--baseline_results_folder",
             "--baseline-results-folder",
-            help="Results of the float model: .jpg, .png or .npy.",
-            rich_help_panel=_FOLDERS,
+            panel=_FOLDERS,
         ),
     ] = None,
     quantized: Annotated[
         Path | None,
-        typer.Option(
+        option(
+            "Results of the quantized model, under the same names.",
             "--quantized",
             "--quantized_results_folder",
             "--quantized-results-folder",
-            help="Results of the quantized model, under the same names.",
-            rich_help_panel=_FOLDERS,
+            panel=_FOLDERS,
         ),
     ] = None,
     labels: Annotated[
         str | None,
-        typer.Option(
-            help="File of class numbers (.npy, .npz, .json, .csv, .txt), 'folders', or 're:REGEX'.",
-            rich_help_panel=_MODELS,
+        option(
+            "File of class numbers (.npy, .npz, .json, .csv, .txt), 'folders', or 're:REGEX'.", panel=_MODELS
         ),
     ] = None,
     metric: Annotated[
         str | None,
-        typer.Option(
-            help="Your own: module:function or file.py:function, called with (outputs, labels).",
-            rich_help_panel=_MODELS,
+        option(
+            "Your own: module:function or file.py:function, called with (outputs, labels).", panel=_MODELS
         ),
     ] = None,
     csv: Annotated[
-        Path | None, typer.Option("--csv", help="Also write the scores of each file (or model) there.")
+        Path | None, option("Also write the scores of each file (or model) there.", "--csv")
     ] = None,
-    as_json: Json = False,
+    as_json: options.Json = False,
     *,
-    data: DataWords,
-    work: WorkWords,
-    kept: CheckpointWords,
+    data: options.GivenData,
+    work: options.WorkWords,
+    kept: options.CheckpointWords,
 ) -> None:
     """Judge results: two folders file by file, or models side by side on data."""
-    from roundel.api.judging import evaluate
+    from roundel.measure.evaluate import evaluate
     from roundel.report.console import ProgressListener, terminal
     from roundel.report.judged import show_folders, show_models
 
@@ -177,40 +151,38 @@ def evaluate_command(
     if isinstance(scores, tuple):
         tree = [score.to_dict() for score in scores]
         if as_json:
-            put_json({"models": tree})
+            options.put_json({"models": tree})
         else:
             show_models(terminal(), tree)
     elif as_json:
-        put_json(scores.to_dict())
+        options.put_json(scores.to_dict())
     else:
         show_folders(terminal(), scores.to_dict())
 
 
-@takes(data=needed_data, work=work_words, kept=kept_words)
+@options.takes(data=options.needed_data, work=options.work_words, kept=options.kept_words)
 def compare_command(
-    float_model: Model,
-    quantized_model: Annotated[
-        Path, typer.Argument(help="Its quantized form, from any tool.", show_default=False)
-    ],
-    data: DataWords,
-    work: WorkWords,
-    kept: CheckpointWords,
+    float_model: options.Model,
+    quantized_model: Annotated[Path, argument("Its quantized form, from any tool.")],
+    data: options.GivenData,
+    work: options.WorkWords,
+    kept: options.CheckpointWords,
     everything: Annotated[
-        bool, typer.Option("--all", help="All tensors, in order of execution, not only the worst.")
+        bool, option("All tensors, in order of execution, not only the worst.", "--all")
     ] = False,
-    weights: Annotated[bool, typer.Option("--weights", help="Also list the weights.")] = False,
-    csv: Annotated[Path | None, typer.Option("--csv", help="Also write all tensors there.")] = None,
-    report: Report = None,
+    weights: Annotated[bool, option("Also list the weights.", "--weights")] = False,
+    csv: Annotated[Path | None, option("Also write all tensors there.", "--csv")] = None,
+    report: options.Report = None,
     device: Annotated[
         str | None,
-        typer.Option(help="The NPU whose split the report predicts; else stx.", show_default=False),
+        option("The NPU whose split the report predicts; else stx."),
     ] = None,
-    as_json: Json = False,
+    as_json: options.Json = False,
 ) -> None:
     """Compare a float model and its quantized form tensor by tensor: which layer hurts, and why."""
-    from roundel.api.judging import compare
     from roundel.report.console import ProgressListener, terminal
     from roundel.report.views import show_comparison
+    from roundel.reporting import compare
 
     result = compare(
         float_model,
@@ -224,42 +196,36 @@ def compare_command(
         listener=None if as_json else ProgressListener(),
     )
     if as_json:
-        put_json(result.to_dict())
+        options.put_json(result.to_dict())
         return
     show_comparison(terminal(), result.to_dict(), everything=everything, weights=weights)
     if report is not None:
         terminal().print(f"report: {report}", markup=False, highlight=False, soft_wrap=True)
 
 
-@takes(data=needed_data, work=work_words, kept=kept_words)
+@options.takes(
+    chosen=options.recipe_words, data=options.needed_data, work=options.work_words, kept=options.kept_words
+)
 def sensitivity_command(
-    model: Model,
-    data: DataWords,
-    work: WorkWords,
-    kept: CheckpointWords,
-    preset: Preset = None,
-    recipe: RecipeFile = None,
-    exclude: Exclude = None,
-    include: Include = None,
-    settings: Set = None,
-    look: Annotated[int, typer.Option(help="Samples that each layer is measured with.")] = 8,
-    worst: Annotated[int, typer.Option(help="Layers that get proposals, at most.")] = 5,
-    everything: Annotated[bool, typer.Option("--all", help="List all layers, not only the worst.")] = False,
-    as_json: Json = False,
+    model: options.Model,
+    chosen: options.RecipeWords,
+    data: options.GivenData,
+    work: options.WorkWords,
+    kept: options.CheckpointWords,
+    look: Annotated[int, option("Samples that each layer is measured with.")] = 8,
+    worst: Annotated[int, option("Layers that get proposals, at most.")] = 5,
+    everything: Annotated[bool, option("List all layers, not only the worst.", "--all")] = False,
+    as_json: options.Json = False,
 ) -> None:
     """Rank the layers by what quantizing them costs at the output, and say what would help."""
-    from roundel.api.judging import sensitivity
+    from roundel.measure.sensitivity import sensitivity
     from roundel.report.console import ProgressListener, terminal
     from roundel.report.views import show_sensitivity
 
     found = sensitivity(
         model,
-        preset=preset,
-        recipe=recipe,
+        **chosen,
         **data,
-        exclude=exclude or (),
-        include=include or (),
-        changes=settings_tree(settings),
         look=look,
         worst=worst,
         **work,
@@ -267,29 +233,29 @@ def sensitivity_command(
         listener=None if as_json else ProgressListener(),
     )
     if as_json:
-        put_json(found.to_dict())
+        options.put_json(found.to_dict())
     else:
         show_sensitivity(terminal(), found.to_dict(), everything=everything)
 
 
-@takes(data=needed_data)
+@options.takes(data=options.needed_data)
 def lint_data_command(
-    model: Model,
-    data: DataWords,
+    model: options.Model,
+    data: options.GivenData,
     against: Annotated[
         Path | None,
-        typer.Option(help="Other data, preprocessed alike, that should look the same (evaluation data)."),
+        option("Other data, preprocessed alike, that should look the same (evaluation data)."),
     ] = None,
-    as_json: Json = False,
+    as_json: options.Json = False,
 ) -> None:
     """Look for what would spoil a calibration: odd samples, wrong scaling or colours, too few samples."""
-    from roundel.api.judging import lint_data
+    from roundel.measure.lint import lint_data
     from roundel.report.console import ProgressListener, terminal
     from roundel.report.judged import show_findings
 
     report = lint_data(model, **data, against=against, listener=None if as_json else ProgressListener())
     if as_json:
-        put_json(report.to_dict())
+        options.put_json(report.to_dict())
     else:
         show_findings(terminal(), report.to_dict())
     if not report.clean:

@@ -7,7 +7,8 @@ from typing import Annotated
 
 import typer
 
-from roundel.cli.options import EitherModel, Json, put_json
+from roundel.cli import options
+from roundel.cli.options import argument, option
 
 CHECK_EXAMPLES = """[bold]Examples[/]
 
@@ -32,33 +33,28 @@ roundel npu-report session.log --model kit/model.onnx --device krk   (beside wha
 roundel npu-report session.log --json
 """
 
-Device = Annotated[str, typer.Option("--device", "-d", help="phx, hpt, stx, stx-halo or krk.")]
+Device = Annotated[str, option("phx, hpt, stx, stx-halo or krk.", "--device", "-d")]
 
 
 def check_command(
-    model: EitherModel,
+    model: options.EitherModel,
     preset: Annotated[
         str | None,
-        typer.Option(
-            "--preset",
-            "-p",
-            help="xint8, a8w8, a16w8 or bf16; else a8w8, or what a quantized model shows.",
-            show_default=False,
-        ),
+        option("xint8, a8w8, a16w8 or bf16; else a8w8, or what a quantized model shows.", "--preset", "-p"),
     ] = None,
     device: Device = "stx",
-    nodes: Annotated[bool, typer.Option("--nodes", help="List the place of every node, and why.")] = False,
-    as_json: Json = False,
+    nodes: Annotated[bool, option("List the place of every node, and why.", "--nodes")] = False,
+    as_json: options.Json = False,
 ) -> None:
     """Say what will run on the NPU and what stands in the way. Needs no NPU and no data."""
-    from roundel.api.judging import check
     from roundel.report.console import terminal
     from roundel.report.views import show_check
+    from roundel.rules import check
 
     report = check(model, preset=preset, device=device)
     tree = report.to_dict(nodes=nodes)
     if as_json:
-        put_json(tree)
+        options.put_json(tree)
     else:
         show_check(terminal(), tree)
     if not report.passed:
@@ -66,15 +62,11 @@ def check_command(
 
 
 def deploy_command(
-    model: Annotated[
-        Path, typer.Argument(help="The model to deploy: quantized or float.", show_default=False)
-    ],
-    output: Annotated[
-        Path, typer.Option("--output", "-o", help="The folder to write; may be new.", show_default=False)
-    ],
+    model: Annotated[Path, argument("The model to deploy: quantized or float.")],
+    output: Annotated[Path, option("The folder to write; may be new.", "--output", "-o")],
     device: Device = "stx",
-    optimize_level: Annotated[int, typer.Option(help="Effort of the BF16 compiler, 1 to 3.")] = 2,
-    as_json: Json = False,
+    optimize_level: Annotated[int, option("Effort of the BF16 compiler, 1 to 3.")] = 2,
+    as_json: options.Json = False,
 ) -> None:
     """Write a folder to run a model on a Ryzen AI NPU: model, provider options, run script, instructions."""
     from roundel.kit.console import show_kit
@@ -83,27 +75,23 @@ def deploy_command(
 
     kit = deploy(model, output, device=device, optimize_level=optimize_level)
     if as_json:
-        put_json(kit.to_dict())
+        options.put_json(kit.to_dict())
     else:
         show_kit(terminal(), kit)
 
 
 def npu_report_command(
-    file: Annotated[
-        Path, typer.Argument(help="vitisai_ep_report.json, or a log of the session.", show_default=False)
-    ],
+    file: Annotated[Path, argument("vitisai_ep_report.json, or a log of the session.")],
     model: Annotated[
         Path | None,
-        typer.Option(help="The model that ran: shows where each operator type went, and what was predicted."),
+        option("The model that ran: shows where each operator type went, and what was predicted."),
     ] = None,
     preset: Annotated[
         str | None,
-        typer.Option("--preset", "-p", help="Its format; else what it shows, or bf16.", show_default=False),
+        option("Its format; else what it shows, or bf16.", "--preset", "-p"),
     ] = None,
-    device: Annotated[
-        str | None, typer.Option("--device", "-d", help="Where it ran; else stx.", show_default=False)
-    ] = None,
-    as_json: Json = False,
+    device: Annotated[str | None, option("Where it ran; else stx.", "--device", "-d")] = None,
+    as_json: options.Json = False,
 ) -> None:
     """Show which operators ran on the NPU and which on the CPU, from the provider's report or console log."""
     from roundel.kit.console import show_report
@@ -112,6 +100,6 @@ def npu_report_command(
 
     report = npu_report(file, model=model, preset=preset, device=device)
     if as_json:
-        put_json(report.to_dict())
+        options.put_json(report.to_dict())
     else:
         show_report(terminal(), report)

@@ -20,40 +20,47 @@ if TYPE_CHECKING:
 
 _DATA, _IMAGES, _WORK = "Data", "Images", "Long runs"
 
-Model = Annotated[Path, typer.Argument(help="The float ONNX model.", show_default=False)]
-EitherModel = Annotated[Path, typer.Argument(help="An ONNX model, float or quantized.", show_default=False)]
-Output = Annotated[Path, typer.Option("--output", "-o", help="The file to write.", show_default=False)]
+
+def option(text: str, *names: str, panel: str | None = None) -> Any:
+    """An option: what it is for, its names where they are not the parameter's, and where --help lists it."""
+    return typer.Option(*names, help=text, rich_help_panel=panel)
+
+
+def argument(text: str) -> Any:
+    """What stands without a name."""
+    return typer.Argument(help=text, show_default=False)
+
+
+Model = Annotated[Path, argument("The float ONNX model.")]
+EitherModel = Annotated[Path, argument("An ONNX model, float or quantized.")]
+Output = Annotated[Path, option("The file to write.", "--output", "-o")]
 Preset = Annotated[
     str | None,
-    typer.Option("--preset", "-p", help="Preset name, a8w8 if not given; see `roundel presets`."),
+    option("Preset name, a8w8 if not given; see `roundel presets`.", "--preset", "-p"),
 ]
 RecipeFile = Annotated[
-    Path | None, typer.Option("--recipe", "-r", help="A recipe file (YAML or JSON) instead of a preset.")
+    Path | None, option("A recipe file (YAML or JSON) instead of a preset.", "--recipe", "-r")
 ]
 Exclude = Annotated[
     list[str] | None,
-    typer.Option(
-        "--exclude", "-x", help="Keep in float: a node or tensor name, a glob, re:REGEX or op:TYPE."
-    ),
+    option("Keep in float: a node or tensor name, a glob, re:REGEX or op:TYPE.", "--exclude", "-x"),
 ]
-Include = Annotated[
-    list[str] | None, typer.Option("--include", help="Quantize only these (same words as --exclude).")
-]
+Include = Annotated[list[str] | None, option("Quantize only these (same words as --exclude).", "--include")]
 ExcludeSubgraph = Annotated[
     list[str] | None,
-    typer.Option("--exclude-subgraph", help="Keep in float all between tensors: 'a,b->c,d'."),
+    option("Keep in float all between tensors: 'a,b->c,d'.", "--exclude-subgraph"),
 ]
 Set = Annotated[
     list[str] | None,
-    typer.Option("--set", "-s", help="Change a recipe value, for example -s weights.per_channel=true."),
+    option("Change a recipe value, for example -s weights.per_channel=true.", "--set", "-s"),
 ]
 Report = Annotated[
     Path | None,
-    typer.Option("--report", help="Also write one HTML page with all of it.", show_default=False),
+    option("Also write one HTML page with all of it.", "--report"),
 ]
-Samples = Annotated[int | None, typer.Option(help="Use at most this many.", rich_help_panel=_DATA)]
-Quiet = Annotated[bool, typer.Option("--quiet", "-q", help="Print nothing.")]
-Json = Annotated[bool, typer.Option("--json", help="Print JSON instead of tables.")]
+Samples = Annotated[int | None, option("Use at most this many.", panel=_DATA)]
+Quiet = Annotated[bool, option("Print nothing.", "--quiet", "-q")]
+Json = Annotated[bool, option("Print JSON instead of tables.", "--json")]
 
 
 def takes(**shared: Callable[..., object]) -> Callable[[Callable[..., None]], Callable[..., None]]:
@@ -87,7 +94,34 @@ def takes(**shared: Callable[..., object]) -> Callable[[Callable[..., None]], Ca
     return decorated
 
 
-class DataWords(TypedDict):
+class RecipeWords(TypedDict):
+    """Which recipe, and what differs from it."""
+
+    preset: str | None
+    recipe: Path | None
+    exclude: list[str]
+    include: list[str]
+    changes: dict[str, Any]
+
+
+def recipe_words(
+    preset: Preset = None,
+    recipe: RecipeFile = None,
+    exclude: Exclude = None,
+    include: Include = None,
+    settings: Set = None,
+) -> RecipeWords:
+    """The options of recipes, as values."""
+    return RecipeWords(
+        preset=preset,
+        recipe=recipe,
+        exclude=exclude or [],
+        include=include or [],
+        changes=settings_tree(settings),
+    )
+
+
+class GivenData(TypedDict):
     """What the user said about the data, as Roundel's functions take it."""
 
     data: object
@@ -104,34 +138,22 @@ class DataWords(TypedDict):
 def data_words(
     data: Annotated[
         Path | None,
-        typer.Option(
-            help="Folder of images, .npy or .npz files, or one .npy/.npz file.", rich_help_panel=_DATA
-        ),
+        option("Folder of images, .npy or .npz files, or one .npy/.npz file.", panel=_DATA),
     ] = None,
     samples: Samples = None,
-    random: Annotated[
-        int | None, typer.Option(help="Use this many random samples.", rich_help_panel=_DATA)
-    ] = None,
+    random: Annotated[int | None, option("Use this many random samples.", panel=_DATA)] = None,
     shape: Annotated[
         list[str] | None,
-        typer.Option(help="Shape of a random input: NAME=1x3x48x320.", rich_help_panel=_DATA),
+        option("Shape of a random input: NAME=1x3x48x320.", panel=_DATA),
     ] = None,
-    mean: Annotated[
-        str | None, typer.Option(help="Per channel, e.g. 0.5,0.5,0.5", rich_help_panel=_IMAGES)
-    ] = None,
-    std: Annotated[str | None, typer.Option(help="Per channel.", rich_help_panel=_IMAGES)] = None,
-    scale: Annotated[
-        str | None, typer.Option(help="unit (pixels / 255, the default) or raw.", rich_help_panel=_IMAGES)
-    ] = None,
-    resize: Annotated[
-        str | None, typer.Option(help="Short side, or HEIGHTxWIDTH.", rich_help_panel=_IMAGES)
-    ] = None,
-    crop: Annotated[
-        str | None, typer.Option(help="Centre crop: side, or HEIGHTxWIDTH.", rich_help_panel=_IMAGES)
-    ] = None,
-    layout: Annotated[str | None, typer.Option(help="nchw or nhwc.", rich_help_panel=_IMAGES)] = None,
-    bgr: Annotated[bool, typer.Option("--bgr", help="Blue first.", rich_help_panel=_IMAGES)] = False,
-) -> DataWords:
+    mean: Annotated[str | None, option("Per channel, e.g. 0.5,0.5,0.5", panel=_IMAGES)] = None,
+    std: Annotated[str | None, option("Per channel.", panel=_IMAGES)] = None,
+    scale: Annotated[str | None, option("unit (pixels / 255, the default) or raw.", panel=_IMAGES)] = None,
+    resize: Annotated[str | None, option("Short side, or HEIGHTxWIDTH.", panel=_IMAGES)] = None,
+    crop: Annotated[str | None, option("Centre crop: side, or HEIGHTxWIDTH.", panel=_IMAGES)] = None,
+    layout: Annotated[str | None, option("nchw or nhwc.", panel=_IMAGES)] = None,
+    bgr: Annotated[bool, option("Blue first.", "--bgr", panel=_IMAGES)] = False,
+) -> GivenData:
     """The options of data, as values."""
     if data is not None and random is not None:
         raise RecipeError(
@@ -139,7 +161,7 @@ def data_words(
             expected="one of them",
             hint="Use --data for a real result, --random for a first look.",
         )
-    return DataWords(
+    return GivenData(
         data=data if random is None else random_data(random, shape),
         samples=samples,
         mean=_numbers(mean, "--mean"),
@@ -153,15 +175,13 @@ def data_words(
 
 
 @functools.wraps(data_words)
-def needed_data(**words: Any) -> DataWords:
+def needed_data(**words: Any) -> GivenData:
     """The same, for a command that cannot do without."""
     found = data_words(**words)
     if found["data"] is None:
-        raise RecipeError(
-            "No data was given.",
-            expected="--data DIR",
-            hint="Or --random N for a first look, without any meaning for accuracy.",
-        )
+        from roundel.options import no_data
+
+        raise no_data()
     return found
 
 
@@ -175,13 +195,9 @@ class CheckpointWords(TypedDict):
 def kept_words(
     checkpoint: Annotated[
         Path | None,
-        typer.Option(
-            help="Folder that holds what is done, shard by shard.", rich_help_panel=_WORK, show_default=False
-        ),
+        option("Folder that holds what is done, shard by shard.", panel=_WORK),
     ] = None,
-    resume: Annotated[
-        bool, typer.Option("--resume", help="Go on from the checkpoint.", rich_help_panel=_WORK)
-    ] = False,
+    resume: Annotated[bool, option("Go on from the checkpoint.", "--resume", panel=_WORK)] = False,
 ) -> CheckpointWords:
     """The options of checkpoints, as values."""
     return CheckpointWords(checkpoint=checkpoint, resume=resume)
@@ -196,28 +212,20 @@ class WorkWords(TypedDict):
 def work_words(
     executor: Annotated[
         str | None,
-        typer.Option(
-            help="local (this process, the default), processes, or ray.",
-            rich_help_panel=_WORK,
-            show_default=False,
-        ),
+        option("local (this process, the default), processes, or ray.", panel=_WORK),
     ] = None,
     workers: Annotated[
         int | None,
-        typer.Option(help="How many at once; else one to a core.", rich_help_panel=_WORK, show_default=False),
+        option("How many at once; else one to a core.", panel=_WORK),
     ] = None,
     address: Annotated[
         str | None,
-        typer.Option(
-            help="Of a running Ray cluster; else one starts here.", rich_help_panel=_WORK, show_default=False
-        ),
+        option("Of a running Ray cluster; else one starts here.", panel=_WORK),
     ] = None,
     shared_files: Annotated[
         bool,
-        typer.Option(
-            "--shared-files",
-            help="The cluster sees this machine's files: workers read the data.",
-            rich_help_panel=_WORK,
+        option(
+            "The cluster sees this machine's files: workers read the data.", "--shared-files", panel=_WORK
         ),
     ] = False,
 ) -> WorkWords:

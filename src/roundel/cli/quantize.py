@@ -6,28 +6,8 @@ import sys
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
-import typer
-
-from roundel.cli.options import (
-    CheckpointWords,
-    DataWords,
-    Exclude,
-    ExcludeSubgraph,
-    Include,
-    Json,
-    Output,
-    Preset,
-    RecipeFile,
-    Report,
-    Set,
-    WorkWords,
-    data_words,
-    kept_words,
-    random_data,
-    settings_tree,
-    takes,
-    work_words,
-)
+from roundel.cli import options
+from roundel.cli.options import argument, option
 
 if TYPE_CHECKING:
     from roundel.forecasting import Forecast
@@ -51,87 +31,65 @@ roundel quantize mynet:make -o out.onnx --data calib/ --dynamic-batch     (PyTor
 _DATA, _SHOW = "Data", "Output"
 
 
-@takes(data=data_words, work=work_words, kept=kept_words)
+@options.takes(
+    chosen=options.recipe_words, data=options.data_words, work=options.work_words, kept=options.kept_words
+)
 def quantize_command(
     model: Annotated[
         Path,
-        typer.Argument(
-            help="The float model: an ONNX file; of PyTorch a .pt2 file, or package.module:factory.",
-            show_default=False,
-        ),
+        argument("The float model: an ONNX file; of PyTorch a .pt2 file, or package.module:factory."),
     ],
-    output: Output,
-    data: DataWords,
-    preset: Preset = None,
-    recipe: RecipeFile = None,
-    random: Annotated[
-        int | None, typer.Option(help="Calibrate on this many random samples.", rich_help_panel=_DATA)
-    ] = None,
+    output: options.Output,
+    chosen: options.RecipeWords,
+    data: options.GivenData,
+    random: Annotated[int | None, option("Calibrate on this many random samples.", panel=_DATA)] = None,
     shape: Annotated[
         list[str] | None,
-        typer.Option(
-            help="Shape of a random input, or of a module's example: NAME=1x3x48x320.", rich_help_panel=_DATA
-        ),
+        option("Shape of a random input, or of a module's example: NAME=1x3x48x320.", panel=_DATA),
     ] = None,
     stats: Annotated[
         Path | None,
-        typer.Option(help="Statistics file: reused if it fits, else written.", rich_help_panel=_DATA),
+        option("Statistics file: reused if it fits, else written.", panel=_DATA),
     ] = None,
     effort: Annotated[
         str | None,
-        typer.Option(help="none, fast or high; the preset's own when not given.", show_default=False),
+        option("none, fast or high; the preset's own when not given."),
     ] = None,
-    device: Annotated[
-        str | None, typer.Option(help="The NPU it is for: phx, stx or krk.", show_default=False)
-    ] = None,
+    device: Annotated[str | None, option("The NPU it is for: phx, stx or krk.")] = None,
     device_exec: Annotated[
         str | None,
-        typer.Option(
-            help="Where calibration and fine-tuning run: auto, cpu or cuda; cpu when not given.",
-            show_default=False,
-        ),
+        option("Where calibration and fine-tuning run: auto, cpu or cuda; cpu when not given."),
     ] = None,
     max_memory: Annotated[
         str | None,
-        typer.Option(help="The most memory to take, e.g. 2G; the rest goes to files.", show_default=False),
+        option("The most memory to take, e.g. 2G; the rest goes to files."),
     ] = None,
     dynamic_batch: Annotated[
         bool,
-        typer.Option("--dynamic-batch", help="PyTorch: leave the first dimension of all inputs open."),
+        option("PyTorch: leave the first dimension of all inputs open.", "--dynamic-batch"),
     ] = False,
-    exclude: Exclude = None,
-    include: Include = None,
-    exclude_subgraph: ExcludeSubgraph = None,
-    settings: Set = None,
+    exclude_subgraph: options.ExcludeSubgraph = None,
     half_weights: Annotated[
         bool,
-        typer.Option(
-            "--half-weights", help="BF16, FP16: constants in 16 bits, same numbers.", rich_help_panel=_SHOW
-        ),
+        option("BF16, FP16: constants in 16 bits, same numbers.", "--half-weights", panel=_SHOW),
     ] = False,
     strip_functions: Annotated[
         bool,
-        typer.Option(
-            "--strip-functions", help="Leave out the bodies of AMD's operators.", rich_help_panel=_SHOW
-        ),
+        option("Leave out the bodies of AMD's operators.", "--strip-functions", panel=_SHOW),
     ] = False,
     verbose: Annotated[
         bool,
-        typer.Option("--verbose", "-v", help="Show what became of every layer.", rich_help_panel=_SHOW),
+        option("Show what became of every layer.", "--verbose", "-v", panel=_SHOW),
     ] = False,
-    report: Report = None,
-    quiet: Annotated[
-        bool, typer.Option("--quiet", "-q", help="Print nothing.", rich_help_panel=_SHOW)
-    ] = False,
-    as_json: Json = False,
+    report: options.Report = None,
+    quiet: Annotated[bool, option("Print nothing.", "--quiet", "-q", panel=_SHOW)] = False,
+    as_json: options.Json = False,
     *,
-    work: WorkWords,
-    kept: CheckpointWords,
+    work: options.WorkWords,
+    kept: options.CheckpointWords,
 ) -> None:
     """Quantize a float model and write a verified Q/DQ model with its record beside it."""
-    changes = settings_tree(settings)
-
-    from roundel.api.making import quantize
+    from roundel.pipeline import quantize
     from roundel.report.console import ProgressListener, show_summary, terminal
 
     told = None if quiet or as_json else ProgressListener()
@@ -143,18 +101,14 @@ def quantize_command(
     result = quantize(
         model,
         output,
-        preset=preset,
-        recipe=recipe,
+        **chosen,
         **data,
         stats=stats,
         effort=effort,
         device=device,
         device_exec=device_exec,
         max_memory=max_memory,
-        exclude=exclude or (),
-        include=include or (),
         exclude_subgraph=exclude_subgraph or (),
-        changes=changes,
         half_weights=half_weights,
         strip_functions=strip_functions,
         report=report,
@@ -185,5 +139,5 @@ def _example(model: Path, shapes: list[str] | None) -> object:
     import torch
 
     generator: Any = torch.Generator().manual_seed(0)
-    sizes = random_data(1, shapes).shapes
+    sizes = options.random_data(1, shapes).shapes
     return {name: torch.randn(size, generator=generator) for name, size in sizes.items()}

@@ -7,7 +7,6 @@ pass and keeps a few numbers for each sample.
 from __future__ import annotations
 
 import hashlib
-import json
 import math
 from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping, Sequence
@@ -18,6 +17,8 @@ from typing import TYPE_CHECKING, Any, Literal
 import numpy as np
 
 from roundel.data.arrays import is_float
+from roundel.plain import listed
+from roundel.recipe.records import read_record
 from roundel.types import Array, Doubles, Sample
 
 if TYPE_CHECKING:
@@ -172,7 +173,7 @@ class SampleWatch:
             yield DataFinding(
                 "constant-samples",
                 f"{len(where)} of {self._count} samples of input '{name}' hold one value only"
-                f" (samples {_listed(where)}).",
+                f" (samples {listed(where, _SHOWN)}).",
                 "Remove them: they widen no range, and fine-tuning learns nothing from them.",
             )
 
@@ -304,11 +305,6 @@ def _neighbour_correlation(array: Array) -> float | None:
     return max(across, down)
 
 
-def _listed(numbers: Sequence[int]) -> str:
-    more = len(numbers) - _SHOWN
-    return ", ".join(map(str, numbers[:_SHOWN])) + (f" and {more} more" if more > 0 else "")
-
-
 _FEW, _MANY = 16, 64
 _STILL_GROWING = 0.12
 _ENOUGH = 0.98
@@ -427,11 +423,11 @@ def record_findings(model: Path | None, samples: Samples) -> list[DataFinding]:
         model: the quantized model's file; None for one in memory, which has no record.
         samples: the data at hand, after a pass over it.
     """
-    record = None if model is None else model.with_suffix(".json")
-    if record is None or not record.is_file() or samples.description.get("random"):
+    record = read_record(model)
+    if record is None or samples.description.get("random"):
         return []
     try:
-        facts = json.loads(record.read_text(encoding="utf-8"))["data"]
+        facts = record["data"]
         profiles = {name: Profile.from_dict(tree) for name, tree in facts.get("inputs", {}).items()}
     except (ValueError, KeyError, TypeError, AttributeError):
         return []  # another file of that name

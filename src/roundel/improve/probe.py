@@ -16,6 +16,7 @@ import onnx_ir as ir
 import onnxruntime as ort
 from numpy.typing import NDArray
 
+from roundel.model.edit import Names, add_constant
 from roundel.model.graph import constant_array, opset_version, values_by_name
 from roundel.model.session import open_session
 from roundel.numerics.affine import dequantize
@@ -24,7 +25,7 @@ from roundel.numerics.packed import Packed
 from roundel.plan.build import WeightLayer
 from roundel.plan.float_parts import joined_outputs, paired_parts
 from roundel.qdq import simulate, write_qdq
-from roundel.qdq.nodes import CODES, MICROSOFT, Chain, Dialect, Names, add_constant
+from roundel.qdq.nodes import CODES, MICROSOFT, Chain, Dialect
 from roundel.qdq.write import weight_codes
 from roundel.recipe.settings import Recipe
 from roundel.state import State

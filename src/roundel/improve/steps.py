@@ -225,8 +225,12 @@ def too_few(state: State) -> State:
     recipe, count = state.recipe, len(judges.to_learn(state)[0])
     if not state.plan.tensors or recipe.mode != "static" or recipe.effort == "none" or count >= FEWEST:
         return state
+    tunes = recipe.improve.ranges or recipe.improve.rounding or recipe.finetuning != "none"
+    if not tunes and not any(find_shifts(state.model.graph, state.plan)):
+        return state
     return state.noted(
-        f"nothing was improved beyond calibration: {recipe.effort} effort needs {FEWEST} samples"
+        f"{recipe.effort} effort wins back part of what the format costs, but needs {FEWEST} samples for it"
+        f" and had {count or 'none'}"
     )
 
 

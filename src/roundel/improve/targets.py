@@ -14,6 +14,7 @@ from numpy.typing import NDArray
 
 from roundel.data.kept import Kept, Spool
 from roundel.improve.moments import parts_of
+from roundel.model.edit import Names, add_constant
 from roundel.model.graph import (
     attribute_int,
     clip_bounds,
@@ -25,7 +26,6 @@ from roundel.model.graph import (
 from roundel.model.layers import Layer
 from roundel.model.session import open_session
 from roundel.passes import refresh_shapes
-from roundel.qdq.nodes import Names, add_constant
 from roundel.targets.operators import Trait, ops_with
 from roundel.types import Doubles, Sample
 

@@ -13,7 +13,7 @@ from roundel.model import load_model
 from roundel.model.graph import op_key
 from roundel.plain import Card, counted, to_plain
 from roundel.qdq.nodes import QUARK
-from roundel.rules import CheckReport, check_model
+from roundel.rules import CheckReport, check
 from roundel.rules.formats import is_quantized
 from roundel.targets.npu import Format
 
@@ -244,7 +244,7 @@ def compare_with_check(
     """
     if preset is None and not is_quantized(load_model(model, allow_quantized=True, opaque=QUARK).model):
         preset = Format.BF16.value  # what the compiler makes of a float model
-    judged = check_model(model, preset=preset, device=device)
+    judged = check(model, preset=preset, device=device)
     split, integer = judged.before, Format(judged.format).integer
     rows = compare_placements(report, split.cpu_nodes, None if integer else split.npu_nodes, split.islands)
     notes = (*judged.notes, *_notes(report, judged, integer))

@@ -9,19 +9,12 @@ from typing import Any
 
 from roundel.data.lint import record_findings
 from roundel.errors import ModelError
+from roundel.measure import types
 from roundel.measure.paired import PairTally, Subject, compare_samples
 from roundel.measure.points import Point, extend, find_points, output_channel_axis, with_plain_constants
 from roundel.measure.reference import Matches, Reference, find_factors, find_reference, match
 from roundel.measure.runner import Travelling
 from roundel.measure.sums import TensorSums, channel_errors, coarse_histogram
-from roundel.measure.types import (
-    Comparison,
-    OutputComparison,
-    TensorComparison,
-    TensorStorage,
-    WeightComparison,
-    describe,
-)
 from roundel.measure.weights import compare_weights
 from roundel.model import load_model
 from roundel.model.memory import collector_paused
@@ -33,8 +26,7 @@ from roundel.qdq.read import StoredTensors, strip_stored
 from roundel.recipe.settings import Data
 from roundel.stages import open_data
 from roundel.types import Listener, Silent
-from roundel.work.checkpoints import open_store
-from roundel.work.executors import Executor, Work
+from roundel.work.executors import Work
 
 _STRANGE_DB = 3.0  # the coarsest formats stay above; a weight below is another weight
 
@@ -43,22 +35,13 @@ def compare_models(
     float_model: ModelSource,
     quantized_model: ModelSource,
     data: object,
-    *,
     options: Data | None = None,
-    executor: Executor | None = None,
-    checkpoint: str | Path | None = None,
-    resume: bool = False,
+    *,
+    work: Work | None = None,
     listener: Listener | None = None,
-) -> Comparison:
-    """Run both models over the data once and compare every tensor that both have.
-
-    The arguments are those of `roundel.compare`; how files become samples is in `options` here.
-
-    Raises:
-        RoundelError: a model does not load, the two do not belong together, or the data does not fit.
-    """
+) -> types.Comparison:
+    """`roundel.compare`, once it is settled how files become samples and where the work is done."""
     told, started = listener or Silent(), time.perf_counter()
-    work = Work(executor, open_store(checkpoint, resume=resume))
     try:
         told.step("match tensors")
         with collector_paused():
@@ -66,7 +49,7 @@ def compare_models(
         samples = open_data(pair.reference.model, options or Data(), data)
         loaded = time.perf_counter()
         told.step("compare", samples.count)
-        tally = compare_samples(pair.subject, samples, told.advance, work)
+        tally = compare_samples(pair.subject, samples, told.advance, work or Work())
         finished = time.perf_counter()
     finally:
         told.close()
@@ -106,7 +89,7 @@ class _Pair:
 
     def comparison(
         self, tally: PairTally, data: Mapping[str, Any], seconds: Mapping[str, float], notes: list[str]
-    ) -> Comparison:
+    ) -> types.Comparison:
         """Everything put together."""
         seen = [(point, tally.sums[point.name]) for point in self.subject.points if point.name in tally.sums]
         tensors = [self._tensor(point, sums) for point, sums in seen if sums.total.sums.count]
@@ -118,7 +101,7 @@ class _Pair:
             notes = [*notes, _unlike(strange)]
         broken = [point.name for point, sums in seen if sums.broken]
         notes = [*notes, *(f"{name} holds NaN or infinity in the quantized model" for name in broken)]
-        return Comparison(
+        return types.Comparison(
             float_model=self.names[0],
             quantized_model=self.names[1],
             float_bytes=self.reference.file_bytes,
@@ -133,16 +116,18 @@ class _Pair:
             notes=tuple(notes),
         )
 
-    def _all_weights(self) -> list[WeightComparison]:
+    def _all_weights(self) -> list[types.WeightComparison]:
         return [weight for group in self.weights.values() for weight in group]
 
-    def _tensor(self, point: Point, sums: TensorSums) -> TensorComparison:
+    def _tensor(self, point: Point, sums: TensorSums) -> types.TensorComparison:
         storage = self.subject.storages.get(point.name)
-        weights: list[WeightComparison] = [w for node in point.nodes for w in self.weights.get(node, ())]
+        weights: list[types.WeightComparison] = [
+            w for node in point.nodes for w in self.weights.get(node, ())
+        ]
         main = sums.introduced if sums.introduced.sums.count else sums.total
         total = sums.total.difference
         assert total is not None
-        return TensorComparison(
+        return types.TensorComparison(
             name=point.name,
             quantized_name=point.raw,
             place=point.place,
@@ -179,32 +164,32 @@ def _name(source: ModelSource) -> str:
     return Path(source).name if isinstance(source, str | Path) else "in memory"
 
 
-def _storages(points: Iterable[Point], stored: StoredTensors) -> dict[str, TensorStorage]:
-    found = {point.name: describe(stored.tensors.get(point.raw)) for point in points}
+def _storages(points: Iterable[Point], stored: StoredTensors) -> dict[str, types.TensorStorage]:
+    found = {point.name: types.describe(stored.tensors.get(point.raw)) for point in points}
     return {name: storage for name, storage in found.items() if storage is not None}
 
 
 def _outputs(
-    tensors: Iterable[TensorComparison], sums: Mapping[str, TensorSums]
-) -> Iterable[OutputComparison]:
+    tensors: Iterable[types.TensorComparison], sums: Mapping[str, TensorSums]
+) -> Iterable[types.OutputComparison]:
     for tensor in tensors:
         if tensor.place == "output":
             seen = sums[tensor.name]
-            yield OutputComparison(
+            yield types.OutputComparison(
                 tensor.name, tensor.total, seen.same_top / seen.rows if seen.rows else None
             )
 
 
-def _plain_range(storage: TensorStorage | None) -> bool:
+def _plain_range(storage: types.TensorStorage | None) -> bool:
     """Whether the tensor has one finite range."""
     return storage is not None and storage.scales == 1 and storage.scale > 0
 
 
-def _saturated(sums: TensorSums, storage: TensorStorage | None) -> float | None:
+def _saturated(sums: TensorSums, storage: types.TensorStorage | None) -> float | None:
     return sums.saturated / sums.count if _plain_range(storage) and sums.count else None
 
 
-def _range_use(sums: TensorSums, storage: TensorStorage | None) -> float | None:
+def _range_use(sums: TensorSums, storage: types.TensorStorage | None) -> float | None:
     if storage is None or not _plain_range(storage):
         return None
     used = min(sums.high, storage.high) - max(sums.low, storage.low)

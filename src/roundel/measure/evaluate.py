@@ -1,27 +1,30 @@
-"""`roundel.evaluate_models`: several models over one set of data, in one pass."""
+"""`roundel.evaluate`: several models over one set of data, in one pass, or two folders of results."""
 
 from __future__ import annotations
 
-import csv
-import io
 import time
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, fields
 from itertools import islice
 from pathlib import Path
-from typing import Any
+from typing import Any, Unpack
 
 from numpy.typing import NDArray
 
 from roundel.data import Samples
 from roundel.data.lint import record_findings
 from roundel.data.shards import SIZE, SampleDigest
-from roundel.errors import DataError, ModelError
+from roundel.errors import DataError, ModelError, RecipeError
+from roundel.measure.folders import FolderScores, evaluate_folders
 from roundel.measure.labels import Labels
 from roundel.measure.runner import PackedPredictor, Predictor, answers
 from roundel.measure.scores import TOP, Look, Metric, ScoreTally, look, named_metric, scores
+from roundel.model.files import write_text
 from roundel.model.structure import ModelSource
-from roundel.plain import Card, counted, decibel, to_plain
+from roundel.options import DataWords, data_settings, no_data, takes_data_words
+from roundel.outputs import metric_file, refuse_overwriting
+from roundel.plain import Card, counted, csv_text, decibel, to_plain
+from roundel.recipe.records import record_paths
 from roundel.recipe.settings import Data
 from roundel.stages import open_data
 from roundel.types import Arrays, InputSpec, Listener, Sample, Silent
@@ -150,17 +153,107 @@ def evaluate_models(
     )
 
 
-def scores_csv(scores: Sequence[ModelScore]) -> str:
+@takes_data_words
+def evaluate(
+    models: Sequence[ModelSource] = (),
+    data: object = None,
+    *,
+    options: Data | None = None,
+    baseline: str | Path | None = None,
+    quantized: str | Path | None = None,
+    labels: object = None,
+    metric: str | Metric | None = None,
+    csv: str | Path | None = None,
+    executor: Executor | None = None,
+    checkpoint: str | Path | None = None,
+    resume: bool = False,
+    listener: Listener | None = None,
+    **words: Unpack[DataWords],
+) -> FolderScores | tuple[ModelScore, ...]:
+    """Judge results: two folders file by file, or models side by side on data.
+
+    Args:
+        models: the float model first; the others are compared with it. Or two folders of results.
+        data: whatever `roundel.quantize` takes, with the words from `samples` to `bgr`.
+        options: the words of the data as one object.
+        baseline: instead of models: a folder with results of the float model, .jpg, .png or .npy.
+        quantized: and one with those of the quantized model, under the same names.
+        labels: None, one class number for each row, a mapping from file name to class number, a file of
+            either (.npy, .npz, .json, .csv, .txt), 'folders', or 're:REGEX'.
+        metric: a function, 'module:function' or 'file.py:function'; see docs/evaluate.md.
+        csv: also write the scores of each file (or model) there.
+        executor: where the models run, from `roundel.executor(…)`; this process when not given.
+        checkpoint: a folder that holds what is done, shard by shard.
+        resume: go on from the checkpoint where there is one; the scores are those of a run without a break.
+        listener: told about progress.
+
+    Raises:
+        RoundelError: a model, a folder, the data, the labels or the metric do not fit.
+    """
+    folders = _result_folders(models, baseline, quantized)
+    if folders is not None:
+        if executor is not None or checkpoint is not None or resume:
+            raise RecipeError(
+                "Folders of results are compared at once, in this process.",
+                expected="no --executor, --checkpoint or --resume",
+            )
+        refuse_overwriting({"table": csv}, {"results": folders})
+        scores = evaluate_folders(*folders, listener=listener)
+        if csv is not None:
+            write_text(Path(csv), scores.to_csv())
+        return scores
+    if data is None:
+        raise no_data()
+    sources = {
+        "models": list(models),
+        "models' records": record_paths(models),
+        "data": data,
+        "labels": labels,
+    }
+    refuse_overwriting({"table": csv}, {**sources, "metric": metric_file(metric)})
+    judged = evaluate_models(
+        models,
+        data,
+        labels=labels,
+        metric=metric,
+        options=data_settings(options, words),
+        executor=executor,
+        checkpoint=checkpoint,
+        resume=resume,
+        listener=listener,
+    )
+    if csv is not None:
+        write_text(Path(csv), _scores_csv(judged))
+    return judged
+
+
+def _result_folders(
+    models: Sequence[ModelSource], baseline: str | Path | None, quantized: str | Path | None
+) -> tuple[str | Path, str | Path] | None:
+    """Two folders of results, or None where models are to run."""
+    if baseline is None and quantized is None:
+        paths = [model for model in models if isinstance(model, str | Path) and Path(model).is_dir()]
+        if len(paths) == len(models) == 2:
+            return paths[0], paths[1]
+        if not models:
+            raise RecipeError(
+                "There is nothing to evaluate.",
+                expected="--baseline DIR --quantized DIR, or MODEL … --data DIR",
+            )
+        return None
+    if baseline is None or quantized is None or models:
+        raise RecipeError(
+            "Two folders are compared, or models are run; this is something in between.",
+            observed=" ".join(map(str, models)) or "one folder",
+            expected="--baseline DIR --quantized DIR, or MODEL … --data DIR",
+        )
+    return baseline, quantized
+
+
+def _scores_csv(scores: Sequence[ModelScore]) -> str:
     """One line for each model, after a heading; the metrics have columns of their own."""
-    metrics = list(dict.fromkeys(name for score in scores for name in score.metric))
     plain = [f.name for f in fields(ModelScore) if f.name not in ("metric", "notes")]
-    text = io.StringIO()
-    writer = csv.writer(text, lineterminator="\n")
-    writer.writerow([*plain, *metrics])
-    for score in scores:
-        values = [getattr(score, name) for name in plain] + [score.metric.get(name) for name in metrics]
-        writer.writerow(["" if value is None else value for value in values])
-    return text.getvalue()
+    return csv_text([{**{name: getattr(score, name) for name in plain}, **score.metric} for score in scores])
 
 
 def _opened(predictors: Sequence[Predictor], data: object, options: Data) -> dict[Inputs, Samples]:

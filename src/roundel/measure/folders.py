@@ -8,15 +8,13 @@ import numpy as np
 from numpy.typing import NDArray
 
 from roundel.errors import OutputError
-from roundel.plain import Card, counted
+from roundel.plain import Card, counted, csv_text, listed
 
 if TYPE_CHECKING:
     from PIL.Image import Image
-import csv
-import io
 import math
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, fields
+from dataclasses import dataclass
 from pathlib import Path
 
 from roundel.data.arrayfiles import Header, load_npy
@@ -216,14 +214,7 @@ class FolderScores(Card):
 
     def to_csv(self) -> str:
         """One line for each file, after a heading."""
-        text = io.StringIO()
-        writer = csv.writer(text, lineterminator="\n")
-        names = [field.name for field in fields(Similarity)]
-        writer.writerow(["file", *names])
-        for file in self.files:
-            values = to_plain(file.similarity)
-            writer.writerow([file.name, *("" if values[n] is None else values[n] for n in names)])
-        return text.getvalue()
+        return csv_text([{"file": file.name, **to_plain(file.similarity)} for file in self.files])
 
 
 def evaluate_folders(
@@ -278,7 +269,7 @@ def _pairs(baseline: Path, quantized: Path) -> list[tuple[Path, Path]]:
             "The folders do not hold the same results: files have no partner.",
             where=f"{baseline} and {quantized}",
             observed="; ".join(
-                f"only in {folder}: {_listed(paths)}"
+                f"only in {folder}: {listed([path.as_posix() for path in paths], _SHOWN_NAMES)}"
                 for folder, paths in ((baseline, lonely), (quantized, extra))
                 if paths
             ),
@@ -302,12 +293,6 @@ def _results(folder: Path) -> list[Path]:
             hint="`roundel infer MODEL --data DIR --out DIR` writes them.",
         )
     return found
-
-
-def _listed(paths: Sequence[Path]) -> str:
-    more = len(paths) - _SHOWN_NAMES
-    names = ", ".join(path.as_posix() for path in paths[:_SHOWN_NAMES])
-    return names + (f" and {more} more" if more > 0 else "")
 
 
 def _loaded(one: Path, other: Path) -> tuple[NDArray[Any], NDArray[Any]]:

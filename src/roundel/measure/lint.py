@@ -4,33 +4,19 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, Unpack
 
 import onnx_ir as ir
 from numpy.typing import NDArray
 
 from roundel.calibrate.collect import collect
 from roundel.calibrate.observers import Observer, StatKind
-from roundel.data.lint import (
-    DataFinding,
-    Profile,
-    SampleWatch,
-    difference_findings,
-    preprocessing_finding,
-    range_findings,
-)
-from roundel.data.lint_values import (
-    FirstNorm,
-    Form,
-    alternative_findings,
-    form_of,
-    norm_finding,
-    scaling_findings,
-)
+from roundel.data import lint, lint_values
 from roundel.measure.scores import class_scores
 from roundel.model.graph import input_specs, is_constant, is_float32, iter_values, values_by_name
 from roundel.model.session import open_session
 from roundel.model.structure import ModelSource
+from roundel.options import DataWords, data_settings, takes_data_words
 from roundel.plain import to_plain
 from roundel.recipe.settings import Data, Recipe
 from roundel.stages import open_data, prepare
@@ -51,9 +37,9 @@ class DataReport:
         data: what the samples were.
     """
 
-    findings: tuple[DataFinding, ...]
+    findings: tuple[lint.DataFinding, ...]
     samples: int
-    profiles: Mapping[str, Profile]
+    profiles: Mapping[str, lint.Profile]
     data: Mapping[str, Any]
 
     @property
@@ -71,7 +57,8 @@ class DataReport:
         }
 
 
-def examine_data(
+@takes_data_words
+def lint_data(
     model: ModelSource,
     data: object,
     *,
@@ -79,26 +66,27 @@ def examine_data(
     against: object = None,
     against_options: Data | None = None,
     listener: Listener | None = None,
+    **words: Unpack[DataWords],
 ) -> DataReport:
-    """Look for what would spoil a calibration: one pass of the float model, and a few samples more.
+    """Look for what would spoil a calibration: odd samples, wrong scaling or colours, too few samples.
 
     Args:
         model: the float model.
-        data: whatever `roundel.quantize` takes.
-        options: how files become samples, and how many; see the `data` section of recipes.
-        against: other data (for evaluation, say) that should have been made alike.
-        against_options: how its files become samples; as `options` when not given.
+        data: whatever `roundel.quantize` takes, with the words from `samples` to `bgr`.
+        options: the words of the data as one object.
+        against: other data that should look the same (evaluation data).
+        against_options: how those become samples; as for `data` when not given.
         listener: told about progress.
 
     Raises:
-        RoundelError: the model or the data does not load or fit.
+        RoundelError: the model or the data cannot be read.
     """
-    told = listener or Silent()
+    told, settings = listener or Silent(), data_settings(options, words)
     try:
         told.step("load")
         ready = prepare(model, Recipe())
-        samples = open_data(ready.model, options or Data(), data)
-        watch = SampleWatch()
+        samples = open_data(ready.model, settings, data)
+        watch = lint.SampleWatch()
         told.step("look", samples.count)
         wanted = {
             str(value.name): StatKind.MINMAX
@@ -106,18 +94,18 @@ def examine_data(
             if is_float32(value) and not is_constant(value)
         }
         seen = collect(ready.model, wanted, watch.watch(samples), keep=_KEPT, progress=told.advance)
-        findings = [*watch.findings(), *range_findings(extremes_of(seen.stats))]
+        findings = [*watch.findings(), *lint.range_findings(extremes_of(seen.stats))]
         findings += model_findings(ready.model, ready.norms, seen.inputs, watch.profiles)
         findings += _readings(ready.model, seen.inputs, seen.outputs, watch.profiles)
         if against is not None:
             told.step("look at the other data")
-            other = open_data(ready.model, against_options or options or Data(), against)
-            second = SampleWatch()
+            other = open_data(ready.model, against_options or settings, against)
+            second = lint.SampleWatch()
             for sample in other:
                 second.look(sample)
-            findings += difference_findings(watch.profiles, second.profiles, "other data")
+            findings += lint.difference_findings(watch.profiles, second.profiles, "other data")
             ours, theirs = (said.description.get("preprocessing") for said in (samples, other))
-            differing = preprocessing_finding(ours, theirs, "other data")
+            differing = lint.preprocessing_finding(ours, theirs, "other data")
             findings += [] if differing is None else [differing]
     finally:
         told.close()
@@ -127,10 +115,10 @@ def examine_data(
 
 def quantize_findings(
     model: ir.Model,
-    norms: Sequence[FirstNorm],
+    norms: Sequence[lint_values.FirstNorm],
     samples: tuple[Sequence[Sample], Sequence[Sample]],
     facts: Mapping[str, Any],
-) -> list[DataFinding]:
+) -> list[lint.DataFinding]:
     """The part of the lint that a quantization run can afford.
 
     The model is asked for other readings of the pixels only where nobody has said how to read them, or where
@@ -144,20 +132,23 @@ def quantize_findings(
     """
     if facts.get("random"):
         return []
-    profiles = {name: Profile.from_dict(tree) for name, tree in facts.get("inputs", {}).items()}
+    profiles = {name: lint.Profile.from_dict(tree) for name, tree in facts.get("inputs", {}).items()}
     inputs, outputs = samples
     findings = model_findings(model, norms, inputs, profiles)
-    unscaled = any(form_of(profile) is Form.RAW for profile in profiles.values())
+    unscaled = any(lint_values.form_of(profile) is lint_values.Form.RAW for profile in profiles.values())
     if facts.get("preprocessing_chosen_by") or unscaled:
         findings += _readings(model, inputs, outputs, profiles)
     return findings
 
 
 def model_findings(
-    model: ir.Model, norms: Sequence[FirstNorm], inputs: Sequence[Sample], profiles: Mapping[str, Profile]
-) -> list[DataFinding]:
+    model: ir.Model,
+    norms: Sequence[lint_values.FirstNorm],
+    inputs: Sequence[Sample],
+    profiles: Mapping[str, lint.Profile],
+) -> list[lint.DataFinding]:
     """What the model's own first nodes say about the data."""
-    findings = scaling_findings(model.graph, profiles)
+    findings = lint_values.scaling_findings(model.graph, profiles)
     values = values_by_name(model.graph)
     for norm in norms:
         if norm.tensor not in values or not inputs:
@@ -167,7 +158,7 @@ def model_findings(
         clone.graph.outputs.append(values_by_name(clone.graph)[norm.tensor])
         session = open_session(clone)
         arrays = [session.run([norm.tensor], sample)[0] for sample in inputs[:_LOOKED_AT]]
-        found = norm_finding(norm, arrays)
+        found = lint_values.norm_finding(norm, arrays)
         findings += [] if found is None else [found]
     return findings
 
@@ -178,8 +169,8 @@ def extremes_of(stats: Mapping[str, Observer]) -> dict[str, tuple[list[float], l
 
 
 def _readings(
-    model: ir.Model, inputs: Sequence[Sample], outputs: Sequence[Sample], profiles: Mapping[str, Profile]
-) -> list[DataFinding]:
+    model: ir.Model, inputs: Sequence[Sample], outputs: Sequence[Sample], profiles: Mapping[str, lint.Profile]
+) -> list[lint.DataFinding]:
     """Other readings of the pixels, for a model with one input and class scores as its first output."""
     specs, name = input_specs(model), str(model.graph.outputs[0].name)
     if len(specs) != 1 or specs[0].name not in profiles:
@@ -197,4 +188,4 @@ def _readings(
         return scores
 
     arrays = [sample[key] for sample in inputs[:_KEPT]]
-    return alternative_findings(key, arrays, known, profiles[key], answer)
+    return lint_values.alternative_findings(key, arrays, known, profiles[key], answer)

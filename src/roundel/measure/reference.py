@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -11,7 +10,6 @@ from typing import Any
 import numpy as np
 import onnx_ir as ir
 from numpy.typing import NDArray
-from pydantic import ValidationError
 
 from roundel.errors import ModelError
 from roundel.improve.channel_rules import Trace
@@ -22,6 +20,7 @@ from roundel.model.structure import ModelSource
 from roundel.qdq import attach
 from roundel.qdq.nodes import bare_name
 from roundel.qdq.read import StoredTensors
+from roundel.recipe.records import known_recipe, read_record
 from roundel.recipe.settings import Prepare, Recipe
 from roundel.stages import prepare
 from roundel.targets.operators import FUSING_CONSUMERS as ACTIVATIONS
@@ -266,7 +265,7 @@ def find_reference(
         file: where it was read from; the record beside it tells the recipe.
     """
     ours = quantized.producer_name == "roundel"
-    recipe = _recorded(file) if ours and file is not None else None
+    recipe = known_recipe(read_record(file)) if ours else None
     if recipe is None:
         recipe = Recipe() if ours else Recipe(prepare=_foreign(quantized))
     ready = prepare(source, recipe)
@@ -301,17 +300,6 @@ def layer_constants(model: ir.Model) -> dict[tuple[str, int], NDArray[Any]]:
             if array is not None and array.dtype.kind == "f" and array.size:
                 found[str(node.name), index] = array
     return found
-
-
-def _recorded(file: Path) -> Recipe | None:
-    """The recipe in the record beside a model, if there is one that this version understands."""
-    record = file.with_suffix(".json")
-    if not record.is_file():
-        return None
-    try:
-        return Recipe.model_validate(json.loads(record.read_text(encoding="utf-8"))["recipe"])
-    except (ValueError, KeyError, TypeError, ValidationError):
-        return None  # another file of that name, or of another version: the weights decide
 
 
 def _distances(one: Arrays, other: Arrays) -> dict[tuple[str, int], float]:

@@ -8,7 +8,7 @@ import time
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path, PurePosixPath
-from typing import Any
+from typing import Any, Unpack
 
 import numpy as np
 import onnx_ir as ir
@@ -21,10 +21,11 @@ from roundel.data.folders import ARRAY_SUFFIXES, IMAGE_SUFFIXES, folder_name
 from roundel.errors import OutputError, RecipeError, did_you_mean
 from roundel.measure.folders import to_picture
 from roundel.model import load_model
-from roundel.model.files import Portable, external_values, replacing
+from roundel.model.files import Portable, external_values, replacing, same_file
 from roundel.model.graph import fingerprint, input_specs
 from roundel.model.session import open_session
 from roundel.model.structure import ModelSource
+from roundel.options import DataWords, data_settings, takes_data_words
 from roundel.plain import Card, counted
 from roundel.qdq.functions import attach
 from roundel.qdq.nodes import QUARK
@@ -206,7 +207,8 @@ class Inference(Card):
         }
 
 
-def save_outputs(
+@takes_data_words
+def infer(
     model: ModelSource,
     data: object,
     out: str | Path,
@@ -215,6 +217,7 @@ def save_outputs(
     outputs: Sequence[str] = (),
     images: bool = False,
     listener: Listener | None = None,
+    **words: Unpack[DataWords],
 ) -> Inference:
     """Run a model, float or quantized, and save each output, named after its input.
 
@@ -223,9 +226,9 @@ def save_outputs(
 
     Args:
         model: an ONNX file, a ModelProto, or an onnx-ir model.
-        data: whatever `roundel.quantize` takes.
+        data: whatever `roundel.quantize` takes, with the words from `samples` to `bgr`.
         out: the folder to write to; it is created when it does not exist.
-        options: how files become samples, and how many; see the `data` section of recipes.
+        options: the words of the data as one object, for example `result.record.recipe`'s.
         outputs: only these outputs.
         images: save pictures instead of arrays.
         listener: told about progress.
@@ -234,9 +237,14 @@ def save_outputs(
         RoundelError: the model, the data or an output does not fit.
     """
     told, started, folder = listener or Silent(), time.perf_counter(), Path(out)
+    settings = data_settings(options, words)
+    if isinstance(data, str | Path) and same_file(folder, Path(data)):
+        raise OutputError(
+            "The outputs would overwrite the data.", where=out, hint="Choose another output folder."
+        )
     predictor = Predictor(model)
     chosen = _chosen(predictor, outputs)
-    samples = open_data(predictor.model, options or Data(), data)
+    samples = open_data(predictor.model, settings, data)
     _create(folder)
     files: dict[str, str] = {}
     told.step("infer", samples.count)

@@ -7,7 +7,7 @@ import time
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any
+from typing import Any, Unpack
 
 import numpy as np
 
@@ -32,6 +32,7 @@ from roundel.measure.runner import answers
 from roundel.model import LoadedModel
 from roundel.model.files import Portable
 from roundel.model.structure import ModelSource
+from roundel.options import DataWords, chosen_recipe, recipe_changes, takes_data_words
 from roundel.recipe.load import RecipeSource, load_recipe
 from roundel.recipe.settings import Recipe
 from roundel.state import Context, State
@@ -121,43 +122,60 @@ def _error(probe: QuantizerProbe, question: ProbeQuestion) -> float:
     return close.noise / close.signal if close.signal > 0 else 0.0
 
 
-_LOOKED = 8  # samples that each layer is measured with
 _CHECKED = 32  # samples that the worst are checked with, together
 _WORTH = 0.01  # share of the costs of all layers below which nothing is proposed
 
 
-def rank_layers(
+@takes_data_words
+def sensitivity(
     model: ModelSource,
     *,
-    recipe: RecipeSource = "a8w8",
+    preset: str | None = None,
+    recipe: RecipeSource | None = None,
     data: object = None,
+    exclude: Sequence[str] = (),
+    include: Sequence[str] = (),
     changes: Mapping[str, Any] | None = None,
-    samples: int = _LOOKED,
+    look: int = 8,
     worst: int = 5,
     executor: Executor | None = None,
     checkpoint: str | Path | None = None,
     resume: bool = False,
     listener: Listener | None = None,
+    **words: Unpack[DataWords],
 ) -> Sensitivity:
-    """Quantize each layer alone, all else in float, and see what it does to the outputs.
+    """Rank the layers by what quantizing them costs at the output, and say what would help.
 
-    The arguments are those of `roundel.sensitivity`; `samples` is what it calls `look`, and nodes that stay
-    float are in `changes` here.
+    Args:
+        model: an ONNX file, a ModelProto, or an onnx-ir model. It is never changed.
+        preset: a preset's name, with static integers; a8w8 when neither this nor a recipe is given.
+        recipe: a recipe file, a mapping or a Recipe.
+        data: calibration data, as `roundel.quantize` takes it, with the words from `samples` to `bgr`.
+        exclude: nodes that stay float, as `roundel.quantize` takes them.
+        include: only these are quantized.
+        changes: recipe values that differ from the recipe's own, nested as in the file.
+        look: samples that each layer is measured with.
+        worst: how many layers, at most, get proposals, whose effect together is measured as well.
+        executor: where it runs, from `roundel.executor(…)`; this process when not given.
+        checkpoint: a folder that holds what is done: shards of the samples, and layers.
+        resume: go on from the checkpoint where there is one; the result is that of a run without a break.
+        listener: told about progress.
 
     Raises:
         RoundelError: something in the model, the data or the recipe is wrong.
     """
-    if samples < 1 or worst < 1:
+    if look < 1 or worst < 1:
         raise RecipeError(
             "Sensitivity needs samples and layers to look at.",
-            observed=f"samples={samples}, worst={worst}",
+            observed=f"look={look}, worst={worst}",
             expected="1 or more of each",
         )
     told, start = listener or Silent(), time.perf_counter()
-    settings = load_recipe(recipe, changes)
+    tree = recipe_changes(changes, words, exclude, include)
+    settings = load_recipe(chosen_recipe(preset, recipe), tree)
     work = Work(executor, open_store(checkpoint, resume=resume))
     try:
-        return _measured(model, settings, data, (samples, worst), told, start, work)
+        return _measured(model, settings, data, (look, worst), told, start, work)
     finally:
         told.close()
 

@@ -7,8 +7,6 @@ do not depend on how the data was cut into batches.
 
 from __future__ import annotations
 
-import csv
-import io
 import re
 from collections.abc import Mapping
 from dataclasses import dataclass, field
@@ -16,7 +14,7 @@ from typing import Any, Literal
 
 import numpy as np
 
-from roundel.plain import Card, counted, decibel, from_plain, to_plain
+from roundel.plain import Card, counted, csv_text, decibel, from_plain, to_plain
 from roundel.qdq.read import StoredTensor
 
 COMPARISON_VERSION = 1
@@ -299,12 +297,7 @@ def code_range(dtype: str) -> tuple[int, int] | None:
 
 def to_csv(comparison: Comparison) -> str:
     """One line for each tensor and weight, after a heading."""
-    rows = [*map(_tensor, comparison.tensors), *map(_weight, comparison.weights)]
-    text = io.StringIO()
-    writer = csv.DictWriter(text, list(rows[0]) if rows else [], lineterminator="\n")
-    writer.writeheader()
-    writer.writerows(rows)
-    return text.getvalue()
+    return csv_text([*map(_tensor, comparison.tensors), *map(_weight, comparison.weights)])
 
 
 def _tensor(t: TensorComparison) -> dict[str, object]:

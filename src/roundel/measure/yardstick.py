@@ -16,17 +16,9 @@ from numpy.typing import NDArray
 from roundel.data import Samples
 from roundel.data.samples import JUDGED_EVERY, held_out, learning_part, repeatable
 from roundel.errors import DataError, RecipeError, did_you_mean
+from roundel.measure import scores
 from roundel.measure.labels import Labels
 from roundel.measure.runner import Predictor
-from roundel.measure.scores import (
-    Look,
-    Metric,
-    ScoreTally,
-    class_scores,
-    look,
-    named_metric,
-    scores,
-)
 from roundel.model.structure import ModelSource
 from roundel.numerics.metrics import Closeness
 from roundel.recipe.settings import Recipe
@@ -56,13 +48,15 @@ class Measure:
         lower: whether less is better.
         share: whether it is a part of one, which is shown as a percentage.
         function: the user's own.
+        pair: of an output of the float model and one of another; what counts is the mean over all.
     """
 
     name: str
     words: str
     lower: bool = False
     share: bool = True
-    function: Metric | None = None
+    function: scores.Metric | None = None
+    pair: Callable[[NDArray[Any], NDArray[Any]], float] | None = None
 
     def text(self, value: float) -> str:
         """A value of it for people."""
@@ -112,8 +106,8 @@ class Yardstick:
         samples: the data; it can be read more than once.
         folder: an empty folder for the float model's outputs.
         labels: as `roundel.evaluate_models` takes them; their order is that of all samples.
-        metric: a builtin's name, 'module:function', 'file.py:function', a function, or None: top1 with
-            labels, else agreement for class scores and fidelity for anything else.
+        metric: a builtin's name, 'module:function', 'file.py:function', a function, a measure, or None: top1
+            with labels, else agreement for class scores and fidelity for anything else.
         lower: whether less of the user's metric is better.
         every: judge only the items that are held out, one of so many; None: all.
         listener: told about progress.
@@ -129,7 +123,7 @@ class Yardstick:
         folder: Path,
         *,
         labels: object = None,
-        metric: str | Metric | None = None,
+        metric: str | scores.Metric | Measure | None = None,
         lower: bool = False,
         every: int | None = None,
         listener: Listener | None = None,
@@ -153,21 +147,21 @@ class Yardstick:
         Raises:
             RoundelError: the model cannot be run, or the user's metric fails.
         """
-        told, start, tally = listener or Silent(), time.perf_counter(), ScoreTally()
+        told, start, tally = listener or Silent(), time.perf_counter(), scores.ScoreTally()
         predictor = Predictor(model)
         told.step("judge", self.samples)
         kept = (item for item in self._items() if item[1])
         for done, (index, _, _, sample) in enumerate(kept):
             outputs = predictor.run(sample, index)
-            tally.add(self._look(outputs, self._remembered(done), self.measure), self._labels[done])
+            self._add(tally, outputs, self._remembered(done), self.measure, self._labels[done])
             told.advance(done + 1)
         return Judgement(self._value(tally), _sqnr_db(self._close(tally)), time.perf_counter() - start)
 
     def _run_float(
         self, predictor: Predictor, truth: Labels, given: Measure | None, told: Listener
-    ) -> tuple[Outputs, ScoreTally]:
+    ) -> tuple[Outputs, scores.ScoreTally]:
         """Remember the float model's outputs and the labels; gives the first outputs and the counts."""
-        tally, first = ScoreTally(), None
+        tally, first = scores.ScoreTally(), None
         told.step("run the float model")
         for index, kept, origin, sample in self._items():
             if not kept:
@@ -178,18 +172,28 @@ class Yardstick:
             main = next(iter(outputs.values()))
             self._labels.append(truth.of(origin, len(main) if main.ndim > 1 else 1))
             self._remember(len(self._labels) - 1, outputs)
-            tally.add(self._look(outputs, outputs, given), self._labels[-1])
+            self._add(tally, outputs, outputs, given, self._labels[-1])
             told.advance(len(self._labels))
         if first is None:
             raise DataError("There is nothing to judge by.", expected="at least one held-out sample")
         return first, tally
 
-    def _look(self, outputs: Outputs, wanted: Outputs, measure: Measure | None) -> Look:
-        """A user's metric knows the float model's names."""
+    def _add(
+        self,
+        tally: scores.ScoreTally,
+        outputs: Outputs,
+        wanted: Outputs,
+        measure: Measure | None,
+        labels: list[int] | None,
+    ) -> None:
+        """Count one sample; a user's metric knows the float model's names."""
         named = dict(zip(wanted, outputs.values(), strict=True))
-        return look(named, list(wanted.values()), keep=measure is not None and measure.function is not None)
+        keep = measure is not None and measure.function is not None
+        tally.add(scores.look(named, list(wanted.values()), keep=keep), labels)
+        if measure is not None and measure.pair is not None:
+            tally.kept += [measure.pair(array, named[name]) for name, array in wanted.items()]
 
-    def _close(self, tally: ScoreTally) -> list[Closeness]:
+    def _close(self, tally: scores.ScoreTally) -> list[Closeness]:
         """Of the outputs that have an error: floats, of one shape in both models."""
         return [c for c, is_float in zip(tally.close, self._floats, strict=True) if is_float and c.count]
 
@@ -212,11 +216,15 @@ class Yardstick:
         with np.load(self._folder / f"{index}.npz", allow_pickle=False) as file:
             return {name: file[str(place)] for place, name in enumerate(self.outputs)}
 
-    def _value(self, tally: ScoreTally) -> float:
+    def _value(self, tally: scores.ScoreTally) -> float:
         measure = self.measure
         if measure.function is not None:
-            found = scores(measure.name, measure.function, tally.kept, self._labels if self._known else None)
+            found = scores.scores(
+                measure.name, measure.function, tally.kept, self._labels if self._known else None
+            )
             return _single_value(measure.name, found)
+        if measure.pair is not None:
+            return float(sum(tally.kept)) / len(tally.kept)
         rows, close = max(tally.rows, 1), self._close(tally)
         values: dict[str, Callable[[], float]] = {
             "top1": lambda: tally.right / rows,
@@ -231,14 +239,14 @@ class Yardstick:
     def _check(self, first: Outputs) -> None:
         """The metric must be one that this model and these labels have."""
         name = self.measure.name
-        if self.measure.function is not None:
+        if self.measure.function is not None or self.measure.pair is not None:
             return
         if name in _LABELLED and not self._known:
             raise RecipeError(
                 f"The metric {name} needs labels.", where=f"--metric {name}", expected="--labels …"
             )
         main = next(iter(first.values()))
-        if name in (*_LABELLED, "agreement") and class_scores(main) is None:
+        if name in (*_LABELLED, "agreement") and scores.class_scores(main) is None:
             raise DataError(
                 f"The first output is not class scores, which the metric {name} needs.",
                 where=f"output '{self.outputs[0]}'",
@@ -248,14 +256,14 @@ class Yardstick:
             )
 
 
-def measure_of(metric: str | Metric | None, *, lower: bool = False) -> Measure | None:
+def measure_of(metric: str | scores.Metric | Measure | None, *, lower: bool = False) -> Measure | None:
     """The measure that a user names; None where the model decides.
 
     Raises:
         RecipeError: there is none of that name.
     """
-    if metric is None:
-        return None
+    if metric is None or isinstance(metric, Measure):
+        return metric
     if isinstance(metric, str) and ":" not in metric:
         name = metric.strip().casefold().replace("-", "")
         if name not in BUILTIN:
@@ -268,14 +276,14 @@ def measure_of(metric: str | Metric | None, *, lower: bool = False) -> Measure |
         if lower:
             raise RecipeError("More is better for every builtin metric.", where=f"--metric {name}, lower")
         return Measure(name, BUILTIN[name], share=name != "sqnr")
-    own, function = named_metric(metric)
+    own, function = scores.named_metric(metric)
     return Measure(own, "the user's own", lower=lower, share=False, function=function)
 
 
 def _fitting(first: Outputs, *, labelled: bool) -> Measure:
     """The measure that suits a model's outputs best."""
     floats = [a for a in first.values() if a.dtype.kind == "f"]
-    classes = len(floats) == 1 and len(first) == 1 and class_scores(floats[0]) is not None
+    classes = len(floats) == 1 and len(first) == 1 and scores.class_scores(floats[0]) is not None
     name = "top1" if labelled else "agreement" if classes else "fidelity"
     return Measure(name, BUILTIN[name])
 
@@ -319,7 +327,7 @@ class Question:
     data: object
     eval_data: object = None
     labels: object = None
-    metric: str | Metric | None = None
+    metric: str | scores.Metric | None = None
     lower: bool = False
 
 

@@ -13,6 +13,36 @@ from roundel.model.graph import input_at, is_op, only_reader, opset_version
 Attributes = Mapping[str, int | float | str | Sequence[int]]
 
 
+class Names:
+    """Names that no value and no node of the graph, or of a body inside it, has yet."""
+
+    def __init__(self, graph: ir.Graph) -> None:
+        self._taken: set[str | None] = set()
+        for each in (graph, *graph.subgraphs()):
+            self._taken.update(value.name for value in each.inputs)
+            self._taken.update(each.initializers)
+            for node in each:
+                self._taken.update((node.name, *(value.name for value in node.outputs)))
+
+    def __call__(self, wanted: str) -> str:
+        """`wanted`, or `wanted_1` and so on when it is taken."""
+        name, count = wanted, 0
+        while name in self._taken:
+            count += 1
+            name = f"{wanted}_{count}"
+        self._taken.add(name)
+        return name
+
+
+def add_constant(graph: ir.Graph, name: str, array: NDArray[Any]) -> ir.Value:
+    """A new initializer."""
+    tensor = ir.tensor(array, name=name)
+    type_ = ir.TensorType(tensor.dtype)
+    value = ir.Value(name=name, shape=ir.Shape(array.shape), type=type_, const_value=tensor)
+    graph.register_initializer(value)
+    return value
+
+
 class Editor:
     """Edits the main graph of one model and keeps names unique over all its graphs."""
 
@@ -20,27 +50,16 @@ class Editor:
         self.model = model
         self.graph = model.graph
         self.opset = opset_version(model)
-        self._names: set[str] | None = None
+        self._names: Names | None = None
 
     def fresh(self, base: str) -> str:
         """A name that no value and no node of the model has yet."""
-        if self._names is None:
-            self._names = _all_names(self.model)
-        name, count = base, 0
-        while name in self._names:
-            count += 1
-            name = f"{base}_{count}"
-        self._names.add(name)
-        return name
+        self._names = self._names or Names(self.graph)
+        return self._names(base)
 
     def initializer(self, base: str, array: NDArray[Any]) -> ir.Value:
         """A new initializer, named after `base`."""
-        name = self.fresh(base)
-        value = ir.Value(name=name, const_value=ir.tensor(array, name=name))
-        value.shape = ir.Shape(array.shape)
-        value.dtype = ir.DataType.from_numpy(array.dtype)
-        self.graph.register_initializer(value)
-        return value
+        return add_constant(self.graph, self.fresh(base), array)
 
     def set_constant(self, node: ir.Node, index: int, array: NDArray[Any], base: str) -> None:
         """Give a node a constant input of its own.
@@ -179,18 +198,6 @@ def detach(node: ir.Node) -> None:
         for body in bodies:
             for inner in body:
                 detach(inner)
-
-
-def _all_names(model: ir.Model) -> set[str]:
-    names: set[str] = set()
-    for graph in model.graphs():
-        names.update(value.name for value in graph.inputs if value.name)
-        names.update(graph.initializers)
-        for node in graph:
-            if node.name:
-                names.add(node.name)
-            names.update(value.name for value in node.outputs if value.name)
-    return names
 
 
 def name_nodes(graph: ir.Graph) -> int:

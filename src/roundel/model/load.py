@@ -16,18 +16,9 @@ import onnx_ir as ir
 from google.protobuf.message import DecodeError  # type: ignore[import-untyped, unused-ignore]
 
 from roundel.errors import ModelError, did_you_mean
+from roundel.model import normalise
 from roundel.model.files import external_values
 from roundel.model.graph import op_key, opset_version
-from roundel.model.normalise import (
-    bfloat16_node,
-    computes_in_bfloat16,
-    declare_outputs,
-    make_readable,
-    normalise,
-    raise_opset,
-    root_cause,
-    widen_floats,
-)
 from roundel.model.structure import ModelSource as ModelSource
 from roundel.model.structure import blaming, check_structure
 
@@ -112,7 +103,7 @@ def _cleaned(
     """Check and normalise a model in place; what was done, and the opset that it came with."""
     for key in [key for key in model.functions if key[0] == opaque]:
         del model.functions[key]
-    make_readable(model)
+    normalise.make_readable(model)
     _refuse_empty(model, where)
     check_structure(model, where)
     if not allow_quantized:
@@ -120,12 +111,12 @@ def _cleaned(
     _check_external(model, where)
     # Before this version, every initializer had to be a graph input, too.
     model.ir_version = max(model.ir_version, 8) if model.ir_version < 4 else model.ir_version
-    notes = normalise(model, where)
+    notes = normalise.normalise(model, where)
     source_opset = opset_version(model)
     if not allow_quantized:
-        notes += raise_opset(model, OPSET)
-        notes += widen_floats(model)
-    declare_outputs(model)
+        notes += normalise.raise_opset(model, OPSET)
+        notes += normalise.widen_floats(model)
+    normalise.declare_outputs(model)
     return notes, source_opset
 
 
@@ -256,13 +247,16 @@ def _converted(proto: onnx.ModelProto, where: str) -> ir.Model:
         return _from_proto(proto, Path(), where)
     except _UNREADABLE as error:
         raise ModelError(
-            "The model is not valid.", where=where, observed=root_cause(error), expected="an ONNX model"
+            "The model is not valid.",
+            where=where,
+            observed=normalise.root_cause(error),
+            expected="an ONNX model",
         ) from error
 
 
 def _undecodable(where: object, head: bytes, error: Exception) -> ModelError:
     textual = bool(head) and all(32 <= b < 127 or b in b"\r\n\t" for b in head)
-    cause = root_cause(error)
+    cause = normalise.root_cause(error)
     seen = f"text that begins {head[:32].decode('ascii')!r}" if textual else cause
     return ModelError(
         "The file is not a readable ONNX model.",
@@ -320,8 +314,8 @@ def _refuse_quantized(model: ir.Model, where: object) -> None:
             expected="a float model",
             hint="Start from the float model that this one was made from.",
         )
-    short = bfloat16_node(model)
-    if short is not None and not computes_in_bfloat16(model):
+    short = normalise.bfloat16_node(model)
+    if short is not None and not normalise.computes_in_bfloat16(model):
         raise ModelError(
             "The model is already in bfloat16.",
             where=where,

@@ -5,9 +5,10 @@ from __future__ import annotations
 import numpy as np
 import onnx_ir as ir
 
+from roundel.model.edit import Names, add_constant
 from roundel.model.graph import attribute_float, attribute_int, constant_array, op_key
 from roundel.numerics.affine import quantize, weight_params
-from roundel.qdq.nodes import Names, add_constant, forget
+from roundel.qdq.nodes import forget
 from roundel.recipe.settings import Recipe
 from roundel.types import Scheme
 

@@ -10,20 +10,10 @@ import numpy as np
 import onnx_ir as ir
 from numpy.typing import NDArray
 
+from roundel.model.edit import Names, add_constant
 from roundel.model.graph import clip_bounds, constant_array, constant_scalar, is_constant, only_reader
 from roundel.numerics.floats import bits, largest, rounded
-from roundel.qdq.nodes import (
-    AFTER,
-    BEFORE,
-    CODES,
-    QUARK,
-    Chain,
-    Names,
-    add_constant,
-    forget,
-    insert_behind,
-    stand_for,
-)
+from roundel.qdq.nodes import AFTER, BEFORE, CODES, QUARK, Chain, forget, insert_behind, stand_for
 from roundel.qdq.read import casts_to, is_dequantize, is_quantize
 from roundel.types import FloatType
 

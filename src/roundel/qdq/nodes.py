@@ -4,14 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any
 
 import onnx_ir as ir
-from numpy.typing import NDArray
 
 from roundel.errors import RecipeError
-from roundel.model.graph import iter_values
+from roundel.model.edit import Names
 from roundel.recipe.settings import Recipe
+from roundel.targets.npu import NATIVE_16_BIT_OPSET
 from roundel.types import QParams, QType
 
 MICROSOFT = "com.microsoft"
@@ -31,28 +30,6 @@ def bare_name(name: str) -> str:
     return name
 
 
-class Names:
-    """Names that no other tensor or node of the graph has."""
-
-    def __init__(self, graph: ir.Graph) -> None:
-        self._taken = {str(v.name) for v in iter_values(graph)} | {str(n.name) for n in graph}
-        for inner in graph.subgraphs():  # whose names must not repeat those around them
-            made = (*inner.inputs, *inner.initializers.values(), *(v for n in inner for v in n.outputs))
-            self._taken |= {str(v.name) for v in made}
-
-    def __call__(self, wanted: str) -> str:
-        """`wanted`, or `wanted_1` and so on when it is taken."""
-        name, count = wanted, 0
-        while name in self._taken:
-            count += 1
-            name = f"{wanted}_{count}"
-        self._taken.add(name)
-        return name
-
-
-_NATIVE_16_BIT_OPSET = 21
-
-
 @dataclass(frozen=True, slots=True)
 class Dialect:
     """Which domain carries the Q/DQ nodes."""
@@ -64,12 +41,12 @@ class Dialect:
     def of(recipe: Recipe, opset: int) -> Dialect:
         """The recipe's choice, checked against the opset."""
         sixteen = {recipe.activations.type, recipe.weights.type} & {"int16", "uint16"}
-        if recipe.placement.domain == "ai.onnx" and sixteen and opset < _NATIVE_16_BIT_OPSET:
+        if recipe.placement.domain == "ai.onnx" and sixteen and opset < NATIVE_16_BIT_OPSET:
             raise RecipeError(
                 "The standard QuantizeLinear has no 16-bit types at this opset.",
                 where="placement.domain: ai.onnx",
                 observed=f"opset {opset} and {sorted(sixteen)[0]}",
-                expected=f"opset {_NATIVE_16_BIT_OPSET}",
+                expected=f"opset {NATIVE_16_BIT_OPSET}",
                 hint="Set output.opset: 21, or placement.domain: com.microsoft.",
             )
         return Dialect(recipe.placement.domain, opset)
@@ -78,17 +55,8 @@ class Dialect:
         """The domain for one tensor's nodes."""
         if self.wanted == MICROSOFT:
             return MICROSOFT
-        wide = qtype in (QType.INT16, QType.UINT16) and self.opset < _NATIVE_16_BIT_OPSET
+        wide = qtype in (QType.INT16, QType.UINT16) and self.opset < NATIVE_16_BIT_OPSET
         return MICROSOFT if wide else ""
-
-
-def add_constant(graph: ir.Graph, name: str, array: NDArray[Any]) -> ir.Value:
-    """A new initializer."""
-    tensor = ir.tensor(array, name=name)
-    type_ = ir.TensorType(tensor.dtype)
-    value = ir.Value(name=name, shape=ir.Shape(array.shape), type=type_, const_value=tensor)
-    graph.register_initializer(value)
-    return value
 
 
 def forget(graph: ir.Graph, *values: ir.Value | None) -> None:

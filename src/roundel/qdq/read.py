@@ -11,7 +11,7 @@ import numpy as np
 import onnx_ir as ir
 from numpy.typing import NDArray
 
-from roundel.model.graph import attribute_int, constant_array, op_key, values_by_name
+from roundel.model.graph import attribute_float, attribute_int, constant_array, op_key, values_by_name
 from roundel.qdq.nodes import CODES, QUARK
 from roundel.types import QParams, QType
 
@@ -215,6 +215,16 @@ class StoredTensor(Quantizer):
         if self.scale.size != 1 or not self.power_of_two:
             return None
         return int(-np.log2(self.scale.reshape(-1)[0]))
+
+
+def product_step(layer: ir.Node, data: Quantizer, weight: Quantizer) -> NDArray[np.float64]:
+    """The step of a layer's products, which its bias is added to: one number, or one for each channel."""
+    step = data.scale.reshape(()) * weight.scale.reshape(-1)
+    if layer.op_type == "Gemm":
+        step = step * attribute_float(layer, "alpha", 1.0) / (attribute_float(layer, "beta", 1.0) or 1.0)
+    if layer.op_type == "ConvTranspose" and step.size > 1:
+        step = np.tile(step, attribute_int(layer, "group", 1))
+    return step.reshape(()) if step.size == 1 else step
 
 
 @dataclass(frozen=True, slots=True)

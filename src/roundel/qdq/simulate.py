@@ -7,10 +7,11 @@ import math
 import numpy as np
 import onnx_ir as ir
 
+from roundel.model.edit import Names, add_constant
 from roundel.model.graph import attribute_float, attribute_int, attribute_ints, constant_array, rank
 from roundel.numerics.affine import HARD_SIGMOID_GAIN, pool_gain, reciprocal_gain
 from roundel.plan.adjust import becomes_hard_sigmoid, saturates, upper_bound
-from roundel.qdq.nodes import BEFORE, Names, add_constant, forget
+from roundel.qdq.nodes import BEFORE, forget
 from roundel.recipe.settings import Npu
 from roundel.state import State
 from roundel.targets.operators import AVERAGE_POOLS

@@ -10,11 +10,12 @@ import onnx_ir as ir
 from numpy.typing import NDArray
 
 from roundel.errors import ModelError, RecipeError
+from roundel.model.edit import Names, add_constant
 from roundel.model.graph import opset_version
 from roundel.model.session import open_session
 from roundel.numerics.packed import Packed, in_blocks, in_bytes, round_packed
 from roundel.plan.build import WeightLayer
-from roundel.qdq.nodes import AFTER, MICROSOFT, Names, add_constant
+from roundel.qdq.nodes import AFTER, MICROSOFT
 from roundel.recipe.settings import Recipe, WeightOnly
 
 BLOCKED_OPSET = 21

@@ -10,6 +10,7 @@ import numpy as np
 import onnx_ir as ir
 from numpy.typing import NDArray
 
+from roundel.model.edit import Names, add_constant
 from roundel.model.graph import constant_array, is_constant, opset_version, values_by_name, weight_bytes
 from roundel.model.memory import budget
 from roundel.numerics.affine import quantize
@@ -17,19 +18,7 @@ from roundel.plan.types import Role, Shared, TensorPlan
 from roundel.qdq.floats import FloatCell, lift, put
 from roundel.qdq.functions import attach
 from roundel.qdq.functions.blocks import block_nodes
-from roundel.qdq.nodes import (
-    AFTER,
-    BEFORE,
-    CODES,
-    MICROSOFT,
-    QUARK,
-    Chain,
-    Dialect,
-    Names,
-    add_constant,
-    forget,
-    insert_behind,
-)
+from roundel.qdq.nodes import AFTER, BEFORE, CODES, MICROSOFT, QUARK, Chain, Dialect, forget, insert_behind
 from roundel.recipe.settings import Recipe
 from roundel.state import State
 from roundel.targets.operators import is_operand

@@ -12,25 +12,17 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+from numpy.typing import NDArray
 
-from roundel.data import Samples
 from roundel.data.samples import repeatable
 from roundel.measure.folders import similarity
-from roundel.measure.runner import Predictor
+from roundel.measure.yardstick import Measure, Yardstick
+from roundel.model import load_model
 from roundel.model.files import write_text
 from roundel.pipeline import quantize
-from roundel.quark import enums
+from roundel.quark import enums, specs
 from roundel.quark.errors import QuarkConfigError, named
 from roundel.quark.qconfig import QConfig
-from roundel.quark.specs import (
-    SPECS,
-    AdaQuantConfig,
-    AdaRoundConfig,
-    AlgoConfig,
-    CLEConfig,
-    QLayerConfig,
-    QTensorConfig,
-)
 from roundel.quark.translate import translate
 from roundel.recipe.settings import Data
 from roundel.report.console import terminal
@@ -47,7 +39,10 @@ _WORDS: Mapping[str, Any] = {
     "scale_type": enums.ScaleType,
     "quant_granularity": enums.QuantGranularity,
 }
-_TUNERS: Mapping[str, type[AlgoConfig]] = {"adaround": AdaRoundConfig, "adaquant": AdaQuantConfig}
+_TUNERS: Mapping[str, type[specs.AlgoConfig]] = {
+    "adaround": specs.AdaRoundConfig,
+    "adaquant": specs.AdaQuantConfig,
+}
 _TUNING = ("algorithms", "adaround_params", "adaquant_params")
 
 
@@ -160,23 +155,23 @@ def qconfig_of(params: Params) -> QConfig:
     given = dict(params)
     activation = _spec(given.pop("activation", None), given.pop("activation_params", {}), "activation")
     weight = _spec(given.pop("weight", None), given.pop("weight_params", {}), "weight")
-    algorithms: list[AlgoConfig] = []
+    algorithms: list[specs.AlgoConfig] = []
     tuner = given.pop("algorithms", None)
     options = {name: given.pop(f"{name}_params", {}) for name in _TUNERS}
     if tuner is not None:
         algorithms.append(named("algorithm", tuner, _TUNERS)(**_split(options[tuner])))
     equalize, steps = given.pop("cle_algo", None), given.pop("cle_params", {})
     if equalize is not None:
-        algorithms.append(CLEConfig(**steps))
+        algorithms.append(specs.CLEConfig(**steps))
     return QConfig(
-        QLayerConfig(input_tensors=activation, weight=weight),
+        specs.QLayerConfig(input_tensors=activation, weight=weight),
         algo_config=algorithms,
         **given,
     )
 
 
-def _spec(name: Any, params: Mapping[str, Any], where: str) -> QTensorConfig:
-    spec = named("spec", name, SPECS, where)
+def _spec(name: Any, params: Mapping[str, Any], where: str) -> specs.QTensorConfig:
+    spec = named("spec", name, specs.SPECS, where)
     words = dict(params)
     for key, kind in _WORDS.items():
         if isinstance(words.get(key), str):
@@ -295,13 +290,29 @@ _IDLE = {
 }
 _SAMPLERS: Mapping[str, Sampler] = {"TPE": "tpe", "Random": "random", "Grid": "tpe"}
 _GRID = "Grid"
+
+
+def _l1(wanted: NDArray[Any], found: NDArray[Any]) -> float:
+    return float(np.abs(np.asarray(found, np.float64) - wanted).sum())
+
+
+def _ssim(wanted: NDArray[Any], found: NDArray[Any]) -> float:
+    value = similarity(wanted, found).ssim
+    if value is None:
+        raise QuarkConfigError("The outputs are not pictures.", where="search_metric ssim")
+    return value
+
+
 # By name: the distance or likeness of two outputs, and whether less is better.
-_METRICS: Mapping[str, tuple[Callable[[Any, Any], float | None], bool]] = {
-    "L2": (lambda a, b: similarity(a, b).l2, True),
-    "L1": (lambda a, b: float(np.abs(np.asarray(b, np.float64) - a).sum()), True),
-    "cos": (lambda a, b: similarity(a, b).cosine, False),
-    "psnr": (lambda a, b: similarity(a, b).psnr_db, False),
-    "ssim": (lambda a, b: similarity(a, b).ssim, False),
+_METRICS: Mapping[str, Measure] = {
+    name: Measure(name, words, lower=lower, share=False, pair=pair)
+    for name, words, lower, pair in (
+        ("L2", "length of the difference", True, lambda a, b: similarity(a, b).l2),
+        ("L1", "sum of absolute differences", True, _l1),
+        ("cos", "cosine of the angle", False, lambda a, b: similarity(a, b).cosine),
+        ("psnr", "peak signal to noise, in dB", False, lambda a, b: similarity(a, b).psnr_db),
+        ("ssim", "structural similarity", False, _ssim),
+    )
 }
 
 
@@ -401,28 +412,24 @@ class AutoSearchPro:
 
 
 class _Work:
-    """Makes and judges models."""
+    """Makes and judges models: by a measure, or by the script's own evaluator."""
 
-    def __init__(self, config: Mapping[str, Any], metric: Any, folder: Path, output: Path) -> None:
-        self._model, self._evaluator, self._output = config["model_input"], config["search_evaluator"], output
-        self._measure, less = metric
-        float_model = Predictor(self._model)
-        self._data = repeatable(open_data(float_model.model, Data(), config["calib_data_reader"]))
-        given = config["eval_data_reader"]
-        self._judge: Samples = self._data
+    def __init__(self, config: Mapping[str, Any], measure: Measure, folder: Path, output: Path) -> None:
+        self._model, given = config["model_input"], config["eval_data_reader"]
+        self._known, self._output = dict[str, tuple[float, ...]](), output
+        inputs = load_model(self._model, allow_quantized=True).model
+        self._data = judge = repeatable(open_data(inputs, Data(), config["calib_data_reader"]))
         if given is not None and given is not config["calib_data_reader"]:
-            self._judge = repeatable(open_data(float_model.model, Data(), given))
-        self._folder, self._known = folder, dict[str, tuple[float, ...]]()
-        if self._evaluator is not None:
-            self.direction = config["direction"]
-            self._reference = float(self._evaluator(self._model))
-            return
-        self.direction = "minimize" if less else "maximize"
-        for index, (_, sample) in enumerate(self._judge.named()):
-            arrays: dict[str, Any] = {
-                str(i): a for i, a in enumerate(float_model.run(sample, index).values())
-            }
-            np.savez(folder / f"{index}.npz", **arrays)
+            judge = repeatable(open_data(inputs, Data(), given))
+        self._figure: Callable[[Path], float]
+        if config["search_evaluator"] is not None:
+            evaluator, self.direction = config["search_evaluator"], config["direction"]
+            reference = float(evaluator(self._model))
+            self._figure = lambda path: reference - float(evaluator(str(path)))
+        else:
+            self.direction = "minimize" if measure.lower else "maximize"
+            yardstick = Yardstick(self._model, judge, folder, metric=measure)
+            self._figure = lambda path: yardstick.judge(path).value
 
     def evaluate(self, params: Params, name: str) -> tuple[float, ...]:
         """The figure of one combination; one that was computed before is not computed again."""
@@ -433,19 +440,6 @@ class _Work:
             quantize(self._model, path, recipe=told.recipe, data=self._data)
             self._known[key] = (self._figure(path),)
         return self._known[key]
-
-    def _figure(self, path: Path) -> float:
-        if self._evaluator is not None:
-            return self._reference - float(self._evaluator(str(path)))
-        predictor, total, count = Predictor(path), 0.0, 0
-        for index, (_, sample) in enumerate(self._judge.named()):
-            with np.load(self._folder / f"{index}.npz", allow_pickle=False) as wanted:
-                for place, array in enumerate(predictor.run(sample, index).values()):
-                    value = self._measure(wanted[str(place)], array)
-                    if value is None:
-                        raise QuarkConfigError("The outputs are not pictures.", where="search_metric ssim")
-                    total, count = total + value, count + 1
-        return total / count
 
 
 def _config_of(given: Mapping[str, Any]) -> Params:

@@ -3,21 +3,13 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Mapping, Sequence
+import re
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Any, Literal
 
+from rich import progress
 from rich.console import Console
 from rich.markup import escape
-from rich.progress import (
-    BarColumn,
-    MofNCompleteColumn,
-    Progress,
-    SpinnerColumn,
-    TaskID,
-    TextColumn,
-    TimeElapsedColumn,
-    TimeRemainingColumn,
-)
 from rich.table import Table
 from rich.text import Text
 
@@ -30,6 +22,8 @@ from roundel.state import LayerReport, StepReport
 
 Tree = Mapping[str, Any]
 _STEPS = 2
+_ALIKE = 3  # so many more notes of a kind, and they share a line
+_QUOTED, _NUMBER = re.compile("'[^']+'"), re.compile(r"-?\d+(\.\d+)?")
 _NAME = 26  # characters of a layer's name: with two steps the table is just below 80 columns
 
 
@@ -107,19 +101,19 @@ class ProgressListener:
     """A live line for the current step, with the time left where it can be known."""
 
     def __init__(self, console: Console | None = None) -> None:
-        self._progress = Progress(
-            SpinnerColumn(),
-            TextColumn("{task.description:<22}"),
-            BarColumn(bar_width=15),
-            MofNCompleteColumn(),
-            TimeElapsedColumn(),
-            TimeRemainingColumn(),
-            TextColumn("{task.fields[said]}"),
+        self._progress = progress.Progress(
+            progress.SpinnerColumn(),
+            progress.TextColumn("{task.description:<22}"),
+            progress.BarColumn(bar_width=15),
+            progress.MofNCompleteColumn(),
+            progress.TimeElapsedColumn(),
+            progress.TimeRemainingColumn(),
+            progress.TextColumn("{task.fields[said]}"),
             console=console or terminal(stderr=True),
             transient=True,
             speed_estimate_period=_MEMORY_SECONDS,
         )
-        self._task: TaskID | None = None
+        self._task: progress.TaskID | None = None
 
     def step(self, name: str, total: int | None = None) -> None:
         """Show the next step in place of the last."""
@@ -174,14 +168,37 @@ def labelled(rows: Mapping[str, str]) -> Table:
 
 
 def show_notes(console: Console, notes: Iterable[str]) -> None:
-    """One below the other, for who reads carefully."""
-    for note in notes:
+    """One below the other, for who reads carefully; of many that are alike, one and how many more."""
+    for note in _grouped(notes):
         console.print(f"[yellow]note:[/] {escape(note)}", highlight=False)
+
+
+def _grouped(notes: Iterable[str]) -> Iterator[str]:
+    """Notes that differ in a quoted name and in numbers only share a line."""
+    alike: dict[str, list[tuple[str, str]]] = {}
+    for note in dict.fromkeys(notes):
+        quoted = _QUOTED.search(note)
+        name = quoted[0] if quoted else note
+        alike.setdefault(_NUMBER.sub("0", note.replace(name, "''", 1)), []).append((name, note))
+    for group in alike.values():
+        others = [name for name in dict.fromkeys(name for name, _ in group) if name != group[0][0]]
+        if len(others) < _ALIKE:
+            yield from (note for _, note in group)
+        else:
+            yield f"{group[0][1]}, and likewise for {len(others)} others: {', '.join(others[:2])}, …"
 
 
 def shortened(name: str, width: int) -> str:
     """The end of a long name, where names differ."""
     return name if len(name) <= width else "…" + name[1 - width :]
+
+
+def figure(value: float | str | None, form: str = ".5g") -> str:
+    """A number in a cell; '-' where there is none, 'exact' where it is infinite: nothing was lost."""
+    if value is None:
+        return "-"
+    number = float(value)
+    return "exact" if number == math.inf else format(number, form)
 
 
 def size(count: int | None) -> str:

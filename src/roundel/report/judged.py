@@ -2,15 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
-from typing import Any
+from collections.abc import Callable, Sequence
 
 from rich.console import Console
 from rich.markup import escape
 
-from roundel.report.console import grid, shortened, show_notes, size
-
-Tree = Mapping[str, Any]
+from roundel.report.console import Tree, figure, grid, shortened, show_notes, size
 
 _MOST_FILES = 20
 _NAME_WIDTH = 36
@@ -21,7 +18,7 @@ def show_folders(console: Console, tree: Tree) -> None:
     """Print what `FolderScores.to_dict` holds: the metrics, then the files, the worst of many only."""
     summary = grid("metric", ">mean", ">worst", "worst file")
     for name, metric in tree["metrics"].items():
-        values = (_number(metric["mean"]), _number(metric["worst"]))
+        values = (figure(metric["mean"]), figure(metric["worst"]))
         summary.add_row(_NAMES[name], *values, escape(shortened(metric["worst_file"], _NAME_WIDTH)))
     console.print(summary)
     files = tree["files"]
@@ -33,7 +30,7 @@ def show_folders(console: Console, tree: Tree) -> None:
     table = grid("file", *headings, title=f"{len(files)} files{rest}")
     for file in shown:
         name = escape(shortened(file["name"], _NAME_WIDTH))
-        table.add_row(name, *(_number(file[metric]) for metric in tree["metrics"]))
+        table.add_row(name, *(figure(file[metric]) for metric in tree["metrics"]))
     console.print(table)
 
 
@@ -41,11 +38,11 @@ def show_models(console: Console, models: Sequence[Tree]) -> None:
     """Print what `ModelScore.to_dict` holds, side by side."""
     metrics = list(dict.fromkeys(name for model in models for name in model["metric"]))
     columns = {
-        "top-1": [_share(m["top1"]) for m in models],
-        "top-5": [_share(m["top5"]) for m in models],
-        **{name: [_number(m["metric"].get(name)) for m in models] for name in metrics},
-        "same top-1": [_share(m["agreement"]) for m in models],
-        "SQNR dB": [_number(m["sqnr_db"]) for m in models],
+        "top-1": [figure(m["top1"], ".2%") for m in models],
+        "top-5": [figure(m["top5"], ".2%") for m in models],
+        **{name: [figure(m["metric"].get(name)) for m in models] for name in metrics},
+        "same top-1": [figure(m["agreement"], ".2%") for m in models],
+        "SQNR dB": [figure(m["sqnr_db"]) for m in models],
         "size": [size(m["file_bytes"]) for m in models],
         "seconds": [f"{m['seconds']:.1f}" for m in models],
     }
@@ -58,17 +55,6 @@ def show_models(console: Console, models: Sequence[Tree]) -> None:
     show_notes(
         console, dict.fromkeys(f"{model['model']}: {note}" for model in models for note in model["notes"])
     )
-
-
-def _number(value: Any) -> str:
-    if value is None:
-        return "-"
-    number = float(value)
-    return "exact" if number == float("inf") else f"{number:.5g}"
-
-
-def _share(value: float | None) -> str:
-    return "-" if value is None else f"{value:.2%}"
 
 
 def show_findings(console: Console, tree: Tree) -> None:
@@ -160,8 +146,8 @@ def _cells(step: Tree, metric: Words, drop: Words) -> list[str]:
         escape(step["rung"]),
         "-" if step["metric"] is None else metric(step["metric"]),
         "-" if step["drop"] is None else drop(float(step["drop"])),
-        "-" if noise is None else "exact" if noise == "inf" else f"{noise:.1f}",
-        "-" if share is None else f"{share:.0%}",
+        figure(noise, ".1f"),
+        figure(share, ".0%"),
         size(step["file_bytes"]),
         f"{step['seconds']:.0f}",
     ]

@@ -3,22 +3,20 @@
 from __future__ import annotations
 
 import json
-import math
 import platform
 from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import asdict, dataclass
 from importlib import metadata
 from typing import Any
 
 from roundel.gate import OutputReport
-from roundel.plain import counted, decibel
+from roundel.plain import counted, decibel, to_plain
 from roundel.plan.types import QuantPlan, Role
+from roundel.recipe.records import RECORD_VERSION
 from roundel.recipe.settings import Recipe
 from roundel.state import StepReport
 from roundel.version import VERSION
-
-RECORD_VERSION = 1
 
 
 @dataclass(frozen=True, slots=True)
@@ -55,11 +53,7 @@ class Record:
 
     def to_dict(self) -> dict[str, Any]:
         """Plain values; infinite numbers become strings, since JSON has none."""
-        tree: dict[str, Any] = {"record_version": RECORD_VERSION, "versions": versions()}
-        tree |= asdict(self)
-        plain = _plain(tree)
-        assert isinstance(plain, dict)
-        return plain
+        return {"record_version": RECORD_VERSION, "versions": versions(), **to_plain(self)}
 
     def to_json(self) -> str:
         """Indented JSON text."""
@@ -124,13 +118,3 @@ def versions() -> dict[str, str]:
         "python": platform.python_version(),
         **{name: metadata.version(name) for name in names},
     }
-
-
-def _plain(value: Any) -> Any:
-    if isinstance(value, Mapping):
-        return {str(k): _plain(v) for k, v in value.items()}
-    if isinstance(value, Sequence) and not isinstance(value, str | bytes):
-        return [_plain(v) for v in value]
-    if isinstance(value, float) and not math.isfinite(value):
-        return str(value)
-    return value

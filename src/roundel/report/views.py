@@ -2,17 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
-from typing import Any
+from collections.abc import Sequence
 
 from rich.console import Console
 from rich.markup import escape
 from rich.table import Table
 from rich.text import Text
 
-from roundel.report.console import grid, labelled, shortened, show_notes, size
-
-Tree = Mapping[str, Any]
+from roundel.plain import listed
+from roundel.report.console import Tree, figure, grid, labelled, shortened, show_notes, size
 
 _WORST = 20
 _NAME_WIDTH = 22
@@ -34,7 +32,7 @@ def show_comparison(console: Console, tree: Tree, *, everything: bool, weights: 
     title = "all tensors" if everything else f"the {len(shown)} layers that introduce most, of {len(tensors)}"
     console.print(_tensors(shown, title))
     if weights:
-        ranked = sorted(tree["weights"], key=lambda w: _number(w["error"]["sqnr_db"]))
+        ranked = sorted(tree["weights"], key=lambda w: float(w["error"]["sqnr_db"]))
         console.print(_weights(ranked if everything else ranked[:_WORST]))
     if tree["unmatched"]:
         count = len(tree["unmatched"])
@@ -60,7 +58,7 @@ def _summary(console: Console, tree: Tree) -> None:
 
 def _worst(tensors: Sequence[Tree]) -> list[Tree]:
     known = [t for t in tensors if t["introduced"] is not None]
-    return sorted(known, key=lambda t: _number(t["introduced"]["sqnr_db"]))[:_WORST]
+    return sorted(known, key=lambda t: float(t["introduced"]["sqnr_db"]))[:_WORST]
 
 
 def _tensors(tensors: Sequence[Tree], title: str) -> Table:
@@ -106,15 +104,8 @@ def _label(name: str) -> str:
     return escape(shortened(name.removesuffix("_output_0"), _NAME_WIDTH))
 
 
-def _number(value: Any) -> float:
-    return float(value)
-
-
 def _db(difference: Tree | None) -> str:
-    if difference is None:
-        return "-"
-    value = _number(difference["sqnr_db"])
-    return "exact" if value == float("inf") else f"{value:.1f}"
+    return figure(None if difference is None else difference["sqnr_db"], ".1f")
 
 
 def _percent(share: float | None) -> str:
@@ -277,10 +268,7 @@ def _findings(findings: Sequence[Tree]) -> Table:
 
 def _subjects(members: Sequence[Tree]) -> list[str]:
     names = [str(member["subject"]) for member in members if member["subject"]]
-    if not names:
-        return []
-    more = len(names) - _FIRST_NODES
-    return [", ".join(names[:_FIRST_NODES]) + (f" and {more} more" if more > 0 else "")]
+    return [listed(names, _FIRST_NODES)] if names else []
 
 
 def _nodes(before: Sequence[Tree], after: Sequence[Tree]) -> Table:

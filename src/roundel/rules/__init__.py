@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from roundel.rules.report import check_model
+from roundel.rules.report import check
 from roundel.rules.types import CheckReport, Finding, NodePlace, Place, Prediction, Severity
 
-__all__ = ["CheckReport", "Finding", "NodePlace", "Place", "Prediction", "Severity", "check_model"]
+__all__ = ["CheckReport", "Finding", "NodePlace", "Place", "Prediction", "Severity", "check"]

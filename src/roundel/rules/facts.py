@@ -11,6 +11,7 @@ from roundel.model import LoadedModel, load_model
 from roundel.model.graph import op_key
 from roundel.model.load import as_written
 from roundel.model.structure import ModelSource
+from roundel.options import DEFAULT_PRESET
 from roundel.passes import refresh_shapes
 from roundel.passes.activations import rescalable
 from roundel.passes.cleanup import lift_constants
@@ -105,9 +106,6 @@ def _held_below(value: ir.Value) -> set[str]:
             out for node in current.consumers() if op_key(node) in _NEVER_LARGER for out in node.outputs
         )
     return found
-
-
-DEFAULT_PRESET = "a8w8"
 
 
 @dataclass(frozen=True, slots=True, eq=False)

@@ -8,12 +8,12 @@ from collections.abc import Iterator, Mapping
 import numpy as np
 import onnx_ir as ir
 
-from roundel.model.graph import attribute_float, constant_array, is_constant, op_key, opset_version
+from roundel.model.graph import constant_array, is_constant, op_key, opset_version
 from roundel.plan.types import Role
-from roundel.qdq.read import CENTRES, OTHER_FORMS, StoredTensor
+from roundel.qdq.read import CENTRES, OTHER_FORMS, StoredTensor, product_step
 from roundel.rules.facts import Facts
 from roundel.rules.types import Finding, Severity, rule
-from roundel.rules.written import AGAIN, tensor_before, tensor_behind
+from roundel.rules.written import AGAIN, stored_tensors, tensor_before, tensor_behind
 from roundel.targets.npu import NATIVE_16_BIT_OPSET, RECOMMENDED_OPSET, Compiler, Format
 from roundel.targets.operators import BIASED_LAYERS, Trait, ops_with
 from roundel.types import QType
@@ -21,10 +21,6 @@ from roundel.types import QType
 _KEEPING = ops_with(Trait.ONE_SCALE)
 _NEAR_CENTRE = 127  # what a tool writes that halves 255 and rounds down
 _BIAS_TOLERANCE = 1e-3
-
-
-def _tensors(facts: Facts) -> list[StoredTensor]:
-    return list(facts.stored.tensors.values()) if facts.stored is not None else []
 
 
 @rule(
@@ -35,7 +31,7 @@ def _tensors(facts: Facts) -> list[StoredTensor]:
 )
 def _per_channel(facts: Facts) -> Iterator[Finding]:
     severity = Severity.ERROR if facts.format is Format.XINT8 else Severity.NOTE
-    for tensor in _tensors(facts):
+    for tensor in stored_tensors(facts):
         if tensor.scale.size > 1 and tensor.dtype != "int32":
             yield Finding(severity, f"{tensor.scale.size} scales along axis {tensor.axis}", tensor.name)
 
@@ -47,7 +43,7 @@ def _per_channel(facts: Facts) -> Iterator[Finding]:
     "Symmetric activations: int8 with zero point 0 or uint8 with 128. X2 takes others since 1.6.",
 )
 def _zero_points(facts: Facts) -> Iterator[Finding]:
-    tensors = _tensors(facts)
+    tensors = stored_tensors(facts)
     bytes_ = [t for t in tensors if t.dtype == "uint8" and not t.constant]
     shifted = [t for t in bytes_ if (t.zero_point == _NEAR_CENTRE).all()]
     slipped = len(shifted) > 1 and 2 * len(shifted) > len(bytes_)
@@ -130,12 +126,9 @@ def _bias_scales(facts: Facts) -> Iterator[Finding]:
         if op_key(node) not in BIASED_LAYERS or len(node.inputs) < 3:
             continue
         data, weight, bias = (known.get(str(v.name)) if v is not None else None for v in node.inputs[:3])
-        if data is None or weight is None or bias is None or bias.dtype != "int32":
+        if data is None or weight is None or bias is None or bias.dtype != "int32" or data.scale.size != 1:
             continue
-        factor = 1.0
-        if op_key(node) == "Gemm":
-            factor = attribute_float(node, "alpha", 1.0) / (attribute_float(node, "beta", 1.0) or 1.0)
-        wanted = np.asarray(data.scale * weight.scale * factor).reshape(-1)
+        wanted = product_step(node, data, weight).reshape(-1)
         ratio = (
             bias.scale.reshape(-1) / wanted if bias.scale.size in (1, wanted.size) else np.asarray([np.nan])
         )

@@ -10,21 +10,8 @@ import onnx_ir as ir
 from roundel.errors import ModelError, RecipeError
 from roundel.model.graph import op_key, readers
 from roundel.model.load import quantized_node
+from roundel.qdq import read
 from roundel.qdq.nodes import QUARK
-from roundel.qdq.read import (
-    BFLOAT16,
-    BITS,
-    OTHER_FORMS,
-    PAIRS,
-    Quantizer,
-    StoredTensors,
-    casts_to,
-    constant_of,
-    is_dequantize,
-    is_quantize,
-    read_quantizer,
-    stored_type,
-)
 from roundel.recipe.load import RecipeSource, load_recipe, preset_names
 from roundel.recipe.settings import Recipe
 from roundel.targets.npu import Format
@@ -70,7 +57,7 @@ def format_of(recipe: Recipe) -> Format:
 
 _MOSTLY = 0.9  # share of power-of-two scales from which a file was meant as XINT8
 
-_Read = Sequence[tuple[ir.Node, Quantizer]]
+_Read = Sequence[tuple[ir.Node, read.Quantizer]]
 
 
 @dataclass(frozen=True, slots=True)
@@ -92,17 +79,17 @@ def is_quantized(model: ir.Model) -> bool:
     """Whether the model is finished: it has quantized operators, or casts to bfloat16."""
     if quantized_node(model) is not None:
         return True
-    return any(casts_to(node, ir.DataType.BFLOAT16) for node in model.graph)
+    return any(read.casts_to(node, ir.DataType.BFLOAT16) for node in model.graph)
 
 
-def intended(stored: StoredTensors) -> Recognised:
+def intended(stored: read.StoredTensors) -> Recognised:
     """The format that a finished model was meant to be in; never an error."""
     moving = [tensor for tensor in stored.tensors.values() if not tensor.constant]
     judged = moving or list(stored.tensors.values())
-    brain = sum(1 for tensor in judged if tensor.dtype == BFLOAT16)
+    brain = sum(1 for tensor in judged if tensor.dtype == read.BFLOAT16)
     if brain:
         return Recognised(Format.BF16, f"{brain} tensors pass through bfloat16")
-    wide = sum(1 for tensor in judged if BITS.get(tensor.dtype) == 16)
+    wide = sum(1 for tensor in judged if read.BITS.get(tensor.dtype) == 16)
     if wide:
         return Recognised(Format.A16W8, f"{wide} of {len(judged)} activations are 16 bit")
     powers = sum(1 for tensor in judged if tensor.power_of_two)
@@ -124,10 +111,10 @@ def recognise(raw: ir.Model, inlined: ir.Model) -> Recognised:
     graph = raw.graph if any(node.domain == QUARK for node in raw.graph.all_nodes()) else inlined.graph
     nodes = list(graph.all_nodes())
     _refuse_foreign(nodes)
-    types = {node: stored_type(node) for node in nodes if op_key(node) in PAIRS}
-    brain = [node for node, dtype in types.items() if dtype == BFLOAT16]
-    casts = [node for node in nodes if casts_to(node, ir.DataType.BFLOAT16)]
-    integers = [(node, _integer_quantizer(node)) for node, dtype in types.items() if dtype != BFLOAT16]
+    types = {node: read.stored_type(node) for node in nodes if op_key(node) in read.PAIRS}
+    brain = [node for node, dtype in types.items() if dtype == read.BFLOAT16]
+    casts = [node for node in nodes if read.casts_to(node, ir.DataType.BFLOAT16)]
+    integers = [(node, _integer_quantizer(node)) for node, dtype in types.items() if dtype != read.BFLOAT16]
     if (brain or casts) and integers:
         raise ModelError(
             "The model mixes integer Q/DQ with bfloat16; no compiler for the NPU takes both.",
@@ -151,7 +138,7 @@ def recognise(raw: ir.Model, inlined: ir.Model) -> Recognised:
 
 def _refuse_foreign(nodes: list[ir.Node]) -> None:
     for node in nodes:
-        if op_key(node) in OTHER_FORMS:
+        if op_key(node) in read.OTHER_FORMS:
             raise ModelError(
                 "The model is quantized in a form that the NPU's compilers do not take.",
                 observed=f"{op_key(node)} node '{node.name}'",
@@ -187,16 +174,16 @@ def _custom_op_notes(raw: ir.Model, nodes: list[ir.Node]) -> tuple[str, ...]:
     )
 
 
-def _integer_quantizer(node: ir.Node) -> Quantizer:
-    found = read_quantizer(node)
+def _integer_quantizer(node: ir.Node) -> read.Quantizer:
+    found = read.read_quantizer(node)
     if found is None:
-        what = "scale" if constant_of(node.inputs[1]) is None else "zero point"
+        what = "scale" if read.constant_of(node.inputs[1]) is None else "zero point"
         raise ModelError(
             f"A {what} is computed at run time; the NPU's compilers need constants.",
             where=f"{op_key(node)} '{node.name}'",
             hint="Quantize statically, with calibration data.",
         )
-    if found.dtype not in BITS:
+    if found.dtype not in read.BITS:
         raise ModelError(
             "A tensor is stored in a type that the NPU does not take.",
             where=f"{op_key(node)} '{node.name}'",
@@ -207,7 +194,7 @@ def _integer_quantizer(node: ir.Node) -> Quantizer:
 
 
 def _integer_format(found: _Read) -> Recognised:
-    wide = [(node, q) for node, q in found if BITS[q.dtype] == 16]
+    wide = [(node, q) for node, q in found if read.BITS[q.dtype] == 16]
     notes = _asymmetry_note(found)
     if wide:
         heavy = next(((node, q) for node, q in wide if _is_weight(node)), None)
@@ -230,7 +217,7 @@ def _integer_format(found: _Read) -> Recognised:
 def _against_xint8(found: _Read) -> str | None:
     tests = (
         ("scales that are not powers of two", lambda q: not q.power_of_two),
-        ("more than 8 bits (a bias)", lambda q: BITS[q.dtype] > 8),
+        ("more than 8 bits (a bias)", lambda q: read.BITS[q.dtype] > 8),
         ("one scale per channel", lambda q: q.scale.size > 1),
         ("asymmetric zero points", lambda q: not q.symmetric),
     )
@@ -257,7 +244,7 @@ def _is_weight(node: ir.Node) -> bool:
 
 def _final_readers(node: ir.Node) -> Iterator[tuple[ir.Node, int]]:
     for reader, index in readers(node.outputs[0]):
-        if is_dequantize(reader):
+        if read.is_dequantize(reader):
             yield from readers(reader.outputs[0])
         else:
             yield reader, index
@@ -268,6 +255,6 @@ def _from_constant(node: ir.Node) -> bool:
     if source is None:
         return False
     producer = source.producer()
-    if producer is not None and is_quantize(producer):
+    if producer is not None and read.is_quantize(producer):
         source = producer.inputs[0]
-    return constant_of(source) is not None
+    return read.constant_of(source) is not None

@@ -18,16 +18,7 @@ from roundel.model.graph import (
     static_shape,
 )
 from roundel.passes import refresh_shapes
-from roundel.targets.operators import (
-    AVERAGE_POOLS,
-    EVERY_INPUT,
-    FUSING_CONSUMERS,
-    FUSING_PRODUCERS,
-    LAYERS,
-    OPERATORS,
-    Trait,
-    ops_with,
-)
+from roundel.targets import operators
 
 
 def close_batch(model: ir.Model) -> None:
@@ -41,7 +32,7 @@ def close_batch(model: ir.Model) -> None:
 def node_macs(node: ir.Node) -> int | None:
     """Multiply-accumulates of one inference; 0 for operators without, None where a shape is open."""
     op = op_key(node)
-    if op not in LAYERS:
+    if op not in operators.LAYERS:
         return 0
     left, right, out = (static_shape(value) for value in (node.inputs[0], node.inputs[1], node.outputs[0]))
     if left is None or right is None or out is None:
@@ -107,7 +98,7 @@ def norm_after_concat(node: ir.Node) -> ir.Node | None:
 
 
 # Behind these, quantizers for the NPU put a Mul by nearly 1 that imitates the hardware's arithmetic.
-_GAINED = ops_with(Trait.GAIN)
+_GAINED = operators.ops_with(operators.Trait.GAIN)
 _GAINS = (0.9, 1.1)
 
 
@@ -138,10 +129,10 @@ def fused_maker(node: ir.Node, stored: Container[str]) -> ir.Node | None:
 
 
 def _data_inputs(node: ir.Node) -> list[ir.Value]:
-    rule = OPERATORS.get(node.op_type)
+    rule = operators.OPERATORS.get(node.op_type)
     if rule is None or not rule.sets:
         indices: tuple[int, ...] = (0,)
-    elif rule.data == EVERY_INPUT:
+    elif rule.data == operators.EVERY_INPUT:
         indices = tuple(range(len(node.inputs)))
     else:
         indices = (*rule.data, *rule.weights)
@@ -164,10 +155,10 @@ def _fused_onward(value: ir.Value, maker: ir.Node) -> bool:
     if reader is None:
         return False
     if maker.op_type == "Pad":
-        return reader.op_type in AVERAGE_POOLS
+        return reader.op_type in operators.AVERAGE_POOLS
     if is_gain(reader):
         return True
-    return maker.op_type in FUSING_PRODUCERS and reader.op_type in FUSING_CONSUMERS
+    return maker.op_type in operators.FUSING_PRODUCERS and reader.op_type in operators.FUSING_CONSUMERS
 
 
 def _is_float(value: ir.Value) -> bool:

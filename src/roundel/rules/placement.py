@@ -9,17 +9,7 @@ import onnx_ir as ir
 
 from roundel.model.graph import FLOAT_TYPES, has_subgraph, only_reader, op_key
 from roundel.qdq.read import PAIRS
-from roundel.rules.patterns import (
-    activation_behind,
-    channel_shuffle,
-    conv_before,
-    fused_maker,
-    is_depthwise,
-    maker_of,
-    node_macs,
-    norm_after_concat,
-    open_sides,
-)
+from roundel.rules import patterns
 from roundel.rules.types import NodePlace, Place, Prediction
 from roundel.targets.npu import MINIMUM_CONVS, Compiler, Device, Format, refusal
 from roundel.targets.operators import GATES
@@ -103,7 +93,7 @@ def predict(graph: ir.Graph, situation: Situation) -> Prediction:
 def _placed(node: ir.Node, verdict: Verdict | None, island: int | None) -> NodePlace:
     place = Place.NPU if verdict is None else Place.CPU
     rule, reason = (None, "") if verdict is None else (verdict.rule, verdict.reason)
-    return NodePlace(str(node.name), op_key(node), place, rule, reason, node_macs(node), island)
+    return NodePlace(str(node.name), op_key(node), place, rule, reason, patterns.node_macs(node), island)
 
 
 def _verdicts(nodes: list[ir.Node], situation: Situation) -> dict[ir.Node, Verdict | None]:
@@ -123,7 +113,9 @@ def _together(nodes: list[ir.Node], found: dict[ir.Node, Verdict | None], situat
     """Nodes without a Q/DQ pair between them have one place: a node on the CPU takes the others along."""
     if situation.stored is None:
         return
-    fused = [(maker, node) for node in nodes if (maker := fused_maker(node, situation.stored)) in found]
+    fused = [
+        (maker, node) for node in nodes if (maker := patterns.fused_maker(node, situation.stored)) in found
+    ]
     for maker, node in fused:
         found[node] = found[node] or found[maker]
     for maker, node in reversed(fused):
@@ -159,7 +151,7 @@ def _outside_table(node: ir.Node, situation: Situation) -> Verdict | None:
 def _open(node: ir.Node, situation: Situation) -> Verdict | None:
     if situation.stored is None:
         return None
-    sides = open_sides(node, situation.stored)
+    sides = patterns.open_sides(node, situation.stored)
     return Verdict("Q05", f"no Q/DQ on {', '.join(sides[:2])}") if sides else None
 
 
@@ -168,7 +160,7 @@ def _conv_and_clip(node: ir.Node, situation: Situation) -> Verdict | None:
     if situation.format not in (Format.XINT8, Format.A8W8) or situation.device.compiler is not Compiler.X2:
         return None
     conv, activation = _pair(node)
-    if conv is None or activation is None or op_key(activation) != "Clip" or is_depthwise(conv):
+    if conv is None or activation is None or op_key(activation) != "Clip" or patterns.is_depthwise(conv):
         return None
     if situation.acts_as_relu(activation):
         return None
@@ -180,7 +172,7 @@ def _depthwise_and_relu(node: ir.Node, situation: Situation) -> Verdict | None:
     if situation.format is not Format.XINT8 or situation.device.compiler is not Compiler.X2:
         return None
     conv, activation = _pair(node)
-    if conv is None or activation is None or not is_depthwise(conv):
+    if conv is None or activation is None or not patterns.is_depthwise(conv):
         return None
     if not situation.acts_as_relu(activation):
         return None
@@ -190,9 +182,9 @@ def _depthwise_and_relu(node: ir.Node, situation: Situation) -> Verdict | None:
 def _pair(node: ir.Node) -> tuple[ir.Node | None, ir.Node | None]:
     """The Conv and its activation, whichever of the two the node is."""
     if op_key(node) == "Conv":
-        return node, activation_behind(node)
+        return node, patterns.activation_behind(node)
     if op_key(node) in ("Relu", "Clip"):
-        return conv_before(node), node
+        return patterns.conv_before(node), node
     return None, None
 
 
@@ -200,15 +192,15 @@ def _shuffle(node: ir.Node, situation: Situation) -> Verdict | None:
     if not situation.format.integer:
         return None
     reader = only_reader(node.outputs[0]) if node.outputs else None
-    for candidate in (node, reader, maker_of(node)):
-        found = None if candidate is None else channel_shuffle(candidate)
+    for candidate in (node, reader, patterns.maker_of(node)):
+        found = None if candidate is None else patterns.channel_shuffle(candidate)
         if found is not None and any(part is node for part in found):
             return Verdict("P10", "part of a 5-D channel shuffle")
     return None
 
 
 def _norm(node: ir.Node, situation: Situation) -> Verdict | None:
-    if situation.format.integer and norm_after_concat(node) is not None:
+    if situation.format.integer and patterns.norm_after_concat(node) is not None:
         return Verdict("P11", "BatchNormalization behind Concat")
     return None
 

@@ -7,6 +7,7 @@ from collections.abc import Mapping
 
 from roundel.errors import RecipeError
 from roundel.model.structure import ModelSource
+from roundel.options import asked_recipe
 from roundel.recipe.load import RecipeSource
 from roundel.recipe.settings import Recipe
 from roundel.rules import finished, graphs, operators, written
@@ -19,22 +20,25 @@ RULES = rules_of(finished, graphs, operators, written)
 _ORDER = {severity: index for index, severity in enumerate(Severity)}
 
 
-def check_model(
-    source: ModelSource, *, preset: RecipeSource | None = None, device: str = "stx"
+def check(
+    model: ModelSource,
+    *,
+    preset: str | None = None,
+    recipe: RecipeSource | None = None,
+    device: str = "stx",
 ) -> CheckReport:
-    """Judge a model for an NPU, without an NPU and without data.
+    """Say what will run on the NPU and what stands in the way. Needs no NPU and no data.
 
     Args:
-        source: an ONNX file, bytes, a ModelProto or an onnx-ir model; float, or quantized by any tool.
-        preset: xint8, a8w8, a16w8, bf16, or any recipe. None means a8w8 for a float model and the
-            format that a quantized model shows.
+        model: an ONNX file, bytes, a ModelProto or an onnx-ir model; float, or quantized by any tool.
+        preset: the format to judge; without it a8w8 for a float model, and what a quantized model shows.
+        recipe: the same, as a file, a mapping or a Recipe.
         device: phx, hpt, stx, stx-halo or krk.
 
     Raises:
-        ModelError: the model cannot be read.
-        RecipeError: there is no such preset or device.
+        RoundelError: the model cannot be read, or there is no such preset or device.
     """
-    facts = gather_facts(source, preset, device_named(device))
+    facts = gather_facts(model, asked_recipe(preset, recipe), device_named(device))
     findings = [found for rule in RULES for found in rule.findings(facts)]
     findings.sort(key=lambda finding: _ORDER[finding.severity])  # stable: by rule within a severity
     return CheckReport(
@@ -101,7 +105,7 @@ def remaining(model: ModelSource, recipe: Recipe, device: str | None) -> tuple[s
     """Findings of the pre-flight check that the fixes do not cover, one line for each rule."""
     if device is None:
         return ()
-    report = check_model(model, preset=recipe, device=device)
+    report = check(model, recipe=recipe, device=device)
     left = [f for f in report.findings if not f.automatic and f.severity is not Severity.NOTE]
     counts = Counter(f.rule for f in left)
     first = {f.rule: f for f in reversed(left)}

@@ -51,11 +51,6 @@ class Finding:
     rule: str = ""
     title: str = ""
 
-    def to_dict(self) -> dict[str, Any]:
-        """Plain values for JSON."""
-        tree: dict[str, Any] = {name: getattr(self, name) for name in self.__dataclass_fields__}
-        return {**tree, "severity": self.severity.value}
-
 
 Judged = TypeVar("Judged", contravariant=True)
 

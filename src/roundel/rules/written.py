@@ -155,8 +155,9 @@ def _check_onnx(path: Path) -> None:
         onnx.checker.check_model(proto)
 
 
-def _tensors(judged: Finished) -> Iterable[StoredTensor]:
-    return judged.stored.tensors.values() if judged.stored is not None else ()
+def stored_tensors(judged: Finished) -> tuple[StoredTensor, ...]:
+    """What the pairs held; nothing for a float model."""
+    return tuple(judged.stored.tensors.values()) if judged.stored is not None else ()
 
 
 @rule(
@@ -166,7 +167,7 @@ def _tensors(judged: Finished) -> Iterable[StoredTensor]:
     AGAIN,
 )
 def _powers(judged: Finished) -> Iterator[Finding]:
-    for tensor in _tensors(judged) if judged.powers else ():
+    for tensor in stored_tensors(judged) if judged.powers else ():
         if not tensor.power_of_two:
             text = f"scale {tensor.scale.reshape(-1)[0]:.6g} is no power of two"
             yield Finding(Severity.ERROR, text, tensor.name)
@@ -179,7 +180,7 @@ def _powers(judged: Finished) -> Iterator[Finding]:
     "Quantize the float model again, statically.",
 )
 def _illegal_scales(judged: Finished) -> Iterator[Finding]:
-    for tensor in _tensors(judged):
+    for tensor in stored_tensors(judged):
         broken = ~(np.isfinite(tensor.scale) & (tensor.scale > 0))
         # A bias of zeros may have any scale: its step is the product of two others.
         empty = tensor.codes is not None and not tensor.codes.any()
@@ -200,7 +201,7 @@ def _illegal_scales(judged: Finished) -> Iterator[Finding]:
     "Quantize the float model again.",
 )
 def _illegal_shapes(judged: Finished) -> Iterator[Finding]:
-    for tensor in _tensors(judged):
+    for tensor in stored_tensors(judged):
         if tensor.zero_point.size != tensor.scale.size:
             text = f"{tensor.zero_point.size} zero points for {tensor.scale.size} scales"
             yield Finding(Severity.ERROR, text, tensor.name)

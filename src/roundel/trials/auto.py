@@ -6,17 +6,18 @@ import time as clock
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any
+from typing import Any, Unpack
 
 from roundel.errors import RecipeError, VerifyError
 from roundel.measure.scores import Metric
 from roundel.measure.yardstick import Question
 from roundel.model.files import write_text
 from roundel.model.structure import ModelSource
+from roundel.options import DataWords, recipe_changes, takes_data_words
+from roundel.outputs import model_targets, refuse_overwriting
 from roundel.recipe.load import load_recipe
-from roundel.request import changed
 from roundel.result import QuantizeResult
-from roundel.trials.engine import Engine, OutOfTime, TitledListener, trying
+from roundel.trials.engine import Engine, OutOfTime, TitledListener, trying, what_is_read
 from roundel.trials.rungs import (
     AutoResult,
     Drop,
@@ -33,27 +34,48 @@ from roundel.trials.rungs import (
 from roundel.types import Listener, Silent
 
 
-def climb(
+@takes_data_words
+def auto(
     model: ModelSource,
     output: str | Path | None = None,
     *,
     data: object,
+    max_drop: str | float = "1%",
     eval_data: object = None,
     labels: object = None,
     metric: str | Metric | None = None,
     lower_is_better: bool = False,
-    max_drop: str | float = "1%",
     time: str | float | None = None,
     device: str | None = None,
     rungs: Sequence[str] | None = None,
     exclude: Sequence[str] = (),
+    include: Sequence[str] = (),
+    exclude_subgraph: Sequence[str] = (),
     changes: Mapping[str, Any] | None = None,
     listener: Listener | None = None,
     on_step: Callable[[RungStep], None] | None = None,
+    **words: Unpack[DataWords],
 ) -> AutoResult:
-    """Find the first rung of the ladder whose model meets the accuracy budget.
+    """Find the fastest number format that keeps the model within an accuracy budget, and write that model.
 
-    The arguments are those of `roundel.auto`; how images are read is in `changes` here.
+    Args:
+        model: an ONNX file, a ModelProto, or an onnx-ir model. It is never changed.
+        output: the file to write; its record `NAME.json` and the ladder `NAME.auto.json` appear beside it.
+        data: calibration data, as `roundel.quantize` takes it, with the words from `samples` to `bgr`.
+        max_drop: '1%' of the float model's metric, '1 point' of a hundred, or '0.01' in its own units.
+        eval_data: data to judge by; without it, every fourth item of `data` is held out for that.
+        labels: of what judges (all of `data` without `eval_data`), as `roundel.evaluate` takes them.
+        metric: top1, top5, agreement, fidelity, cosine, 'module:function', 'file.py:function' or a function;
+            without one: top1 with labels, else agreement with the float model for class scores, and fidelity
+            for anything else.
+        lower_is_better: for a metric of your own that measures an error.
+        time: '10m', '90s' or seconds: no rung begins, or goes on, beyond it; the first is always finished.
+        device: the NPU it is for; rungs whose format it does not take are left out.
+        rungs: only these, by name, in the ladder's order.
+        exclude: what stays float, as `roundel.quantize` takes it; `include` and `exclude_subgraph` likewise.
+        changes: recipe values for every rung, nested as in the file.
+        listener: told about progress.
+        on_step: called with each rung when it is done.
 
     Returns:
         The ladder and the winner; `met` is False where no rung meets the budget, and the best is handed over.
@@ -61,12 +83,26 @@ def climb(
     Raises:
         RoundelError: something in the model, the data or the options is wrong; nothing was written.
     """
-    start, limit = clock.perf_counter(), parse_time(time)
-    deadline, settings = None if limit is None else start + limit, changed(changes, None, exclude)
-    task = _Task(chosen_rungs(rungs), parse_drop(max_drop), device, settings, start, deadline)
+    settings = recipe_changes(changes, words, exclude, include, exclude_subgraph)
     question = Question(data, eval_data, labels, metric, lower_is_better)
+    ladder = {} if output is None else {"output's ladder": ladder_path(Path(output))}
+    refuse_overwriting({**model_targets(output), **ladder}, what_is_read(model, question))
+    start, limit = clock.perf_counter(), parse_time(time)
+    deadline = None if limit is None else start + limit
+    task = _Task(chosen_rungs(rungs), parse_drop(max_drop), device, settings, start, deadline)
     _check_metric(metric)
-    return _climbed(model, output, question, task, (listener or Silent(), on_step))
+    recipes = [load_recipe(rung.preset, task.changes) for rung in task.ladder]
+    out = refused(task.ladder, task.device)
+    target, told = None if output is None else Path(output), listener or Silent()
+    with trying(model, recipes[0], question, told, device) as engine:
+        walk = _Walk(engine, task, (told, on_step))
+        walk.up(out)
+        if walk.best is None:
+            raise _nothing(walk.steps)
+        found = walk.finished(target)
+        if target is not None:
+            write_text(ladder_path(target), found.to_json())
+        return found
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -90,23 +126,6 @@ class _Task:
 
 
 Heard = tuple[Listener, Callable[[RungStep], None] | None]
-
-
-def _climbed(
-    model: ModelSource, output: str | Path | None, question: Question, task: _Task, heard: Heard
-) -> AutoResult:
-    recipes = [load_recipe(rung.preset, task.changes) for rung in task.ladder]
-    out = refused(task.ladder, task.device)
-    target = None if output is None else Path(output)
-    with trying(model, recipes[0], question, heard[0], task.device) as engine:
-        walk = _Walk(engine, task, heard)
-        walk.up(out)
-        if walk.best is None:
-            raise _nothing(walk.steps)
-        found = walk.finished(target)
-        if target is not None:
-            write_text(ladder_path(target), found.to_json())
-        return found
 
 
 def _check_metric(metric: object) -> None:

@@ -12,11 +12,12 @@ from typing import Any
 
 from roundel.measure.yardstick import Judgement, Judging, Question, prepare_judging
 from roundel.model.structure import ModelSource
+from roundel.outputs import metric_file
 from roundel.pipeline import quantize
 from roundel.recipe.load import RecipeSource
 from roundel.recipe.settings import Recipe
 from roundel.result import QuantizeResult
-from roundel.rules.report import check_model
+from roundel.rules.report import check
 from roundel.types import Listener
 from roundel.work.executors import Executor
 
@@ -82,11 +83,22 @@ class Engine:
 
     def npu_share(self) -> float | None:
         """Share of its multiplications that the NPU is predicted to take."""
-        return check_model(self.path, device=self.device or _DEVICE).after.npu_share
+        return check(self.path, device=self.device or _DEVICE).after.npu_share
 
     def file_bytes(self) -> int:
         """Size of its files."""
         return sum(file.stat().st_size for file in self.folder.glob(f"{self.path.name}*"))
+
+
+def what_is_read(model: ModelSource, question: Question) -> dict[str, object]:
+    """What a run that judges its own models reads, by what it is."""
+    return {
+        "input model": model,
+        "calibration data": question.data,
+        "evaluation data": question.eval_data,
+        "labels": question.labels,
+        "metric": metric_file(question.metric),
+    }
 
 
 @contextmanager

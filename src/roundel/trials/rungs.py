@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any
 
 from roundel.errors import RecipeError, did_you_mean
 from roundel.measure.layers import LayerCost
-from roundel.measure.sensitivity import rank_layers
+from roundel.measure.sensitivity import sensitivity
 from roundel.model.structure import ModelSource
 from roundel.plain import Card, counted, to_plain
 from roundel.recipe.settings import merge
@@ -131,7 +131,7 @@ def mixtures(
     model: ModelSource, preset: str, data: object, changes: Mapping[str, Any], told: Listener
 ) -> Iterator[Mixture]:
     """Growing sets of the most costly layers; the ranking is measured once, at the first."""
-    ranking = rank_layers(model, recipe=preset, data=data, changes=changes, listener=told)
+    ranking = sensitivity(model, preset=preset, data=data, changes=changes, listener=told)
     yield from grown(ranking.layers, changes)
 
 

@@ -8,20 +8,22 @@ import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any
+from typing import Any, Unpack
 
 from roundel.errors import RecipeError, did_you_mean
 from roundel.measure.scores import Metric
 from roundel.measure.yardstick import Question
 from roundel.model import load_model
+from roundel.model.files import write_text
 from roundel.model.graph import fingerprint
 from roundel.model.structure import ModelSource
+from roundel.options import DataWords, chosen_recipe, recipe_changes, takes_data_words
+from roundel.outputs import model_targets, refuse_overwriting
 from roundel.plain import Card, counted, to_plain
-from roundel.recipe.load import RecipeSource, load_recipe, preset_names
+from roundel.recipe.load import RecipeSource, dump_yaml, load_recipe, preset_names
 from roundel.recipe.settings import Recipe, merge
-from roundel.request import changed
 from roundel.result import QuantizeResult
-from roundel.trials.engine import Engine, trying
+from roundel.trials.engine import Engine, trying, what_is_read
 from roundel.trials.study import PRESET, Sampler, SpaceSource, Study, Trial, nested, read_space
 from roundel.types import Listener, Silent
 from roundel.work.executors import Executor
@@ -89,7 +91,8 @@ class SearchResult(Card):
         }
 
 
-def run_search(
+@takes_data_words
+def search(
     model: ModelSource,
     output: str | Path | None = None,
     *,
@@ -97,7 +100,9 @@ def run_search(
     space: SpaceSource,
     trials: int = 20,
     study: str | Path | None = None,
-    recipe: RecipeSource = "a8w8",
+    preset: str | None = None,
+    recipe: RecipeSource | None = None,
+    save_recipe: str | Path | None = None,
     eval_data: object = None,
     labels: object = None,
     metric: str | Metric | None = None,
@@ -111,29 +116,59 @@ def run_search(
     executor: Executor | None = None,
     listener: Listener | None = None,
     on_trial: Callable[[Trial], None] | None = None,
+    **words: Unpack[DataWords],
 ) -> SearchResult:
     """Try combinations of recipe values, and keep what was found in a file that a later run goes on with.
 
-    The arguments are those of `roundel.search`; how images are read is in `changes` here.
+    Args:
+        model: an ONNX file, a ModelProto, or an onnx-ir model. It is never changed.
+        output: a file for the best model, made again at the end; its record appears beside it.
+        data: calibration data, as `roundel.quantize` takes it, with the words from `samples` to `bgr`.
+        space: by dotted field, or 'preset': a list of values, or {'low', 'high', 'log'}; or words such as
+            'weights.method=minmax,mse' and 'calibration.percentile=99..100'; or a YAML file of them.
+        trials: how many in all, those of earlier runs in the same study among them.
+        study: an SQLite file; a killed search goes on from it. None: the search ends with the process.
+        preset: what the values are changes to; a8w8 when neither this nor a recipe is given.
+        recipe: the same, as a file, a mapping or a Recipe.
+        save_recipe: write the best recipe there.
+        eval_data: data to judge by; without it, every fourth item of `data` is held out for that.
+        labels: of what judges, as `roundel.evaluate` takes them.
+        metric: as `roundel.auto` takes it, or sqnr, which is the default without labels.
+        lower_is_better: for a metric of your own that measures an error.
+        also: further objectives: size, time, npu.
+        sampler: tpe learns from the trials before, random does not.
+        seed: of the sampler.
+        device: the NPU it is for.
+        exclude: nodes that stay float.
+        changes: recipe values for every trial, nested as in the file.
+        executor: where each trial's calibration runs, from `roundel.executor(…)`; else in this process.
+        listener: told about progress.
+        on_trial: called with each trial when it has ended.
 
     Raises:
         DependencyError: Optuna is not installed.
         RoundelError: the space, the study, the model or the data do not fit.
     """
-    told, wanted = listener or Silent(), read_space(space)
-    base = load_recipe(recipe, changed(changes, None, exclude))
-    directions = _directions(also, "minimize" if lower_is_better else "maximize")
-    _check_sampling(trials, sampler)
+    told, chosen = listener or Silent(), chosen_recipe(preset, recipe)
     metric = "sqnr" if metric is None and labels is None else metric
     question = Question(data, eval_data, labels, metric, lower_is_better)
+    sources = {**what_is_read(model, question), "recipe": chosen, "space": space}
+    refuse_overwriting({**model_targets(output), "best recipe": save_recipe, "study": study}, sources)
+    wanted = read_space(space)
+    base = load_recipe(chosen, recipe_changes(changes, words, exclude=exclude))
+    directions = _directions(also, "minimize" if lower_is_better else "maximize")
+    _check_sampling(trials, sampler)
     # The study first: a missing package or a wrong file should not wait for the float model.
     file = None if study is None else Path(study)
-    found = Study(file, wanted, list(directions.values()), sampler=sampler, seed=seed)
+    tried = Study(file, wanted, list(directions.values()), sampler=sampler, seed=seed)
     with trying(model, base, question, told, device, executor) as engine:
-        found.claim(file, _key(engine, base, directions))
+        tried.claim(file, _key(engine, base, directions))
         evaluate = _Evaluation(engine, base, tuple(also))
-        found.run(trials, evaluate, told, on_trial or (lambda trial: None))
-    return replace(evaluate.result(found, file, output), wanted=trials, options=_options(found.best, recipe))
+        tried.run(trials, evaluate, told, on_trial or (lambda trial: None))
+    found = replace(evaluate.result(tried, file, output), wanted=trials, options=_options(tried.best, chosen))
+    if save_recipe is not None and found.recipe is not None:
+        write_text(Path(save_recipe), dump_yaml(found.recipe))
+    return found
 
 
 def recipe_of(base: Recipe, parameters: Mapping[str, Any]) -> Recipe:

@@ -9,7 +9,7 @@ import onnx
 import pytest
 
 from helpers import activations, assert_sound, build, feeds, node, normal, quantize, sqnr
-from roundel.rules import check_model
+from roundel.rules import check
 
 IMAGE = {"x": [1, 3, 8, 8]}
 
@@ -51,7 +51,7 @@ def test_the_concat_still_works_in_one_scale(preset: str) -> None:
     assert stored["s"].scale < stored["j"].scale / 4
     assert stored["s_DequantizeLinear_Output"].scale == stored["j"].scale == stored["c"].scale
     assert "through a pair of its own" in result.plan.tensors["s"].reason
-    assert not [finding for finding in check_model(result.model).findings if finding.rule.startswith("Q0")]
+    assert not [finding for finding in check(result.model).findings if finding.rule.startswith("Q0")]
 
 
 @pytest.mark.parametrize("preset", ["xint8", "a8w8"])
@@ -89,7 +89,7 @@ def test_a_gate_does_not_cut_off_what_it_gates(scale: float, effort: str) -> Non
     stored = activations(result.model)
     assert float(stored["c"].scale) > 1
     assert float(stored["c_DequantizeLinear_Output"].scale) == 2.0**-5
-    assert not [found for found in check_model(result.model).findings if found.rule.startswith("Q0")]
+    assert not [found for found in check(result.model).findings if found.rule.startswith("Q0")]
 
 
 def test_a_gate_that_its_limit_suits_has_no_pair_of_its_own() -> None:

@@ -16,7 +16,7 @@ from onnx import TensorProto, numpy_helper
 import roundel
 from helpers import build, feeds, node, normal
 from roundel.example import load_example
-from roundel.rules import check_model
+from roundel.rules import check
 
 SHAPES = {"x": [1, 3, 6, 6]}
 FORMS: list[dict[str, Any]] = [
@@ -277,7 +277,7 @@ def test_options_that_make_no_sense(options: dict[str, Any], message: str) -> No
 @pytest.mark.parametrize("options", [*FORMS, {"form": "plain"}, {"strip_functions": True}])
 def test_the_check_reads_every_form(options: dict[str, Any], tmp_path: Path) -> None:
     path = converted(network(), tmp_path / "short.onnx", **options)
-    report = check_model(path, device="stx")
+    report = check(path, device="stx")
     assert report.format == "bf16"
     assert report.after.islands == 1
 

@@ -14,6 +14,7 @@ import pytest
 
 import roundel
 from finetune_cases import conv_net, pictures
+from helpers import build, node, normal
 from roundel.improve import judges, steps
 from roundel.improve.equalize import EqualizeReport
 from roundel.state import State, StepReport
@@ -122,6 +123,16 @@ def test_with_too_few_samples_to_judge_nothing_is_tried(tmp_path: Path) -> None:
     assert after == before
     assert result.record.improvements == ()
     assert any("needs 4 samples" in note for note in result.record.notes)
+
+
+@pytest.mark.parametrize("count", [0, 2])
+def test_what_is_left_out_for_want_of_samples_is_said_as_it_is(count: int) -> None:
+    data = pictures(count) if count else None
+    (note,) = roundel.quantize(conv_net(), preset="bf16", data=data).record.notes
+    assert "calibration" not in note
+    assert f"needs 4 samples for it and had {count or 'none'}" in note
+    bare = build([node("MatMul", ["x", "w"], ["y"], name="m")], {"x": [1, 8]}, ["y"], {"w": normal(8, 4)})
+    assert roundel.quantize(bare, preset="bf16").record.notes == ()  # nothing could be won back
 
 
 @pytest.mark.parametrize("strength", [0.0, 0.01, 3.0])

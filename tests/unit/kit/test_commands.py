@@ -13,7 +13,7 @@ from roundel.cli.app import app as commands
 from roundel.errors import ModelError, RecipeError
 from roundel.example import load_example
 from roundel.kit import ReportError
-from roundel.rules import check_model
+from roundel.rules import check
 
 REPORT = {"deviceStat": [{"name": "CPU", "nodeNum": 2}, {"name": "NPU", "nodeNum": 398}]}
 
@@ -60,7 +60,7 @@ def test_npu_report_beside_the_prediction(app: typer.Typer, a8w8: Path, tmp_path
     told = json.loads(call(app, "npu-report", path, "--model", a8w8, "--device", "krk", "--json"))
     compared = told["comparison"]
     assert (compared["format"], compared["device"]) == ("a8w8", "krk")
-    judged = check_model(a8w8, device="krk").before
+    judged = check(a8w8, device="krk").before
     rows = {row["quantity"]: (row["predicted"], row["reported"]) for row in compared["rows"]}
     # Q/DQ count among the NPU's operators, so an integer model has no such row.
     assert rows == {
@@ -80,7 +80,7 @@ def test_a_float_model_is_predicted_as_bf16_unless_told(app: typer.Typer, tmp_pa
     assert compared["format"] == "bf16"
     assert compared["rows"][0] == {
         "quantity": "operators on the NPU",
-        "predicted": check_model(model, preset="bf16").before.npu_nodes,
+        "predicted": check(model, preset="bf16").before.npu_nodes,
         "reported": 398,
     }
     words = ("npu-report", path, "--model", model, "--preset", "xint8", "-d", "hpt", "--json")

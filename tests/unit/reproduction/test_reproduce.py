@@ -16,6 +16,7 @@ from fuzzing.seeds import models
 from helpers import feeds
 from roundel.cli.app import app
 from roundel.errors import DataError, ModelError, RecipeError
+from roundel.recipe.records import known_recipe, read_record
 
 
 @pytest.fixture
@@ -90,6 +91,21 @@ def test_another_version_is_named_though_the_bytes_are_the_same(run: Path) -> No
     again = roundel.reproduce(run)
     assert again.matches
     assert str(again.differences[0]).startswith("version of onnxruntime: 1.2.3 then")
+
+
+def test_fields_that_recipes_no_longer_have(run: Path) -> None:
+    changed(run, "recipe", "improve", "biases", value=True)
+    changed(run, "recipe", "improve", "finetune", "drop_ratio", value=1.0)
+    changed(run, "recipe", "improve", "finetune", "lr_adjust", value=None)
+    assert roundel.reproduce(run).matches
+    assert known_recipe(read_record(run.with_suffix(".onnx"))) is not None  # for comparisons and reports
+    changed(run, "recipe", "improve", "finetune", "block_wise", value=True)
+    assert known_recipe(read_record(run.with_suffix(".onnx"))) is None
+    with pytest.raises(RecipeError, match="block_wise") as caught:
+        roundel.reproduce(run)
+    details = dict(caught.value.details())
+    assert str(run) in str(details)
+    assert "without improve.finetune.block_wise" in str(details)
 
 
 def test_things_that_have_moved(run: Path, tmp_path: Path) -> None:

@@ -9,7 +9,7 @@ import pytest
 
 import roundel
 from roundel.recipe.load import load_recipe
-from roundel.rules import check_model
+from roundel.rules import check
 from roundel.rules.report import for_device, for_effort
 
 # device, field, what the user sets; the device or the effort would make the other of it
@@ -68,7 +68,7 @@ def test_the_check_promises_no_fix_that_the_user_has_switched_off(make: Any) -> 
         net.clip()
     model = net.classifier().proto()
     kept = load_recipe("xint8", {"npu.clip_to_relu": False})
-    report = check_model(model, preset=kept, device="stx")
+    report = check(model, preset=kept, device="stx")
     assert report.after == report.before
     assert not any(f.automatic for f in report.findings if f.rule == "P08")
-    assert check_model(model, preset="xint8", device="stx").after != report.before
+    assert check(model, preset="xint8", device="stx").after != report.before

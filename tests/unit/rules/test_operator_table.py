@@ -11,7 +11,7 @@ from roundel.calibrate.tensors import reader_functions
 from roundel.model.load import load_model
 from roundel.plan import build_plan
 from roundel.recipe.load import load_recipe
-from roundel.rules import Place, check_model
+from roundel.rules import Place, check
 from roundel.stages import prepare
 from roundel.targets import npu
 from roundel.targets.operators import OPERATORS, Operator, Trait, ops_with
@@ -26,7 +26,7 @@ def _with_mish(make: Any) -> Any:
 
 
 def _places(model: Any) -> dict[str, Place]:
-    return {node.op: node.place for node in check_model(model, preset="a8w8", device="stx").before.nodes}
+    return {node.op: node.place for node in check(model, preset="a8w8", device="stx").before.nodes}
 
 
 def test_plan_and_check_follow_a_row(make: Any, monkeypatch: pytest.MonkeyPatch) -> None:

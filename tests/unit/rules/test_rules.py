@@ -10,16 +10,17 @@ import onnx
 import pytest
 from onnx import TensorProto, helper, numpy_helper
 
+from roundel.plain import to_plain
 from roundel.plan.select import choose_nodes, operator_rules
 from roundel.recipe.load import load_recipe
-from roundel.rules import Finding, Severity, check_model, graphs
+from roundel.rules import Finding, Severity, check, graphs
 from roundel.rules.facts import gather_facts
 from roundel.rules.report import RULES
 from roundel.targets.npu import device_named
 
 
 def _found(model: onnx.ModelProto, rule: str, preset: Any = "a8w8", device: str = "stx") -> list[Finding]:
-    return [f for f in check_model(model, preset=preset, device=device).findings if f.rule == rule]
+    return [f for f in check(model, preset=preset, device=device).findings if f.rule == rule]
 
 
 def _two_convs(net: Any) -> Any:
@@ -35,7 +36,7 @@ def test_rules_are_numbered_without_gaps() -> None:
 
 @pytest.mark.parametrize("preset", ["a8w8", "xint8"])
 def test_clean_model_has_no_findings(clean: Any, preset: str) -> None:
-    report = check_model(clean.proto(), preset=preset, device="stx")
+    report = check(clean.proto(), preset=preset, device="stx")
     assert report.findings == ()
     assert report.passed
     assert report.before == report.after
@@ -80,7 +81,7 @@ def test_p02_shapes_computed_from_an_open_batch(make: Any) -> None:
     assert "3 nodes compute shapes" in found.message
     assert "image: [1, 8, 16, 16]" in found.fix
     fixed = {"extends": "a8w8", "prepare": {"fixed_shapes": {"image": (1, 8, 16, 16)}}}
-    assert check_model(net.proto(), preset=fixed).before.cpu_nodes == 0
+    assert check(net.proto(), preset=fixed).before.cpu_nodes == 0
 
 
 def test_p03_fixed_batch(make: Any) -> None:
@@ -95,7 +96,7 @@ def test_p04_few_convs(make: Any) -> None:
     net.conv()
     (found,) = _found(net.proto(), "P04")
     assert "1 Conv" in found.message
-    assert check_model(net.proto(), preset="a8w8").before.npu_nodes == 0
+    assert check(net.proto(), preset="a8w8").before.npu_nodes == 0
     assert not _found(net.proto(), "P04", "bf16")
     net.conv()
     assert not _found(net.proto(), "P04")
@@ -174,7 +175,7 @@ def test_p08_is_not_automatic_where_the_bound_cannot_be_rescaled(make: Any) -> N
     net.add("Add", net.x, kept)  # Add reads the Clip, too
     (found,) = _found(net.proto(), "P08", "xint8")
     assert not found.automatic
-    assert check_model(net.proto(), preset="xint8").after.cpu_nodes == 2
+    assert check(net.proto(), preset="xint8").after.cpu_nodes == 2
 
 
 def test_p08_depthwise_conv_and_relu_in_xint8(make: Any) -> None:
@@ -393,12 +394,12 @@ def test_findings_say_everything(make: Any) -> None:
     net.conv(kernel=3)
     net.clip()
     net.add("Conv", net.x, net.weight(8, 8, 1, 1), name="")
-    report = check_model(net.proto(), preset="xint8", device="stx")
+    report = check(net.proto(), preset="xint8", device="stx")
     assert {"P01", "P03", "P06", "P08", "P22"} <= {f.rule for f in report.findings}
     for finding in report.findings:
         assert all((finding.message, finding.why, finding.fix, finding.title))
         assert any(c.isdigit() for c in finding.message)
-        assert set(finding.to_dict()) == {field.name for field in dataclasses.fields(Finding)}
+        assert set(to_plain(finding)) == {field.name for field in dataclasses.fields(Finding)}
     order = [f.severity for f in report.findings]
     assert order == sorted(order, key=list(Severity).index)
     assert not report.passed
@@ -407,6 +408,6 @@ def test_findings_say_everything(make: Any) -> None:
 def test_source_is_not_changed(clean: Any) -> None:
     model = clean.proto()
     before = model.SerializeToString()
-    check_model(model, preset="xint8")
+    check(model, preset="xint8")
     assert model.SerializeToString() == before
     assert numpy_helper.to_array(model.graph.initializer[0]).size

@@ -14,7 +14,7 @@ from onnx import helper, numpy_helper
 import roundel
 from roundel.errors import VerifyError
 from roundel.recipe.load import load_recipe
-from roundel.rules import check_model
+from roundel.rules import check
 from roundel.rules.written import check_written, errors_of
 
 
@@ -91,7 +91,7 @@ def test_gate_and_check_refuse_the_same(
     assert rule in {found.rule for found in errors_of(broken, recipe, _quantized(result))}
     with pytest.raises(VerifyError, match="rule Q"):
         check_written(broken, recipe, _quantized(result))
-    assert rule in {found.rule for found in check_model(model, preset="xint8").findings}
+    assert rule in {found.rule for found in check(model, preset="xint8").findings}
 
 
 def test_only_limits_that_the_recipe_asks_for_are_the_gates(clean: Any) -> None:
@@ -140,4 +140,4 @@ def test_two_pairs_on_one_tensor_are_not_one_uneven_pair(make: Any, option: str)
     result = roundel.quantize(
         net.proto(), recipe="xint8", data=data, samples=2, changes={f"npu.{option}": True}
     )
-    assert "Q12" not in {found.rule for found in check_model(result.model, preset="xint8").findings}
+    assert "Q12" not in {found.rule for found in check(result.model, preset="xint8").findings}

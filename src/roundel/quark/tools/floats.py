@@ -11,25 +11,15 @@ from onnx_ir.passes import common
 
 from roundel.conversion import convert
 from roundel.errors import ModelError, RecipeError, did_you_mean
+from roundel.model.edit import Names, add_constant
 from roundel.model.graph import constant_array, is_constant, opset_version, static_shape
 from roundel.numerics.floats import largest
 from roundel.passes import refresh_shapes
 from roundel.passes.operators import nchw_to_nhwc
 from roundel.passes.shapes import fix_input_shapes
 from roundel.pipeline import quantize
-from roundel.qdq.nodes import Names, add_constant
 from roundel.qdq.read import is_quantize
-from roundel.quark.tools.tool import (
-    EXTERNAL,
-    SOURCE,
-    TARGET,
-    Parameter,
-    Rewritten,
-    from_file_to_file,
-    on_copy,
-    rewriting,
-    switch,
-)
+from roundel.quark.tools import tool
 from roundel.types import FloatType
 
 _FULL, _HALF = ir.DataType.FLOAT, ir.DataType.FLOAT16
@@ -38,7 +28,7 @@ _ALWAYS_FULL = {"Resize": 1, "Upsample": 1}
 _LARGEST = float(np.finfo(np.float16).max)
 
 
-@on_copy
+@tool.on_copy
 def convert_fp32_to_fp16(model: ir.Model, keep_io_types: bool = False) -> str:
     """Every float32 tensor becomes float16; graph inputs and outputs stay float32 when asked for.
 
@@ -123,7 +113,7 @@ def _narrow_attributes(node: ir.Node) -> None:
 
 
 _FORMS = {"with_cast": "cast", "customqdq": "pair", "simulate_bf16": "plain"}
-_FORMAT = Parameter(
+_FORMAT = tool.Parameter(
     "form",
     "with_cast, customqdq or simulate_bf16",
     ("--format",),
@@ -168,7 +158,7 @@ def _to_plain(source: str, target: str, external_data: bool) -> str:
     return "bfloat16 tensors in the form 'plain'"
 
 
-@on_copy
+@tool.on_copy
 def insert_clip_bfloat16_qdq(model: ir.Model) -> str:
     """A Clip to bfloat16's finite range before each activation that a pair rounds to it."""
     graph, names, bound = model.graph, Names(model.graph), largest(FloatType.BFLOAT16)
@@ -188,40 +178,44 @@ def insert_clip_bfloat16_qdq(model: ir.Model) -> str:
     return f"inserted {count} Clip nodes"
 
 
-_KEEP_IO = switch("keep_io_types", "graph inputs and outputs stay float32", "--keep_io_types")
-_FILES = (SOURCE, TARGET, EXTERNAL)
+_KEEP_IO = tool.switch("keep_io_types", "graph inputs and outputs stay float32", "--keep_io_types")
+_FILES = (tool.SOURCE, tool.TARGET, tool.EXTERNAL)
 _FROM = {"fp32": "A float32 model", "fp16": "A float16 model"}
 
 FLOAT_TOOLS = (
     *(
-        from_file_to_file(f"convert_{name}_to_bf16", f"{what} in bfloat16.", _to_bf16, (*_FILES, _FORMAT))
+        tool.from_file_to_file(
+            f"convert_{name}_to_bf16", f"{what} in bfloat16.", _to_bf16, (*_FILES, _FORMAT)
+        )
         for name, what in _FROM.items()
     ),
     *(
-        from_file_to_file(f"convert_{name}_to_bfp16", f"{what} in block floating point.", _to_bfp16, _FILES)
+        tool.from_file_to_file(
+            f"convert_{name}_to_bfp16", f"{what} in block floating point.", _to_bfp16, _FILES
+        )
         for name, what in _FROM.items()
     ),
-    rewriting("A float32 model in float16.", convert_fp32_to_fp16, _KEEP_IO),
-    from_file_to_file(
+    tool.rewriting("A float32 model in float16.", convert_fp32_to_fp16, _KEEP_IO),
+    tool.from_file_to_file(
         "convert_fp16_to_fp32", "A float16 model, or any short-float form, in float32.", _to_fp32, _FILES
     ),
-    from_file_to_file(
+    tool.from_file_to_file(
         "replace_bfloat16_qdq_cast", "bfloat16 pairs of AMD's operators as Cast pairs.", _to_casts, _FILES
     ),
-    from_file_to_file(
+    tool.from_file_to_file(
         "remove_bf16_cast",
         "bfloat16 casts between nodes taken out; constants keep their rounding.",
         _to_plain,
         _FILES,
     ),
-    rewriting("A Clip before each bfloat16 activation.", insert_clip_bfloat16_qdq),
+    tool.rewriting("A Clip before each bfloat16 activation.", insert_clip_bfloat16_qdq),
 )
 
 
 Shapes = Mapping[str, tuple[int, ...]]
 
 
-@on_copy
+@tool.on_copy
 def convert_nchw_to_nhwc(model: ir.Model) -> str:
     """The graph takes and gives images with their channels last."""
     refresh_shapes(model)
@@ -229,7 +223,7 @@ def convert_nchw_to_nhwc(model: ir.Model) -> str:
     return f"turned {count} inputs and outputs"
 
 
-@on_copy
+@tool.on_copy
 def fix_shapes(model: ir.Model, fix_shapes: Shapes | None = None) -> str:
     """Fixed shapes for inputs; without any, open dimensions become 1. Given outputs must come out so."""
     given = dict(fix_shapes or _ones(model))
@@ -259,7 +253,7 @@ def _ones(model: ir.Model) -> dict[str, tuple[int, ...]]:
     return found
 
 
-@on_copy
+@tool.on_copy
 def remove_initializer_from_input(model: ir.Model) -> str:
     """Weights are no longer listed as inputs."""
     before = len(model.graph.inputs)
@@ -267,7 +261,7 @@ def remove_initializer_from_input(model: ir.Model) -> str:
     return f"removed {before - len(model.graph.inputs)} initializers from the inputs"
 
 
-@on_copy
+@tool.on_copy
 def convert_shared_initializer_to_unique(model: ir.Model, op_types: Iterable[str] = ()) -> str:
     """Each reader of a shared initializer gets a copy of its own; only those of the given types, if any."""
     names, wanted, count = Names(model.graph), frozenset(op_types), 0
@@ -283,7 +277,7 @@ def convert_shared_initializer_to_unique(model: ir.Model, op_types: Iterable[str
     return f"made {count} copies"
 
 
-@on_copy
+@tool.on_copy
 def replace_inf_weights(model: ir.Model, replace_inf_value: float = 10000.0) -> str:
     """Infinite weights become a finite number of the same sign."""
     count = 0
@@ -298,7 +292,7 @@ def replace_inf_weights(model: ir.Model, replace_inf_value: float = 10000.0) -> 
     return f"replaced {count} infinite values"
 
 
-def convert_opset_version(model: ir.Model, target_opset: int) -> Rewritten:
+def convert_opset_version(model: ir.Model, target_opset: int) -> tool.Rewritten:
     """Another opset for the standard operators, up or down, where ONNX can convert every one of them."""
     before = opset_version(model)
     if before == target_opset:

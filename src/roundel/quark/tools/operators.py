@@ -8,18 +8,11 @@ from dataclasses import dataclass
 import numpy as np
 import onnx_ir as ir
 
+from roundel.model.edit import Names, add_constant
 from roundel.model.graph import attribute_float, attribute_int, constant_array, opset_version
 from roundel.numerics.affine import fake_quantize
-from roundel.qdq.nodes import CODES, MICROSOFT, QUARK, Names, add_constant, stand_for
-from roundel.qdq.read import (
-    BITS,
-    Quantizer,
-    is_dequantize,
-    is_quantize,
-    pairs,
-    read_quantizer,
-    stored_values,
-)
+from roundel.qdq import read
+from roundel.qdq.nodes import CODES, MICROSOFT, QUARK, stand_for
 from roundel.quark.tools.tool import Rewritten, on_copy
 
 Pair = tuple[str, str]
@@ -31,13 +24,13 @@ def remove_qdq(model: ir.Model) -> str:
     graph, names = model.graph, Names(model.graph)
     weights = count = 0
     for node in list(graph):
-        values, codes = stored_values(node), node.inputs[0] if node.inputs else None
+        values, codes = read.stored_values(node), node.inputs[0] if node.inputs else None
         if values is not None and codes is not None:
             whole = add_constant(graph, names(str(codes.name).removesuffix(CODES)), values)
             stand_for(graph, node.outputs[0], whole)
             weights += 1
-    for quantizer, readers in list(pairs(graph)):
-        source, said = quantizer.inputs[0], read_quantizer(quantizer)
+    for quantizer, readers in list(read.pairs(graph)):
+        source, said = quantizer.inputs[0], read.read_quantizer(quantizer)
         assert source is not None
         array, params = constant_array(source), None if said is None else said.params
         if array is not None and params is not None:  # a float constant: as its pair leaves it
@@ -52,7 +45,7 @@ def remove_qdq(model: ir.Model) -> str:
 def remove_qdq_between_ops(model: ir.Model, between_ops: Iterable[Pair]) -> str:
     """Without the pairs between an operator and the one behind it, for each (maker, reader) given."""
     wanted, count = {tuple(pair) for pair in between_ops}, 0
-    for quantizer, readers in pairs(model.graph):
+    for quantizer, readers in read.pairs(model.graph):
         source = quantizer.inputs[0]
         maker = source.producer() if source is not None else None
         for use in [use for reader in readers for use in reader.outputs[0].uses()]:
@@ -85,10 +78,10 @@ def convert_customqdq_to_qdq(model: ir.Model) -> str:
     """AMD's Q/DQ operators on integers become ONNX Runtime's (com.microsoft); short floats stay."""
     count = left = 0
     for node in model.graph:
-        if node.domain != QUARK or not (is_quantize(node) or is_dequantize(node)):
+        if node.domain != QUARK or not (read.is_quantize(node) or read.is_dequantize(node)):
             continue
-        said = read_quantizer(node)
-        if said is None or said.dtype not in BITS:
+        said = read.read_quantizer(node)
+        if said is None or said.dtype not in read.BITS:
             left += 1
             continue
         _rename(node, MICROSOFT, node.op_type.removeprefix("Extended"))
@@ -164,7 +157,7 @@ class _Place:
     node: ir.Node
     inputs: list[ir.Node]
     output: ir.Node
-    said: list[Quantizer]
+    said: list[read.Quantizer]
 
     def operands(self, count: int) -> list[ir.Value | None]:
         """Codes, scale and zero point of so many inputs."""
@@ -204,18 +197,20 @@ def convert_qdq_to_qop(model: ir.Model) -> str:
 
 def _place(node: ir.Node) -> _Place | None:
     uses = list(node.outputs[0].uses())
-    if len(uses) != 1 or node.outputs[0].is_graph_output() or not is_quantize(uses[0].node):
+    if len(uses) != 1 or node.outputs[0].is_graph_output() or not read.is_quantize(uses[0].node):
         return None
     makers = [value.producer() if value is not None else None for value in node.inputs]
-    found = [maker for maker in makers if is_dequantize(maker)]
-    said = [quantizer for quantizer in map(read_quantizer, (*found, uses[0].node)) if quantizer is not None]
+    found = [maker for maker in makers if read.is_dequantize(maker)]
+    said = [
+        quantizer for quantizer in map(read.read_quantizer, (*found, uses[0].node)) if quantizer is not None
+    ]
     if len(found) != len(makers) or len(said) != len(found) + 1 or not _eight_bits(said[-1]):
         return None
     return _Place(node, found, uses[0].node, said)
 
 
-def _eight_bits(said: Quantizer) -> bool:
-    return BITS.get(said.dtype) == 8 and said.scale.size == 1
+def _eight_bits(said: read.Quantizer) -> bool:
+    return read.BITS.get(said.dtype) == 8 and said.scale.size == 1
 
 
 def _layer(place: _Place) -> ir.Node | None:
@@ -225,7 +220,7 @@ def _layer(place: _Place) -> ir.Node | None:
     # The integer kernels take for granted that a bias is in 32 bits and in the step of the products.
     if not _eight_bits(data) or (codes is not None and (bias is None or bias.dtype != np.int32)):
         return None
-    if node.op_type == "Conv" and BITS.get(weight.dtype) == 8:
+    if node.op_type == "Conv" and read.BITS.get(weight.dtype) == 8:
         inputs = [*place.operands(2), *place.ends, *([codes] if codes is not None else [])]
         return ir.Node("", "QLinearConv", inputs, attributes=list(node.attributes.values()))
     if node.op_type == "Conv" or not _eight_bits(weight):

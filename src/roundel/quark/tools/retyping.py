@@ -11,16 +11,10 @@ import numpy as np
 import onnx_ir as ir
 from numpy.typing import NDArray
 
-from roundel.model.graph import attribute_float, attribute_int, constant_array, is_constant, opset_version
-from roundel.qdq.nodes import MICROSOFT, Names
-from roundel.qdq.read import (
-    Quantizer,
-    is_dequantize,
-    is_quantize,
-    pairs,
-    read_quantizer,
-    stored_values,
-)
+from roundel.model.edit import Names
+from roundel.model.graph import constant_array, is_constant, opset_version
+from roundel.qdq import read
+from roundel.qdq.nodes import MICROSOFT
 from roundel.quark.tools.tool import LAYERS, on_copy
 from roundel.targets.npu import NATIVE_16_BIT_OPSET
 from roundel.types import QType
@@ -60,14 +54,14 @@ def _retype(model: ir.Model, source: QType, target: QType, change: Change) -> st
     """Pairs that share scale and zero point go on doing so."""
     groups: dict[tuple[ir.Value | None, ...], list[ir.Node]] = defaultdict(list)
     count = 0
-    for quantizer, readers in pairs(model.graph):
-        said = read_quantizer(quantizer)
+    for quantizer, readers in read.pairs(model.graph):
+        said = read.read_quantizer(quantizer)
         if said is not None and said.dtype == source.value and not is_constant(quantizer.inputs[0]):
             groups[tuple(quantizer.inputs[1:3])] += (quantizer, *readers)
             quantizer.outputs[0].type = ir.TensorType(ir.DataType.from_numpy(target.dtype))
             count += 1
     for nodes in groups.values():
-        said = read_quantizer(nodes[0])
+        said = read.read_quantizer(nodes[0])
         assert said is not None
         scale, zero = change(said.scale, said.zero_point.astype(np.int64))
         _swap(model.graph, nodes, 1, np.asarray(scale, np.float32))
@@ -108,8 +102,8 @@ def convert_bias_int32_to_int16(model: ir.Model) -> str:
     count = kept = 0
     limits = np.iinfo(np.int16)
     for node in list(model.graph):
-        codes = constant_array(node.inputs[0]) if is_dequantize(node) else None
-        said = None if codes is None or codes.dtype != np.int32 else read_quantizer(node)
+        codes = constant_array(node.inputs[0]) if read.is_dequantize(node) else None
+        said = None if codes is None or codes.dtype != np.int32 else read.read_quantizer(node)
         if codes is None or said is None:
             continue
         if codes.min(initial=0) < limits.min or codes.max(initial=0) > limits.max:
@@ -124,7 +118,7 @@ def convert_bias_int32_to_int16(model: ir.Model) -> str:
     return f"changed {count} biases from int32 to int16{left}"
 
 
-def _biases(graph: ir.Graph, kind: QType) -> Iterator[tuple[ir.Node, Quantizer, NDArray[np.float64]]]:
+def _biases(graph: ir.Graph, kind: QType) -> Iterator[tuple[ir.Node, read.Quantizer, NDArray[np.float64]]]:
     """The DQ node of each constant bias in a type, what it says, and the step of the products it is added to.
 
     Input and weight of the layer are quantized, too.
@@ -133,26 +127,17 @@ def _biases(graph: ir.Graph, kind: QType) -> Iterator[tuple[ir.Node, Quantizer, 
         if layer.op_type not in LAYERS or len(layer.inputs) < 3:
             continue
         makers = [value.producer() if value is not None else None for value in layer.inputs[:3]]
-        said = [read_quantizer(maker) for maker in makers if is_dequantize(maker)]
+        said = [read.read_quantizer(maker) for maker in makers if read.is_dequantize(maker)]
         data, weight, bias = said if len(said) == 3 else (None, None, None)
         if data is None or weight is None or bias is None or data.scale.size != 1:
             continue
         if makers[2] is not None and is_constant(makers[2].inputs[0]) and bias.dtype == kind.value:
-            yield makers[2], bias, _step(layer, data, weight)
-
-
-def _step(layer: ir.Node, data: Quantizer, weight: Quantizer) -> NDArray[np.float64]:
-    step = data.scale.reshape(()) * weight.scale.reshape(-1)
-    if layer.op_type == "Gemm":
-        step = step * attribute_float(layer, "alpha", 1.0) / (attribute_float(layer, "beta", 1.0) or 1.0)
-    if layer.op_type == "ConvTranspose" and step.size > 1:
-        step = np.tile(step, attribute_int(layer, "group", 1))
-    return step.reshape(()) if step.size == 1 else step
+            yield makers[2], bias, read.product_step(layer, data, weight)
 
 
 def _restore_bias(model: ir.Model, node: ir.Node, step: NDArray[np.float64]) -> None:
     """The same bias in 32 bits and in another step."""
-    values, limits = stored_values(node), np.iinfo(np.int32)
+    values, limits = read.stored_values(node), np.iinfo(np.int32)
     assert values is not None
     codes = np.clip(np.rint(values.astype(np.float64) / step), limits.min, limits.max)
     _replace_bias(model, node, codes.astype(np.int32), step)
@@ -173,14 +158,16 @@ def convert_resize_fs_to_pof2s(model: ir.Model) -> str:
     count = 0
     for node in [n for n in model.graph if n.op_type == "Resize"]:
         maker = node.inputs[0].producer() if node.inputs[0] is not None else None
-        codes = maker.inputs[0] if is_dequantize(maker) else None
+        codes = maker.inputs[0] if read.is_dequantize(maker) else None
         around = [codes.producer() if codes is not None else None, *(u.node for u in node.outputs[0].uses())]
-        count += sum(_round_scale(model.graph, quantizer) for quantizer in around if is_quantize(quantizer))
+        count += sum(
+            _round_scale(model.graph, quantizer) for quantizer in around if read.is_quantize(quantizer)
+        )
     return f"rounded the scales of {count} pairs"
 
 
 def _round_scale(graph: ir.Graph, quantizer: ir.Node) -> bool:
-    said = read_quantizer(quantizer)
+    said = read.read_quantizer(quantizer)
     if said is None or said.scale.size != 1 or said.power_of_two:
         return False
     rounded = math.ldexp(1.0, math.ceil(math.log2(float(said.scale.reshape(())))))

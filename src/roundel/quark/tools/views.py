@@ -21,16 +21,7 @@ from roundel.model.graph import input_specs
 from roundel.model.session import open_session
 from roundel.passes import refresh_shapes
 from roundel.qdq.read import BITS, is_dequantize, read_quantizer, stored_values
-from roundel.quark.tools.tool import (
-    LAYERS,
-    SOURCE,
-    TARGET,
-    Parameter,
-    Tool,
-    from_file_to_file,
-    read_model,
-    switch,
-)
+from roundel.quark.tools import tool
 
 _WIDTH, _HEIGHT, _MARGIN = 640, 400, 40
 _BINS = 128
@@ -66,7 +57,7 @@ def picture(values: NDArray[Any], title: str) -> Image.Image:
 def weights(model: ir.Model, *, per_channel: bool = False) -> Iterator[tuple[str, NDArray[Any]]]:
     """Weights of layers by name, as the model uses them; each output channel by itself when asked for."""
     for node in model.graph:
-        if node.op_type not in (*LAYERS, "MatMul") or len(node.inputs) < 2:
+        if node.op_type not in (*tool.LAYERS, "MatMul") or len(node.inputs) < 2:
             continue
         value = node.inputs[1]
         array = stored_values(value.producer()) if value is not None else None
@@ -120,37 +111,37 @@ def _safe(name: str) -> str:
 
 def _save_weights(source: str, target: str, perchannel: bool) -> str:
     return _save(
-        list(weights(read_model(source), per_channel=perchannel)), target, "layer with constant weights"
+        list(weights(tool.read_model(source), per_channel=perchannel)), target, "layer with constant weights"
     )
 
 
 def _save_tensors(source: str, data: str, target: str) -> str:
-    return _save(list(tensors(read_model(source), data)), target, "float tensor")
+    return _save(list(tensors(tool.read_model(source), data)), target, "float tensor")
 
 
-_MODEL = Parameter("source", "the ONNX model", ("--input_model", "--input", "--input_model_path"))
+_MODEL = tool.Parameter("source", "the ONNX model", ("--input_model", "--input", "--input_model_path"))
 
 HISTOGRAM_TOOLS = (
-    Tool(
+    tool.Tool(
         "save_weights_hist",
         "Pictures of how the weights of each layer are distributed.",
         _save_weights,
         (
             _MODEL,
-            Parameter(
+            tool.Parameter(
                 "target", "the folder to write into", ("--output", "--output_path"), default="weights_hist"
             ),
-            switch("perchannel", "one picture for each output channel", "--perchannel", "--per_channel"),
+            tool.switch("perchannel", "one picture for each output channel", "--perchannel", "--per_channel"),
         ),
     ),
-    Tool(
+    tool.Tool(
         "save_tensor_hist",
         "Pictures of how the values of each tensor are distributed over data.",
         _save_tensors,
         (
             _MODEL,
-            Parameter("data", "a folder of images, .npy or .npz files", ("--data_path", "--data")),
-            Parameter(
+            tool.Parameter("data", "a folder of images, .npy or .npz files", ("--data_path", "--data")),
+            tool.Parameter(
                 "target", "the folder to write into", ("--output_path", "--output"), default="tensor_hist"
             ),
         ),
@@ -162,7 +153,9 @@ def a16w8_a8w8_nodes(model: ir.Model) -> tuple[list[str], list[str]]:
     """Names of Conv, ConvTranspose and Gemm nodes with 8-bit activations, and of those with 16-bit ones."""
     found: dict[int, list[str]] = {8: [], 16: []}
     for node in model.graph:
-        maker = node.inputs[0].producer() if node.op_type in LAYERS and node.inputs[0] is not None else None
+        maker = (
+            node.inputs[0].producer() if node.op_type in tool.LAYERS and node.inputs[0] is not None else None
+        )
         said = read_quantizer(maker) if is_dequantize(maker) else None
         bits = BITS.get(said.dtype) if said is not None else None
         if bits in found:
@@ -171,17 +164,17 @@ def a16w8_a8w8_nodes(model: ir.Model) -> tuple[list[str], list[str]]:
 
 
 def _print(source: str) -> str:
-    eight, sixteen = a16w8_a8w8_nodes(read_model(source))
+    eight, sixteen = a16w8_a8w8_nodes(tool.read_model(source))
     lines = ["8-bit activations:", *eight, "16-bit activations:", *sixteen]
     return "\n".join([*lines, f"{len(eight)} layers with 8-bit, {len(sixteen)} with 16-bit activations"])
 
 
-PRINT_NODES = Tool(
+PRINT_NODES = tool.Tool(
     "print_a16w8_a8w8_nodes",
     "Lists the layers with 8-bit and with 16-bit activations.",
     _print,
-    (SOURCE,),
-    {"a16w8_a8w8_nodes": lambda path: a16w8_a8w8_nodes(read_model(path))},
+    (tool.SOURCE,),
+    {"a16w8_a8w8_nodes": lambda path: a16w8_a8w8_nodes(tool.read_model(path))},
 )
 
 
@@ -220,18 +213,18 @@ def _loaded(source: str) -> onnx.ModelProto:
 
 
 TEXT_TOOLS = (
-    from_file_to_file(
+    tool.from_file_to_file(
         "convert_onnx_to_onnxtxt",
         "A model as text that people can read and compare.",
         _to_text,
-        (SOURCE, TARGET),
+        (tool.SOURCE, tool.TARGET),
         convert_onnx_to_onnxtxt,
     ),
-    from_file_to_file(
+    tool.from_file_to_file(
         "convert_onnxtxt_to_onnx",
         "A model from its text.",
         _to_model,
-        (SOURCE, TARGET),
+        (tool.SOURCE, tool.TARGET),
         convert_onnxtxt_to_onnx,
     ),
 )
@@ -249,13 +242,13 @@ def _evaluate(baseline: str, quantized: str) -> str:
     return "\n".join([f"{len(scores.files)} files", *lines])
 
 
-EVALUATE = Tool(
+EVALUATE = tool.Tool(
     "evaluate",
     "Compares two folders of results (.npy, .png, .jpg): cosine, L2, PSNR, SSIM.",
     _evaluate,
     (
-        Parameter("baseline", "results of the float model", ("--baseline_results_folder", "--baseline")),
-        Parameter("quantized", "results of the other", ("--quantized_results_folder", "--quantized")),
+        tool.Parameter("baseline", "results of the float model", ("--baseline_results_folder", "--baseline")),
+        tool.Parameter("quantized", "results of the other", ("--quantized_results_folder", "--quantized")),
     ),
     {"evaluate_folders": evaluate_folders},
 )

@@ -11,27 +11,15 @@ from functools import cache
 from importlib import resources
 from typing import TYPE_CHECKING, Any
 
+from roundel.report.html import values
 from roundel.report.html.layers import layer_values, weight_values
-from roundel.report.html.values import (
-    ReportContent,
-    command,
-    count_values,
-    data_title,
-    npu_values,
-    preset_values,
-    recipe_text,
-    short,
-    step_values,
-    steps_by_layer,
-    time_values,
-)
 from roundel.report.record import versions
 
 if TYPE_CHECKING:
     from roundel.measure.types import OutputComparison
 
 
-def payload(content: ReportContent) -> dict[str, Any]:
+def payload(content: values.ReportContent) -> dict[str, Any]:
     """Plain values, named as the page's scripts read them."""
     c, record, check = content.comparison, content.record, content.check
     split = None if check is None else check.before
@@ -40,21 +28,21 @@ def payload(content: ReportContent) -> dict[str, Any]:
         "quantized": {"name": c.quantized_model, "bytes": c.quantized_bytes},
         "samples": {
             "count": c.samples,
-            "words": data_title(c.data),
+            "words": values.data_title(c.data),
             "random": bool(c.data.get("random")),
         },
         "outputs": [_output(out) for out in c.outputs],
         "scores": [dict(score) for score in content.scores],
-        "layers": layer_values(c, split, steps_by_layer(record)),
+        "layers": layer_values(c, split, values.steps_by_layer(record)),
         "weights": weight_values(c.weights),
-        "npu": None if check is None else npu_values(check),
+        "npu": None if check is None else values.npu_values(check),
         "unchecked": content.unchecked,
-        "preset": None if record is None else preset_values(record),
-        "counts": None if record is None else count_values(record),
-        "steps": None if record is None else step_values(record),
-        "recipe": None if record is None else recipe_text(record),
-        "command": None if record is None else command(record),
-        "times": time_values(record, c.seconds),
+        "preset": None if record is None else values.preset_values(record),
+        "counts": None if record is None else values.count_values(record),
+        "steps": None if record is None else values.step_values(record),
+        "recipe": None if record is None else values.recipe_text(record),
+        "command": None if record is None else values.command(record),
+        "times": values.time_values(record, c.seconds),
         "notes": [*(() if record is None else record["notes"]), *c.notes],
         "unmatched": [[name, reason] for name, reason in c.unmatched.items()],
         "versions": versions() if record is None else record["versions"],
@@ -64,10 +52,10 @@ def payload(content: ReportContent) -> dict[str, Any]:
 def _output(out: OutputComparison) -> dict[str, Any]:
     return {
         "name": out.name,
-        "sqnr": short(out.difference.sqnr_db),
-        "cosine": short(out.difference.cosine),
-        "worst": short(out.difference.worst),
-        "same": short(out.same_top),
+        "sqnr": values.short(out.difference.sqnr_db),
+        "cosine": values.short(out.difference.cosine),
+        "worst": values.short(out.difference.worst),
+        "same": values.short(out.same_top),
     }
 
 
@@ -89,19 +77,19 @@ _SCRIPTS = (
 _PLACE = re.compile(r"\{\{(\w+)\}\}")
 
 
-def render(content: ReportContent) -> str:
+def render(content: values.ReportContent) -> str:
     """The page as text."""
-    values = payload(content)
+    tree = payload(content)
     script = "(() => {\n'use strict';\n" + "\n".join(_asset(name) for name in _SCRIPTS) + "\n})();"
     style = _asset("style.css")
-    names = (values["float"]["name"], values["quantized"]["name"])
+    names = (tree["float"]["name"], tree["quantized"]["name"])
     parts = {
         "title": html.escape(f"{names[1]} against {names[0]}: Roundel report"),
         # Nothing but these two texts is ever executed or applied, and nothing is ever fetched.
         "policy": f"default-src 'none'; script-src '{_digest(script)}'; style-src '{_digest(style)}'",
         "style": style,
         "script": script,
-        "values": _inert(json.dumps(values, separators=(",", ":"), allow_nan=False)),
+        "values": _inert(json.dumps(tree, separators=(",", ":"), allow_nan=False)),
     }
     return _PLACE.sub(lambda match: parts[match[1]], _asset("page.html"))
 

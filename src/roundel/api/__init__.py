@@ -1,1 +1,0 @@
-"""What Roundel can do, as functions: the commands call these, and so does who imports it."""
