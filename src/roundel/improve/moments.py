@@ -14,6 +14,7 @@ from roundel.types import Doubles
 
 _MOST_INPUTS = 2048  # of a layer, of which all products are kept
 _PART, _LEAST_PART, _MOST_PRODUCTS = 512, 64, 1 << 24
+_FEWEST = 2  # samples that have a variance
 _NOISE = 1e-6  # what sums of single precision may lose, relative to the square of a value
 
 
@@ -110,6 +111,33 @@ def in_parts(array: NDArray[Any], parts: int) -> NDArray[Any]:
     whole = np.zeros((groups, parts * part, *rest), array.dtype)
     whole[:, :size] = array
     return whole.reshape(groups * parts, part, *rest)
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Single:
+    """What each sample says alone: it tells what all have in common from chance.
+
+    Attributes:
+        x: (samples, G, K), mean inputs.
+        y: (samples, G, O), mean wanted outputs.
+        rows: of all samples, those that count as if they did not depend on each other.
+    """
+
+    x: Doubles
+    y: Doubles
+    rows: float
+
+    def common(self, weight: Doubles, bias: Doubles) -> float:
+        """The share of the mean miss of w x + b that other samples will have, too.
+
+        A mean of a few samples is also what these few happen to have: it shrinks by twice its variance.
+        """
+        missed = self.y - np.einsum("gok,sgk->sgo", weight, self.x) - bias
+        if len(missed) < _FEWEST:
+            return 0.0
+        chance = float(missed.var(0, ddof=1).sum()) / len(missed)
+        whole = float(np.square(missed.mean(0)).sum())
+        return max(0.0, 1 - 2 * chance / whole) if whole > 0 else 1.0
 
 
 @dataclass(frozen=True, slots=True)

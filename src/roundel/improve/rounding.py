@@ -15,13 +15,21 @@ from numpy.typing import NDArray
 from roundel.improve.constants import Changed, Constants, Written
 from roundel.improve.layers import quantized_layers
 from roundel.improve.memory import load_layer, save_layer
-from roundel.improve.moments import Missing, Moments, in_parts, parts_of
+from roundel.improve.moments import Missing, Moments, Single, in_parts, parts_of
 from roundel.improve.stepwise import StepwiseRunner
 from roundel.improve.targets import SampledTargets, float_targets, importance, visible_ranges
 from roundel.model.layers import Layer
 from roundel.numerics.affine import quantize
 from roundel.numerics.metrics import layer_db
-from roundel.numerics.rounding import compensated, correction, damped, descend, handed_on, one_blas_thread
+from roundel.numerics.rounding import (
+    compensated,
+    correction,
+    damped,
+    descend,
+    handed_on,
+    one_blas_thread,
+    shrunk,
+)
 from roundel.plan.types import Fixed
 from roundel.recipe.settings import Recipe
 from roundel.state import LayerReport, State, held_from
@@ -33,6 +41,7 @@ _DAMPING = 0.3
 _SWEEPS = 3
 _TRIED = 3  # scales that a layer is solved with
 _ASKED = 64  # outputs of a layer that choose its ridge and scale
+_MOST_APART = 32  # places of one sample that tell something that the others do not
 _LARGEST = 16  # of them for their large weights
 
 
@@ -50,6 +59,7 @@ class Problem:
         factors: candidate factors on the weight's scale.
         train, held: moments to solve on and to judge by.
         importance: (G, O), how much an output's error counts against another's.
+        single: what the samples to solve on say one by one; None where they are taken at their word.
     """
 
     weight: Doubles
@@ -62,6 +72,7 @@ class Problem:
     train: Moments
     held: Moments
     importance: Doubles | float = 1.0
+    single: Single | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -104,6 +115,8 @@ def solve(problem: Problem) -> Solution:
     bias = problem.bias
     if problem.has_bias:
         bias = train.offset - np.einsum("gok,gk->go", real - weight, train.mean)
+        if problem.single is not None:
+            bias = problem.bias + problem.single.common(real, problem.bias) * (bias - problem.bias)
     plain = np.clip(np.rint(problem.weight / problem.scale), *problem.limits)
     plain *= problem.scale * problem.input_scale
     return Solution(
@@ -148,7 +161,8 @@ def _some(outputs: int) -> slice:
 
 def _best_codes(problem: Problem, target: NDArray[np.float32], seen: Missing) -> tuple[Doubles, Doubles]:
     """Codes and scale with the least error over the candidates."""
-    moment = damped(seen.moment, _DAMPING)
+    trusted = seen.moment if problem.single is None else shrunk(seen.moment, problem.single.rows)
+    moment = damped(trusted, _DAMPING)
     aimed = in_parts(target, problem.train.parts)
     shares = handed_on(moment)
     scales = _promising(problem, target, moment)
@@ -319,7 +333,7 @@ class _LayerByLayer:
     ) -> Problem:
         given, weight = self.state.params[layer.data], self.state.params[layer.weight]
         matrix = layer.matrix(self.constants.float(layer.weight)).astype(np.float64)
-        train, held = self._moments(layer, codes, targets, matrix.shape[2])
+        train, held, single = self._moments(layer, codes, targets, matrix.shape[2])
         bias = np.zeros(1) if layer.bias is None else self.constants.float(layer.bias).reshape(-1)
         rows = matrix.shape[0] * matrix.shape[1]
         return Problem(
@@ -333,6 +347,7 @@ class _LayerByLayer:
             train=train,
             held=held,
             importance=self._importance(layer, matrix.shape[:2]),
+            single=single,
         )
 
     def _importance(self, layer: Layer, shape: tuple[int, int]) -> NDArray[np.float64]:
@@ -341,11 +356,13 @@ class _LayerByLayer:
 
     def _moments(
         self, layer: Layer, codes: Sequence[NDArray[Any]], targets: Sequence[SampledTargets], size: int
-    ) -> tuple[Moments, Moments]:
+    ) -> tuple[Moments, Moments, Single]:
         """Of the samples that teach and of those that judge. Sums join in the samples' order."""
         zero = int(self.state.params[layer.data].zero_point)
         seen = self.visible.get(layer.output) if layer.groups > 1 else None
         parts = parts_of(size)
+
+        means: list[tuple[Doubles, Doubles]] = [(np.zeros(0), np.zeros(0))] * self.held_from
 
         def of(chunk: range) -> Moments:
             ends = np.cumsum([0, *(len(targets[i].places) for i in chunk)])
@@ -353,6 +370,11 @@ class _LayerByLayer:
             for i, start, stop in zip(chunk, ends, ends[1:], strict=False):
                 given = layer.inputs(codes[i], targets[i].places, targets[i].spatial, zero)
                 np.subtract(given.transpose(1, 0, 2), np.float32(zero), out=x[:, start:stop])
+                if i < self.held_from:
+                    means[i] = (
+                        x[:, start:stop].mean(1, dtype=np.float64),
+                        targets[i].values.mean(0, np.float64),
+                    )
             y = np.concatenate([targets[i].values for i in chunk])
             found = Moments(parts)
             found.add(x.transpose(1, 0, 2), y, _weights(y, seen))
@@ -363,7 +385,9 @@ class _LayerByLayer:
         train, held = Moments(parts), Moments(parts)
         for chunk, found in zip(chunks, self.pool.map(of, chunks), strict=True):
             (held if chunk.start >= self.held_from else train).merge(found)
-        return train, held
+        rows = sum(min(len(target.places), _MOST_APART) for target in targets[: self.held_from])
+        x, y = (np.stack(side) for side in zip(*means, strict=True))
+        return train, held, Single(x, y, rows)
 
     def _factors(self, layer: Layer, weight: QParams) -> tuple[float, ...]:
         """Factors on the weight's scale that its format, the user and the NPU's shifters allow."""

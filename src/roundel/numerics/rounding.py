@@ -32,6 +32,22 @@ def damped(moment: FloatArray, share: float) -> FloatArray:
     return result
 
 
+def shrunk(moment: FloatArray, rows: float) -> FloatArray:
+    """The moment with less between different inputs, by what so few rows show even of independent ones.
+
+    The share that goes is the variance that products of normal numbers would have, over what was seen: a
+    linear shrinkage towards the diagonal (Ledoit and Wolf; Schäfer and Strimmer).
+    """
+    diagonal = np.einsum("gkk->gk", moment).astype(np.float64)
+    squares = np.square(diagonal).sum(1)
+    between = np.einsum("gkl,gkl->g", moment, moment, dtype=np.float64) - squares
+    chance = (np.square(diagonal.sum(1)) - squares + between) / max(rows, 1.0)
+    kept = 1 - np.clip(chance / np.maximum(between, 1e-300), 0, 1)
+    result = moment * kept[:, None, None].astype(moment.dtype)
+    np.einsum("gkk->gk", result)[...] = diagonal
+    return np.asarray(result)
+
+
 def correction(moment: FloatArray, missing: FloatArray, share: float) -> FloatArray:
     """What to add to weights so that they best map the seen inputs to the wanted outputs, held by a ridge.
 

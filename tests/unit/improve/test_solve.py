@@ -9,7 +9,7 @@ import pytest
 from numpy.typing import NDArray
 
 from roundel.improve import rounding as module
-from roundel.improve.moments import Moments, parts_of
+from roundel.improve.moments import Moments, Single, parts_of
 from roundel.improve.rounding import Problem, solve
 
 WEIGHT = np.random.default_rng(0).normal(size=(1, 3, 8))
@@ -87,3 +87,15 @@ def test_parts_are_few_and_small() -> None:
         part = -(-size // parts_of(size))
         assert 32 <= part <= 512
         assert part * size <= 1 << 25  # numbers in all moments of one group
+
+
+def test_what_a_few_samples_miss_by_chance_is_not_made_up_for() -> None:
+    rng = np.random.default_rng(9)
+    weight, bias = rng.normal(size=(1, 40, 5)), rng.normal(size=(1, 40))
+    x = rng.normal(size=(6, 1, 5))
+    given = np.einsum("gok,sgk->sgo", weight, x) + bias
+    by_chance = Single(x, given + rng.normal(size=given.shape), 6)
+    by_nature = Single(x, given + 3 + 0.1 * rng.normal(size=given.shape), 6)
+    assert by_chance.common(weight, bias) < 0.3
+    assert by_nature.common(weight, bias) > 0.99
+    assert Single(x[:1], given[:1] + 3, 1).common(weight, bias) == 0, "one sample tells no variance"

@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 from roundel.improve.moments import Moments
-from roundel.numerics.rounding import compensated, correction, damped, descend, handed_on
+from roundel.numerics.rounding import compensated, correction, damped, descend, handed_on, shrunk
 from roundel.types import Doubles, FloatArray
 
 LIMITS = (-128, 127)
@@ -79,6 +79,19 @@ def test_the_correction_finds_the_weights_behind_the_outputs() -> None:
     start = target + np.random.default_rng(6).normal(size=target.shape)
     found = start + correction(moment, moment @ (target - start), 1e-9)
     np.testing.assert_allclose(found, target, atol=1e-3)
+
+
+def test_chance_products_of_few_rows_shrink_and_real_ones_stay() -> None:
+    rng = np.random.default_rng(8)
+    alone = rng.normal(size=(1, 20, 60))
+    together = rng.normal(size=(1, 400, 1)) + 0.3 * rng.normal(size=(1, 400, 60))
+    for rows, most, least in ((alone, 0.2, 0.0), (together, 1.0, 0.95)):
+        moment = rows.transpose(0, 2, 1) @ rows / rows.shape[1]
+        found = shrunk(moment, rows.shape[1])
+        off = ~np.eye(60, dtype=bool)
+        share = np.abs(found[0][off]).sum() / np.abs(moment[0][off]).sum()
+        assert least <= share <= most
+        np.testing.assert_array_equal(np.diagonal(found[0]), np.diagonal(moment[0]))
 
 
 def test_a_constant_input_has_no_variance() -> None:
