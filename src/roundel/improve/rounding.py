@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import time
+from collections import deque
 from collections.abc import Sequence
-from concurrent.futures import ThreadPoolExecutor
+from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -383,11 +384,19 @@ class _LayerByLayer:
         enough = _enough(layer.groups * parts, -(-size // parts))
         chunks = _chunks([len(target.places) for target in targets], enough, self.held_from)
         train, held = Moments(parts), Moments(parts)
-        for chunk, found in zip(chunks, self.pool.map(of, chunks), strict=True):
-            (held if chunk.start >= self.held_from else train).merge(found)
+        waiting: deque[tuple[range, Future[Moments]]] = deque()
+        for chunk in chunks:
+            waiting.append((chunk, self.pool.submit(of, chunk)))
+            if len(waiting) > _THREADS:  # no more sums than are worked on: they are large
+                self._join(*waiting.popleft(), train, held)
+        for done in waiting:
+            self._join(*done, train, held)
         rows = sum(min(len(target.places), _MOST_APART) for target in targets[: self.held_from])
         x, y = (np.stack(side) for side in zip(*means, strict=True))
         return train, held, Single(x, y, rows)
+
+    def _join(self, chunk: range, found: Future[Moments], train: Moments, held: Moments) -> None:
+        (held if chunk.start >= self.held_from else train).merge(found.result())
 
     def _factors(self, layer: Layer, weight: QParams) -> tuple[float, ...]:
         """Factors on the weight's scale that its format, the user and the NPU's shifters allow."""
