@@ -17,7 +17,16 @@ from typing import IO, Any
 import numpy as np
 from numpy.lib import format as npy
 
-from roundel.data.arrays import Shape, Stack, by_name, common_count, fit_shape, fixed_batch, listed, stack_of
+from roundel.data.arrays import (
+    Shape,
+    Stack,
+    by_name,
+    common_count,
+    fit_shape,
+    fixed_batch,
+    named_inputs,
+    stack_of,
+)
 from roundel.data.samples import Item, Source
 from roundel.errors import DataError
 from roundel.types import Array, InputSpec
@@ -188,7 +197,7 @@ def npy_source(path: Path, inputs: Sequence[InputSpec]) -> Source:
             "One .npy file cannot feed several inputs",
             where=path,
             observed="one array",
-            expected=listed(inputs),
+            expected=named_inputs(inputs),
             hint="Use an .npz file with one array per input, or a folder with one sub-folder per input.",
         )
     stack = stack_of(npy_header(path).shape, inputs[0], str(path))

@@ -59,7 +59,7 @@ def to_array(value: object, where: str) -> Array:
 _LABEL_NAMES = frozenset({"label", "labels", "target", "targets"})
 
 
-def listed(inputs: Sequence[InputSpec]) -> str:
+def named_inputs(inputs: Sequence[InputSpec]) -> str:
     """The model's inputs as one line of an error message."""
     return "; ".join(str(spec) for spec in inputs) or "no inputs"
 
@@ -89,7 +89,7 @@ def by_name(
         "A sample does not say which input is which",
         where=where,
         observed=f"one {type(value).__name__}",
-        expected=f"a dict or a tuple with {len(inputs)} arrays for {listed(inputs)}",
+        expected=f"a dict or a tuple with {len(inputs)} arrays for {named_inputs(inputs)}",
     )
 
 
@@ -132,7 +132,7 @@ def _from_sequence(
             "A sample has the wrong number of arrays",
             where=where,
             observed=f"{len(value)} arrays",
-            expected=f"{len(inputs)}, for {listed(inputs)}",
+            expected=f"{len(inputs)}, for {named_inputs(inputs)}",
             hint="Yield a dict by input name. At most one surplus element (a label) is dropped.",
         )
     return {spec.name: part for spec, part in zip(inputs, value, strict=False)}

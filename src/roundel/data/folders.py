@@ -18,7 +18,7 @@ from roundel.data.arrayfiles import (
     npz_headers,
     pick_arrays,
 )
-from roundel.data.arrays import fixed_batch, listed
+from roundel.data.arrays import fixed_batch, named_inputs
 from roundel.data.images import ImagePlan
 from roundel.data.samples import Item, Source
 from roundel.errors import DataError, did_you_mean
@@ -214,7 +214,7 @@ def _unpaired(folder: Path, files: Sequence[Path], inputs: Sequence[InputSpec]) 
         "The folder does not have one sub-folder per model input",
         where=folder,
         observed="sub-folders " + ", ".join(f"'{n}'" for n in present) if present else "no sub-folders",
-        expected="sub-folders " + ", ".join(f"'{n}'" for n in wanted) + f" for {listed(inputs)}",
+        expected="sub-folders " + ", ".join(f"'{n}'" for n in wanted) + f" for {named_inputs(inputs)}",
         hint=(did_you_mean(absent[0], present) if absent else None)
         or "Or use .npz files with one array per input.",
     )

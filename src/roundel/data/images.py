@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any, Literal
 
 import numpy as np
 
-from roundel.data.arrays import is_float, listed
+from roundel.data.arrays import is_float, named_inputs
 from roundel.errors import DataError
 from roundel.types import Array, InputSpec
 
@@ -303,7 +303,7 @@ def _image_input(
         "The model has no input that takes images"
         if not found
         else "Several inputs of the model take images",
-        observed=listed(inputs),
+        observed=named_inputs(inputs),
         expected="one input with 3 or 1 channels" + (f", as {options.layout}" if options.layout else ""),
         hint="Set layout when the model leaves its channels open, or feed arrays by input name.",
     )

@@ -18,7 +18,7 @@ from roundel.data.arrays import (
     fixed_batch,
     is_array,
     is_float,
-    listed,
+    named_inputs,
     stack_of,
     to_array,
 )
@@ -325,7 +325,7 @@ def _in_memory(data: object, inputs: Sequence[InputSpec]) -> Source:
         raise DataError(
             "There are no calibration data",
             observed="None",
-            expected="data for " + listed(inputs),
+            expected="data for " + named_inputs(inputs),
             hint="Pass a folder, arrays, a reader or an iterable; ask for random samples only for a trial.",
         )
     if callable(getattr(data, "get_next", None)):
@@ -368,7 +368,7 @@ def _open_path(
                 "Image files cannot feed a model with several inputs",
                 where=path,
                 observed="images",
-                expected="arrays for " + listed(inputs),
+                expected="arrays for " + named_inputs(inputs),
                 hint="Use .npz files with one array per input, or yield dicts from a generator.",
             )
         image_plan = plan_images(images or ImagePreprocess(), inputs)

@@ -19,7 +19,7 @@ from roundel.data.arrays import (
     fit_dtype,
     fit_shape,
     fixed_batch,
-    listed,
+    named_inputs,
     to_array,
 )
 from roundel.data.lint import DataFinding, Profile, SampleWatch
@@ -288,7 +288,7 @@ class Samples:
             "The calibration data are empty",
             where=self._source.facts.get("path", self._source.kind),
             observed="no samples",
-            expected="at least one sample for " + listed(self._inputs),
+            expected="at least one sample for " + named_inputs(self._inputs),
             hint="A generator or reader that was read before has nothing left: create a new one.",
         )
 

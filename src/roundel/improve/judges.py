@@ -24,7 +24,7 @@ _LEAST, _MOST = 16, 64  # samples
 _ELEMENTS = 3_600_000  # of their inputs: 24 images of 224 x 224; smaller ones are cheap, so there are more
 
 
-def held_out(state: State) -> Iterator[float]:
+def unseen(state: State) -> Iterator[float]:
     """The quantized model's SQNR in dB on samples that no step has learned from."""
     yield _held_out_sqnr(state, state)
 

@@ -108,7 +108,7 @@ def verdict(
 def _judge(step: Step, state: State) -> Judge:
     """Before rounding, weights count as it will leave them."""
     assert step.judge is not None
-    if step.judge is not judges.held_out or step.name == _ROUNDING:
+    if step.judge is not judges.unseen or step.name == _ROUNDING:
         return step.judge
     behind = any(report.step == _ROUNDING for report in state.steps)
     return judges.ahead_of_rounding if state.recipe.improve.rounding and not behind else step.judge
@@ -313,16 +313,16 @@ def _memory(step: str, state: State, context: Context) -> Memory | None:
 PLAN_STEPS = (Step("mixed precision", lambda s: s.recipe.mixed.searched, _mixed, None),)
 
 STATE_STEPS = (
-    Step("ranges", lambda s: _learns(s) and s.recipe.improve.ranges, _ranges, judges.held_out),
+    Step("ranges", lambda s: _learns(s) and s.recipe.improve.ranges, _ranges, judges.unseen),
     # Before rounding, which makes up in integer layers for what is still missing behind these.
     Step(
         "bias correction",
         lambda s: _learns(s) and any(find_shifts(s.model.graph, s.plan)),
         _corrected,
-        judges.held_out,
+        judges.unseen,
     ),
-    Step(_ROUNDING, lambda s: _learns(s) and s.recipe.improve.rounding, _rounded, judges.held_out),
-    Step("fine-tuning", lambda s: _learns(s) and s.recipe.finetuning != "none", _tuned, judges.held_out),
+    Step(_ROUNDING, lambda s: _learns(s) and s.recipe.improve.rounding, _rounded, judges.unseen),
+    Step("fine-tuning", lambda s: _learns(s) and s.recipe.finetuning != "none", _tuned, judges.unseen),
     Step(
         "gptq",
         lambda s: (

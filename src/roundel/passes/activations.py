@@ -124,7 +124,7 @@ def scale_clip_bounds(model: ir.Model) -> int:
     return rewrite(model, _rescale, "Clip")
 
 
-def rescalable(node: ir.Node) -> list[ir.Node] | None:
+def rescalable_behind(node: ir.Node) -> list[ir.Node] | None:
     """The layers behind a Clip to [0, m] that can be rescaled together with the layer before it."""
     maker = node.inputs[0].producer() if node.inputs[0] is not None else None
     if maker is None or not is_op(maker, *BIASED_LAYERS) or only_reader(maker.outputs[0]) is not node:
@@ -144,7 +144,7 @@ def _depthwise(node: ir.Node) -> bool:
 
 
 def _rescale(editor: Editor, node: ir.Node) -> bool:
-    behind = rescalable(node)
+    behind = rescalable_behind(node)
     if not behind:
         return False
     bound = constant_scalar(node.inputs[2])

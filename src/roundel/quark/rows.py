@@ -105,7 +105,7 @@ def noted(key: str, default: Any, why: str, kind: Kind | None = None, *, refuse:
 
     def work(value: Any, request: Request) -> Effect:
         if value is refuse:
-            raise refusal(key, value, why, "Leave the option out.")
+            raise unsupported(key, value, why, "Leave the option out.")
         return NOTHING if value == default else Effect(note=f"{key}: {why}")
 
     return computed(key, default, f"always so: {why}", work, kind)
@@ -117,12 +117,12 @@ def refused(key: str, default: Any, why: str, instead: str) -> Option:
     def work(value: Any, request: Request) -> Effect:
         if value == default:
             return NOTHING
-        raise refusal(key, value, why, instead)
+        raise unsupported(key, value, why, instead)
 
     return Option(key, default, ANY, f"refused: {why} Instead: {instead}", work)
 
 
-def refusal(key: str, value: Any, why: str, instead: str) -> QuarkConfigError:
+def unsupported(key: str, value: Any, why: str, instead: str) -> QuarkConfigError:
     """The error for an option that Roundel does not do."""
     return QuarkConfigError(
         f"Roundel does not do what '{key}' asks for: {why}",

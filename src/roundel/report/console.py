@@ -34,7 +34,7 @@ def layer_table(steps: Sequence[StepReport], *, most: int | None) -> Table | Non
         steps: of the record; the last two that work layer by layer have a column, in brackets where not kept.
         most: the number of layers to show: the worst ones, and those that gained most; None shows all.
     """
-    shown = [step for step in steps if step.layers and parts_of(step) == "layers"][-_STEPS:]
+    shown = [step for step in steps if step.layers and parts_word(step) == "layers"][-_STEPS:]
     if not shown:
         return None
     found = [{report.layer: report for report in step.layers} for step in shown]
@@ -52,7 +52,7 @@ def layer_table(steps: Sequence[StepReport], *, most: int | None) -> Table | Non
     return table
 
 
-def parts_of(step: StepReport) -> str:
+def parts_word(step: StepReport) -> str:
     """What its reports are about: choosing ranges looks at tensors, everything else at layers."""
     return "tensors" if all(report.op == "range" for report in step.layers) else "layers"
 
@@ -257,7 +257,7 @@ def _step_line(step: StepReport) -> str:
         return f"{change}{judged}, {step.seconds:.1f} s"
     change = f"{decibel(step.before_db)} -> {decibel(step.after_db)} on held-out samples{judged}"
     kept = sum(layer.kept for layer in step.layers)
-    some = f", {kept} of {len(step.layers)} {parts_of(step)}" if step.layers else ""
+    some = f", {kept} of {len(step.layers)} {parts_word(step)}" if step.layers else ""
     return f"{change}{some}, {step.seconds:.1f} s"
 
 

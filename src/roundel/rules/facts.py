@@ -13,7 +13,7 @@ from roundel.model.load import as_written
 from roundel.model.structure import ModelSource
 from roundel.options import DEFAULT_PRESET
 from roundel.passes import refresh_shapes
-from roundel.passes.activations import rescalable
+from roundel.passes.activations import rescalable_behind
 from roundel.passes.cleanup import lift_constants
 from roundel.plan import build_plan
 from roundel.plan.adjust import on_grid, saturates, upper_bound, will_saturate
@@ -82,7 +82,7 @@ class Legaliser:
             return False
         if isinstance(tensor.scheme, Scheme) and tensor.scheme.scale is ScaleKind.FLOAT:
             return True
-        scaled = self._allowed("prepare", "scale_clip_bounds") and bool(rescalable(node))
+        scaled = self._allowed("prepare", "scale_clip_bounds") and bool(rescalable_behind(node))
         return scaled or on_grid(bound, tensor.scheme)
 
     def _allowed(self, section: str, name: str) -> bool:

@@ -27,9 +27,9 @@ from roundel.trials.rungs import (
     RungVerdict,
     chosen_rungs,
     mixtures,
+    out_of_reach,
     parse_drop,
     parse_time,
-    refused,
 )
 from roundel.types import Listener, Silent
 
@@ -92,7 +92,7 @@ def auto(
     task = _Task(chosen_rungs(rungs), parse_drop(max_drop), device, settings, start, deadline)
     _check_metric(metric)
     recipes = [load_recipe(rung.preset, task.changes) for rung in task.ladder]
-    out = refused(task.ladder, task.device)
+    out = out_of_reach(task.ladder, task.device)
     target, told = None if output is None else Path(output), listener or Silent()
     with trying(model, recipes[0], question, told, device) as engine:
         walk = _Walk(engine, task, (told, on_step))

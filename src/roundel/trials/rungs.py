@@ -89,7 +89,7 @@ def chosen_rungs(names: Sequence[str] | None) -> tuple[Rung, ...]:
     return tuple(rung for rung in RUNGS if rung.name in wanted)
 
 
-def refused(rungs: Iterable[Rung], device: str | None) -> dict[str, str]:
+def out_of_reach(rungs: Iterable[Rung], device: str | None) -> dict[str, str]:
     """Why a rung cannot be tried, by name.
 
     Raises:

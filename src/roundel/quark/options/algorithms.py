@@ -10,7 +10,17 @@ from roundel.numerics.metrics import DISTANCES, IN_DECIBELS
 from roundel.quark.errors import QuarkConfigError, named
 from roundel.quark.kinds import ANY, COUNT, INTEGER, NUMBER, NUMBER_OR_NONE, PAIR, PATH, TEXTS, Kind, one_of
 from roundel.quark.request import Request
-from roundel.quark.rows import Effect, Option, by_key, computed, noted, refusal, refused, switched, to_field
+from roundel.quark.rows import (
+    Effect,
+    Option,
+    by_key,
+    computed,
+    noted,
+    refused,
+    switched,
+    to_field,
+    unsupported,
+)
 from roundel.quark.specs import QLayerConfig
 
 _TUNE = "improve.finetune."
@@ -89,7 +99,7 @@ def _given(request: Request, key: str, default: Any) -> Any:
 def _mixed_threshold(value: Any, request: Request) -> float | None:
     if value is None:
         why = "an analysis alone makes no model."
-        raise refusal(
+        raise unsupported(
             "MetricThreshold", value, why, "Run `roundel sensitivity MODEL --data …`, or give a threshold."
         )
     sign = -1 if _given(request, "MetricDefault", "l2") in IN_DECIBELS else 1
@@ -206,7 +216,7 @@ def _few_bits_algorithm(value: str, request: Request) -> str:
     words = {"DEFAULT": "round", "GPTQ": "gptq"}
     if value not in words:
         why = "weights are rounded to the nearest code or by GPTQ."
-        raise refusal("MatMulNBitsParams", value, why, "Use 'DEFAULT' or 'GPTQ'.")
+        raise unsupported("MatMulNBitsParams", value, why, "Use 'DEFAULT' or 'GPTQ'.")
     return words[value]
 
 

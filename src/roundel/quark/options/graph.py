@@ -8,7 +8,7 @@ from roundel.quark.config import classic_key
 from roundel.quark.errors import QuarkConfigError
 from roundel.quark.kinds import ANY, INTEGER, PAIRS, PATH, TEXT, TEXTS
 from roundel.quark.request import ALIGNED, LIMITS, Request
-from roundel.quark.rows import Effect, computed, noted, refusal, refused, switched, to_field, to_run
+from roundel.quark.rows import Effect, computed, noted, refused, switched, to_field, to_run, unsupported
 from roundel.quark.selection import from_mixed_precision, from_tensor_overrides
 from roundel.quark.tools.tool import shapes
 from roundel.recipe.settings import Prepare
@@ -21,14 +21,14 @@ def _unshare_weights(value: list[str], request: Request) -> bool:
     others = sorted(set(value) - _LAYERS)
     if others:
         why = f"weights are copied for {', '.join(sorted(_LAYERS))} only."
-        raise refusal("CopySharedInit", value, why, f"Leave out {', '.join(others)}.")
+        raise unsupported("CopySharedInit", value, why, f"Leave out {', '.join(others)}.")
     return True
 
 
 def _opset(value: int, request: Request) -> int:
     if value not in (17, 21):
         why = "files are written at opset 17, or at 21 with native 16-bit Q/DQ."
-        raise refusal("ConvertOpsetVersion", value, why, "Use 17 or 21; a newer model keeps its opset.")
+        raise unsupported("ConvertOpsetVersion", value, why, "Use 17 or 21; a newer model keeps its opset.")
     return value
 
 
@@ -113,7 +113,7 @@ def _float_weights(value: Any, request: Request) -> Effect:
     if not value or not request.integer_weights:
         return Effect()
     why = "integer weights are stored as integers, a quarter of the size."
-    raise refusal("AddQDQPairToWeight", value, why, "Leave the option out: the model computes the same.")
+    raise unsupported("AddQDQPairToWeight", value, why, "Leave the option out: the model computes the same.")
 
 
 BETWEEN = (

@@ -8,7 +8,17 @@ from roundel.quark.enums import CalibrationMethod, ExtendedCalibrationMethod, Po
 from roundel.quark.kinds import COUNT, INTEGER, NUMBER, NUMBERS, PATH, SWITCH, TABLE, one_of
 from roundel.quark.request import OPTIONS as BLOCK_OPTIONS
 from roundel.quark.request import Request, block_values
-from roundel.quark.rows import Effect, Option, computed, noted, refusal, refused, switched, to_field, to_run
+from roundel.quark.rows import (
+    Effect,
+    Option,
+    computed,
+    noted,
+    refused,
+    switched,
+    to_field,
+    to_run,
+    unsupported,
+)
 
 _SCALES = ("activations.scale", "weights.scale")
 
@@ -32,7 +42,7 @@ def _power_of_two(value: bool, request: Request) -> Effect:
         return Effect()
     if request.npu:
         why = "the NPU's 8-bit engine shifts instead of multiplying."
-        raise refusal("UsePowerOf2Scale", value, why, "Use the preset A8W8 for float scales.")
+        raise unsupported("UsePowerOf2Scale", value, why, "Use the preset A8W8 for float scales.")
     return Effect(recipe=dict.fromkeys(_SCALES, "float"))
 
 
@@ -105,14 +115,14 @@ def _moving_average(value: Any, request: Request) -> Any:
 def _bins(value: int, request: Request) -> Effect:
     if value > 2 * _FINEST:
         why = f"histograms have {2 * _FINEST} bins, aligned to powers of two."
-        raise refusal("NumBins", value, why, f"Ask for at most {2 * _FINEST}.")
+        raise unsupported("NumBins", value, why, f"Ask for at most {2 * _FINEST}.")
     return Effect(note=f"NumBins: histograms always have {2 * _FINEST} bins, at least as fine as asked for")
 
 
 def _weight_method(value: Any, request: Request) -> str:
     if value not in _WEIGHT_METHODS:
         why = "a weight's range is its extremes, or the one with the least error."
-        raise refusal("WeightCalibrateMethod", value, why, "Use MinMax or MinMSE.")
+        raise unsupported("WeightCalibrateMethod", value, why, "Use MinMax or MinMSE.")
     return _WEIGHT_METHODS[value]
 
 
