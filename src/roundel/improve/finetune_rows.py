@@ -14,7 +14,7 @@ from numpy.typing import NDArray
 
 from roundel.improve.constants import LayerWeights
 from roundel.improve.layers import Unit
-from roundel.improve.moments import Moments
+from roundel.improve.moments import HeldRows, Moments
 from roundel.improve.rounding import Problem, solve
 from roundel.model.memory import budget
 from roundel.state import held_from
@@ -169,20 +169,28 @@ def solved_codes(weights: LayerWeights, rows: Rows) -> Solved | None:
     if weights.low.size != 1 or rows.linear is None:
         return None
     middle = rows.starts[max(1, held_from(rows.held_from))]
-    early = _moments(rows, 0, middle)
-    late = _moments(rows, middle, rows.first_held)
-    held = _moments(rows, rows.first_held, rows.starts[-1])
+    early, late = _moments(rows, 0, middle), _moments(rows, middle, rows.first_held)
     train = Moments()
     train.merge(early)
     train.merge(late)
-    return Solved(_solve(weights, early, late), _solve(weights, train, held))
+    held = _held(rows, middle, rows.first_held), _held(rows, rows.first_held, rows.starts[-1])
+    return Solved(_solve(weights, early, held[0]), _solve(weights, train, held[1]))
+
+
+def _held(rows: Rows, first: int, last: int) -> HeldRows:
+    """These rows, or all where there are none."""
+    assert rows.linear is not None
+    some = slice(first, last) if first < last else slice(None)
+    given, wanted = (side[some].transpose(1, 0, 2) for side in (rows.inputs, rows.linear))
+    return HeldRows(np.asarray(given, np.float32), np.asarray(wanted, np.float32))
 
 
 def _moments(rows: Rows, first: int, last: int) -> Moments:
     sums = Moments()
     assert rows.linear is not None
     for some in _chunks(rows, first, last):
-        sums.add(np.asarray(rows.inputs[some], np.float32), rows.linear[some])
+        given, wanted = (side[some].transpose(1, 0, 2) for side in (rows.inputs, rows.linear))
+        sums.add(np.asarray(given, np.float32), np.asarray(wanted, np.float32))
     return sums
 
 
@@ -192,7 +200,7 @@ def _chunks(rows: Rows, first: int, last: int) -> Iterator[slice]:
         yield slice(start, min(start + width, last))
 
 
-def _solve(weights: LayerWeights, train: Moments, held: Moments) -> Doubles:
+def _solve(weights: LayerWeights, train: Moments, held: HeldRows) -> Doubles:
     problem = Problem(
         weight=weights.real,
         bias=weights.bias,
@@ -202,6 +210,6 @@ def _solve(weights: LayerWeights, train: Moments, held: Moments) -> Doubles:
         limits=(int(weights.low.item()), int(weights.high.item())),
         factors=(1.0,),
         train=train,
-        held=held if held.count.any() else train,
+        held=held,
     )
     return solve(problem).codes

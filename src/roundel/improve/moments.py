@@ -10,7 +10,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from roundel.numerics.rounding import damped
-from roundel.types import Doubles
+from roundel.types import Doubles, FloatArray
 
 _MOST_INPUTS = 2048  # of a layer, of which all products are kept
 _PART, _LEAST_PART, _MOST_PRODUCTS = 512, 64, 1 << 24
@@ -20,79 +20,105 @@ _NOISE = 1e-6  # what sums of single precision may lose, relative to the square 
 
 @dataclass(slots=True)
 class Moments:
-    """Weighted sums over rows of inputs x (n, G, K) and wanted outputs y (n, G, O); count is (G, 1).
+    """Weighted sums over rows of inputs x (G, n, K) and wanted outputs y (G, n, O); count is (G, 1).
 
     A layer of very many inputs is cut into parts: only the products of inputs of one part are kept, so `xx`
-    is (G * parts, K / parts, K / parts), the last part filled up with zeros, and `xy` is empty.
+    is (G * parts, K / parts, K / parts), the last part filled up with zeros, and `xy` (G, K, O) is empty.
     """
 
     parts: int = 1
     count: Doubles = field(default_factory=lambda: np.zeros((1, 1)))
-    xx: Doubles = field(default_factory=lambda: np.zeros(0))
-    xy: Doubles = field(default_factory=lambda: np.zeros(0))
-    yy: Doubles = field(default_factory=lambda: np.zeros(0))
+    xx: FloatArray = field(default_factory=lambda: np.zeros(0))
+    xy: FloatArray = field(default_factory=lambda: np.zeros(0))
     x: Doubles = field(default_factory=lambda: np.zeros(0))
     y: Doubles = field(default_factory=lambda: np.zeros(0))
 
     def add(
         self,
-        inputs: NDArray[np.float32],
-        outputs: NDArray[np.float32],
+        x: NDArray[np.float32],
+        y: NDArray[np.float32],
         weights: NDArray[np.float32] | None = None,
     ) -> None:
-        """Take in rows; weights (n, G) say how much each counts."""
-        x = np.ascontiguousarray(inputs.transpose(1, 0, 2))
-        y = np.ascontiguousarray(outputs.transpose(1, 0, 2))
-        heavy_x, heavy_y, count = x, y, np.full((len(x), 1), float(inputs.shape[0]))
+        """Take in rows; weights (G, n, 1) say how much each counts."""
+        heavy_x, heavy_y, count = x, y, np.full((len(x), 1), float(x.shape[1]))
         if weights is not None:
-            each = weights.T[:, :, None]
-            heavy_x, heavy_y, count = x * each, y * each, each.sum(1, dtype=np.float64)
-        yy = np.einsum("gno,gno->go", heavy_y, y, dtype=np.float64)
+            heavy_x, heavy_y, count = x * weights, y * weights, weights.sum(1, dtype=np.float64)
         sums = heavy_x.sum(1, dtype=np.float64), heavy_y.sum(1, dtype=np.float64)
         if self.parts == 1:
-            xx = heavy_x.transpose(0, 2, 1) @ x
-            xy = (heavy_y.transpose(0, 2, 1) @ x).astype(np.float64)
+            xx, xy = heavy_x.transpose(0, 2, 1) @ x, x.transpose(0, 2, 1) @ heavy_y
         else:
             cut = in_parts(x.transpose(0, 2, 1), self.parts)
-            xx, xy = cut @ cut.transpose(0, 2, 1), np.zeros((*yy.shape, 0))
-        self.merge(Moments(self.parts, count, xx.astype(np.float64), xy, yy, *sums))
+            xx, xy = cut @ cut.transpose(0, 2, 1), np.zeros((len(x), 0, y.shape[2]), np.float32)
+        self.merge(Moments(self.parts, count, xx, xy, *sums))
 
     def merge(self, more: Moments) -> None:
         """Add another set of sums."""
         if not more.count.any():
             return
         if not self.count.any():
-            self.count, self.xx, self.xy, self.yy, self.x, self.y = (part.copy() for part in more._sums())
+            self.count, self.xx, self.xy, self.x, self.y = (part.astype(np.float64) for part in more._sums())
             return
         for mine, theirs in zip(self._sums(), more._sums(), strict=True):
             mine += theirs
 
-    def _sums(self) -> tuple[Doubles, ...]:
-        return self.count, self.xx, self.xy, self.yy, self.x, self.y
+    def _sums(self) -> tuple[FloatArray, ...]:
+        return self.count, self.xx, self.xy, self.x, self.y
 
-    def around(self, weight: Doubles) -> Missing:
-        """What the weights (G, O, K) leave of the outputs, and the centred moments of the inputs."""
+    def around(self, weight: NDArray[np.float32]) -> Missing:
+        """What the weights (G, K, O) leave of the outputs, and the centred moments of the inputs."""
         n = np.where(self.count > 0, self.count, 1.0)
         x, y = self.x / n, self.y / n
-        each = np.repeat(n, self.parts, 0)[:, :, None]
-        mean = in_parts(x[:, :, None], self.parts)
-        xx = self.xx / each
+        xx = self.xx / np.repeat(n, self.parts, 0)[:, :, None]
         square = np.einsum("gkk->gk", xx).copy()
+        mean = in_parts(x[:, :, None], self.parts)
         xx -= mean * mean.transpose(0, 2, 1)
+        moment = xx.astype(np.float32)
         # Of an input that is constant, only what rounding left of two large sums remains: no variance at all.
-        varies = np.where(np.einsum("gkk->gk", xx) <= _NOISE * square, 0.0, 1.0)
-        xx *= varies[:, :, None] * varies[:, None, :]
-        power = self.yy / n - y * y
-        moment, offset = xx.astype(np.float32), y - np.einsum("gok,gk->go", weight, x)
+        same = np.einsum("gkk->gk", xx) <= _NOISE * square
+        offset = y - np.einsum("gko,gk->go", weight, x)
         if self.parts > 1:
-            none = np.zeros((*weight.shape[::2], weight.shape[1]), np.float32)
-            return Missing(moment, none, np.zeros_like(power), x, offset, power)
-        xy = self.xy / n[:, :, None] - y[:, :, None] * x[:, None, :]
-        xy *= varies[:, None, :]
-        missing = xy - weight @ xx
-        left = power - np.einsum("gok,gok->go", weight, xy + missing)
-        turned = np.ascontiguousarray(missing.transpose(0, 2, 1), np.float32)
-        return Missing(moment, turned, left, x, offset, power)
+            cross = np.zeros_like(weight)
+        else:
+            cross = (self.xy / n[:, :, None] - x[:, :, None] * y[:, None]).astype(np.float32)
+            cross -= moment @ weight
+            cross[same] = 0
+        if same.any():
+            varies = np.where(same, np.float32(0), np.float32(1))
+            moment *= varies[:, :, None] * varies[:, None]
+        return Missing(moment, cross, x, offset)
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class HeldRows:
+    """Rows that judge, as they are: x (G, n, K), y (G, n, O) and what each row counts (G, n, 1).
+
+    There are few of them, so to look at them costs less than to add up their products.
+    """
+
+    x: NDArray[np.float32]
+    y: NDArray[np.float32]
+    weights: NDArray[np.float32] | None = None
+
+    def missed(self, weight: NDArray[np.float32], outputs: slice = slice(None)) -> NDArray[np.float32]:
+        """y - w x, (G, n, O), of some outputs, for their weights (G, K, O)."""
+        return np.asarray(self.y[:, :, outputs] - self.x @ weight)
+
+    def mean(self, numbers: FloatArray) -> Doubles:
+        """(G, O), over rows of numbers."""
+        if self.weights is None:
+            return np.asarray(numbers.mean(1, dtype=np.float64))
+        total = self.weights.sum(1, dtype=np.float64)
+        return np.asarray((numbers * self.weights).sum(1, dtype=np.float64) / np.where(total > 0, total, 1))
+
+    def error(self, weight: NDArray[np.float32], bias: Doubles) -> Doubles:
+        """Mean of (y - w x - b)² of each output, (G, O)."""
+        missed = self.missed(weight)
+        missed -= bias[:, None].astype(np.float32)
+        return self.mean(np.square(missed, out=missed))
+
+    def spread(self, missed: FloatArray) -> Doubles:
+        """Mean square of what is missed, less the square of its mean."""
+        return self.mean(np.square(missed)) - np.square(self.mean(missed))
 
 
 def parts_of(size: int) -> int:
@@ -127,12 +153,12 @@ class Single:
     y: Doubles
     rows: float
 
-    def common(self, weight: Doubles, bias: Doubles) -> float:
-        """The share of the mean miss of w x + b that other samples will have, too.
+    def common(self, weight: NDArray[np.floating], bias: Doubles) -> float:
+        """The share of the mean miss of w x + b that other samples will have, too, for w of (G, K, O).
 
         A mean of a few samples is also what these few happen to have: it shrinks by twice its variance.
         """
-        missed = self.y - np.einsum("gok,sgk->sgo", weight, self.x) - bias
+        missed = self.y - np.einsum("gko,sgk->sgo", weight, self.x) - bias
         if len(missed) < _FEWEST:
             return 0.0
         chance = float(missed.var(0, ddof=1).sum()) / len(missed)
@@ -149,33 +175,14 @@ class Missing:
     Attributes:
         moment: (G, K, K), E[x xᵀ], centred; in parts where the layer has many inputs.
         cross: (G, K, O), E[x eᵀ]; zeros where the moment is in parts.
-        square: (G, O), E[e²]; likewise.
         mean: (G, K), of the inputs.
         offset: (G, O), the mean of y - w x.
-        power: (G, O), the variance of y.
     """
 
     moment: NDArray[np.float32]
     cross: NDArray[np.float32]
-    square: Doubles
     mean: Doubles
     offset: Doubles
-    power: Doubles
-
-    def error(self, change: NDArray[np.float32], bias: Doubles) -> Doubles:
-        """E[((w + change) x + b - y)²] of each output, (G, O), for a change (G, K, O) of the weights."""
-        moved = np.einsum("gko,gk->go", change, self.mean) + bias - self.offset
-        return np.asarray(self.spread(change) + moved * moved)
-
-    def spread(self, change: NDArray[np.float32], outputs: slice = slice(None)) -> Doubles:
-        """The same around the mean, of some outputs."""
-        parts = len(self.moment) // len(self.cross)
-        cut = in_parts(change, parts)
-        each = np.einsum("gko,gko->go", self.moment @ cut, cut, dtype=np.float64)
-        if parts > 1:
-            each = each.reshape(len(self.cross), parts, -1).sum(1)
-        both = np.einsum("gko,gko->go", self.cross[:, :, outputs], change, dtype=np.float64)
-        return np.asarray(np.maximum(self.square[:, outputs] + each - 2 * both, 0.0))
 
 
 Rows = NDArray[Any]

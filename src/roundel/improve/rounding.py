@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import time
 from collections import deque
-from collections.abc import Sequence
+from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass, replace
-from typing import Any
+from typing import Any, TypeVar
 
 import numpy as np
 import onnx_ir as ir
@@ -16,7 +16,7 @@ from numpy.typing import NDArray
 from roundel.improve.constants import Changed, Constants, Written
 from roundel.improve.layers import quantized_layers
 from roundel.improve.memory import load_layer, save_layer
-from roundel.improve.moments import Missing, Moments, Single, in_parts, parts_of
+from roundel.improve.moments import HeldRows, Missing, Moments, Single, in_parts, parts_of
 from roundel.improve.stepwise import StepwiseRunner
 from roundel.improve.targets import SampledTargets, float_targets, importance, visible_ranges
 from roundel.model.layers import Layer
@@ -34,7 +34,7 @@ from roundel.numerics.rounding import (
 from roundel.plan.types import Fixed
 from roundel.recipe.settings import Recipe
 from roundel.state import LayerReport, State, held_from
-from roundel.types import Doubles, Listener, QParams, QType, Sample, ScaleKind
+from roundel.types import Doubles, FloatArray, Listener, QParams, QType, Sample, ScaleKind
 from roundel.work.checkpoints import Memory
 
 _RIDGES = (1.0, 0.1, 0.01)
@@ -58,7 +58,8 @@ class Problem:
         params: the weight's scale so far, shaped to broadcast against (G, O, 1).
         limits: smallest and largest weight code.
         factors: candidate factors on the weight's scale.
-        train, held: moments to solve on and to judge by.
+        train: moments to solve on.
+        held: rows to judge by.
         importance: (G, O), how much an output's error counts against another's.
         single: what the samples to solve on say one by one; None where they are taken at their word.
     """
@@ -71,7 +72,7 @@ class Problem:
     limits: tuple[int, int]
     factors: tuple[float, ...]
     train: Moments
-    held: Moments
+    held: HeldRows
     importance: Doubles | float = 1.0
     single: Single | None = None
 
@@ -105,28 +106,29 @@ class Solution:
 
 def solve(problem: Problem) -> Solution:
     """Least-squares target, compensated rounding, coordinate descent, bias; judged on held-out rows."""
-    weight = problem.weight * problem.input_scale
-    train, held = problem.train.around(weight), problem.held.around(weight)
-    ridge = _choose_ridge(problem, train, held)
-    target = _turned(weight)
-    if ridge is not None:
-        target += correction(train.moment, train.cross, ridge)
-    codes, scale = _best_codes(problem, target, train)
-    real = codes * (scale * problem.input_scale)
-    bias = problem.bias
-    if problem.has_bias:
-        bias = train.offset - np.einsum("gok,gk->go", real - weight, train.mean)
-        if problem.single is not None:
-            bias = problem.bias + problem.single.common(real, problem.bias) * (bias - problem.bias)
+    weight = _turned(problem.weight * problem.input_scale)
     plain = np.clip(np.rint(problem.weight / problem.scale), *problem.limits)
     plain *= problem.scale * problem.input_scale
+    train, held = problem.train.around(weight), problem.held
+    with ThreadPoolExecutor(1) as aside:
+        factored = aside.submit(_factored, problem, train)
+        before = aside.submit(held.error, _turned(plain), problem.bias)
+        ridge = _choose_ridge(problem, weight, train)
+        target = weight if ridge is None else weight + correction(train.moment, train.cross, ridge)
+        codes, scale = _best_codes(problem, target, *factored.result())
+        real, bias = _turned(codes * (scale * problem.input_scale)), problem.bias
+        if problem.has_bias:
+            bias = train.offset - np.einsum("gko,gk->go", real - weight, train.mean)
+            if problem.single is not None:
+                bias = problem.bias + problem.single.common(real, problem.bias) * (bias - problem.bias)
+        after = held.error(real, bias)
     return Solution(
         codes,
         scale,
         bias,
-        before=float((held.error(_turned(plain - weight), problem.bias) * problem.importance).sum()),
-        after=float((held.error(_turned(real - weight), bias) * problem.importance).sum()),
-        power=float(held.power.sum()),
+        before=float((before.result() * problem.importance).sum()),
+        after=float((after * problem.importance).sum()),
+        power=float(held.spread(held.y).sum()),
         ridge=ridge,
     )
 
@@ -136,19 +138,20 @@ def _turned(matrix: NDArray[Any]) -> NDArray[np.float32]:
     return np.ascontiguousarray(matrix.transpose(0, 2, 1), np.float32)
 
 
-def _choose_ridge(problem: Problem, train: Missing, held: Missing) -> float | None:
+def _choose_ridge(problem: Problem, weight: NDArray[np.float32], train: Missing) -> float | None:
     """The weakest tie to the float weights that still pays on held-out rows; None for no move at all.
 
     Some of the outputs tell which: they share their inputs.
     """
     if problem.train.parts > 1:
         return None
-    some = _some(problem.weight.shape[1])
-    heavy = np.broadcast_to(problem.importance, train.square.shape)[:, some]
-    best, error = None, float((held.square[:, some] * heavy).sum())
+    held, some = problem.held, _some(problem.weight.shape[1])
+    missed = held.missed(weight[:, :, some], some)
+    heavy = np.broadcast_to(problem.importance, problem.weight.shape[:2])[:, some]
+    best, error = None, float((held.spread(missed) * heavy).sum())
     for ridge in _RIDGES:
         change = correction(train.moment, train.cross[:, :, some], ridge)
-        tried = float((held.spread(change, some) * heavy).sum())
+        tried = float((held.spread(missed - held.x @ change) * heavy).sum())
         if tried >= error:
             break
         best, error = ridge, tried
@@ -160,12 +163,18 @@ def _some(outputs: int) -> slice:
     return slice(None, None, -(-outputs // _ASKED))
 
 
-def _best_codes(problem: Problem, target: NDArray[np.float32], seen: Missing) -> tuple[Doubles, Doubles]:
-    """Codes and scale with the least error over the candidates."""
+def _factored(problem: Problem, seen: Missing) -> tuple[FloatArray, FloatArray]:
+    """The moment as far as it is trusted, and what each input hands on."""
     trusted = seen.moment if problem.single is None else shrunk(seen.moment, problem.single.rows)
     moment = damped(trusted, _DAMPING)
+    return moment, handed_on(moment)
+
+
+def _best_codes(
+    problem: Problem, target: FloatArray, moment: FloatArray, shares: FloatArray
+) -> tuple[Doubles, Doubles]:
+    """Codes and scale with the least error over the candidates."""
     aimed = in_parts(target, problem.train.parts)
-    shares = handed_on(moment)
     scales = _promising(problem, target, moment)
     if len(scales) > 1:
         scale = _choose(problem, scales, aimed, moment, shares)
@@ -187,9 +196,9 @@ def _along(scale: Doubles, problem: Problem) -> NDArray[np.float32]:
 def _choose(
     problem: Problem,
     scales: Sequence[Doubles],
-    target: NDArray[np.float32],
-    moment: NDArray[np.float32],
-    shares: NDArray[np.float32],
+    target: FloatArray,
+    moment: FloatArray,
+    shares: FloatArray,
 ) -> Doubles:
     """The candidate with the least error; where each output has its own, each takes what suits it best.
 
@@ -220,7 +229,7 @@ def _choose(
     return np.take_along_axis(stacked, best, 1)[:, 0]
 
 
-def _promising(problem: Problem, target: NDArray[np.float32], moment: NDArray[np.float32]) -> list[Doubles]:
+def _promising(problem: Problem, target: FloatArray, moment: FloatArray) -> list[Doubles]:
     """The candidates worth a solution: the best by what plain rounding costs if inputs are uncorrelated."""
     scales = [np.asarray(problem.scale * factor) for factor in problem.factors]
     if len(scales) <= _TRIED or problem.scale.size > 1:
@@ -357,46 +366,38 @@ class _LayerByLayer:
 
     def _moments(
         self, layer: Layer, codes: Sequence[NDArray[Any]], targets: Sequence[SampledTargets], size: int
-    ) -> tuple[Moments, Moments, Single]:
+    ) -> tuple[Moments, HeldRows, Single]:
         """Of the samples that teach and of those that judge. Sums join in the samples' order."""
         zero = int(self.state.params[layer.data].zero_point)
         seen = self.visible.get(layer.output) if layer.groups > 1 else None
         parts = parts_of(size)
 
-        means: list[tuple[Doubles, Doubles]] = [(np.zeros(0), np.zeros(0))] * self.held_from
-
-        def of(chunk: range) -> Moments:
+        def rows(chunk: range) -> HeldRows:
             ends = np.cumsum([0, *(len(targets[i].places) for i in chunk)])
             x = np.empty((layer.groups, ends[-1], size), np.float32)
             for i, start, stop in zip(chunk, ends, ends[1:], strict=False):
                 given = layer.inputs(codes[i], targets[i].places, targets[i].spatial, zero)
                 np.subtract(given.transpose(1, 0, 2), np.float32(zero), out=x[:, start:stop])
-                if i < self.held_from:
-                    means[i] = (
-                        x[:, start:stop].mean(1, dtype=np.float64),
-                        targets[i].values.mean(0, np.float64),
-                    )
-            y = np.concatenate([targets[i].values for i in chunk])
-            found = Moments(parts)
-            found.add(x.transpose(1, 0, 2), y, _weights(y, seen))
-            return found
+            y = np.ascontiguousarray(np.concatenate([targets[i].values for i in chunk]).transpose(1, 0, 2))
+            return HeldRows(x, y, _weights(y, seen))
 
-        enough = _enough(layer.groups * parts, -(-size // parts))
-        chunks = _chunks([len(target.places) for target in targets], enough, self.held_from)
-        train, held = Moments(parts), Moments(parts)
-        waiting: deque[tuple[range, Future[Moments]]] = deque()
-        for chunk in chunks:
-            waiting.append((chunk, self.pool.submit(of, chunk)))
-            if len(waiting) > _THREADS:  # no more sums than are worked on: they are large
-                self._join(*waiting.popleft(), train, held)
-        for done in waiting:
-            self._join(*done, train, held)
-        rows = sum(min(len(target.places), _MOST_APART) for target in targets[: self.held_from])
+        def taught(chunk: range) -> tuple[Moments, list[tuple[Doubles, Doubles]]]:
+            given, found = rows(chunk), Moments(parts)
+            found.add(given.x, given.y, given.weights)
+            ends = np.cumsum([len(targets[i].places) for i in chunk])[:-1]
+            each = zip(np.split(given.x, ends, 1), np.split(given.y, ends, 1), strict=True)
+            return found, [(x.mean(1, np.float64), y.mean(1, np.float64)) for x, y in each]
+
+        held = self.pool.submit(rows, range(self.held_from, len(targets)))
+        counts = [len(target.places) for target in targets[: self.held_from]]
+        enough = min(_enough(layer.groups * parts, -(-size // parts)), -(-sum(counts) // _THREADS))
+        train, means = Moments(parts), []
+        for found, some in _in_turn(self.pool, taught, _chunks(counts, enough)):
+            train.merge(found)
+            means += some
+        apart = sum(min(count, _MOST_APART) for count in counts)
         x, y = (np.stack(side) for side in zip(*means, strict=True))
-        return train, held, Single(x, y, rows)
-
-    def _join(self, chunk: range, found: Future[Moments], train: Moments, held: Moments) -> None:
-        (held if chunk.start >= self.held_from else train).merge(found.result())
+        return train, held.result(), Single(x, y, apart)
 
     def _factors(self, layer: Layer, weight: QParams) -> tuple[float, ...]:
         """Factors on the weight's scale that its format, the user and the NPU's shifters allow."""
@@ -432,17 +433,31 @@ class _LayerByLayer:
         return self.constants.best_bias_scale(layer.name, solution.bias, old, weight)
 
 
+_T = TypeVar("_T")
+
+
+def _in_turn(pool: ThreadPoolExecutor, work: Callable[[range], _T], chunks: Sequence[range]) -> Iterator[_T]:
+    """Results in order; no more of them wait than are worked on, for they are large."""
+    waiting: deque[Future[_T]] = deque()
+    for chunk in chunks:
+        waiting.append(pool.submit(work, chunk))
+        if len(waiting) > _THREADS:
+            yield waiting.popleft().result()
+    while waiting:
+        yield waiting.popleft().result()
+
+
 def _enough(groups: int, size: int) -> int:
     """Rows of so many groups and columns that are worth adding up."""
     return min(_CHUNK, max(size, _CHUNK_ELEMENTS // (groups * size)))
 
 
-def _chunks(rows: Sequence[int], enough: int, border: int) -> list[range]:
-    """Samples whose rows are added up at once; none before the border with one behind it."""
+def _chunks(rows: Sequence[int], enough: int) -> list[range]:
+    """Samples whose rows are added up at once."""
     found, start, total = [], 0, 0
     for index, more in enumerate(rows, 1):
         total += more
-        if total >= enough or index in (border, len(rows)):
+        if total >= enough or index == len(rows):
             found.append(range(start, index))
             start, total = index, 0
     return found
@@ -455,7 +470,7 @@ def _weights(wanted: NDArray[Any], seen: tuple[float, float] | None) -> NDArray[
     if seen is None or wanted.shape[2] != 1:
         return None
     low, high = seen
-    inside = (wanted[:, :, 0] > low) & (wanted[:, :, 0] < high)
+    inside = (wanted > low) & (wanted < high)
     return np.where(inside, np.float32(1), np.float32(_UNSEEN))
 
 

@@ -9,7 +9,7 @@ import onnxruntime as ort
 import pytest
 
 from helpers import build, node, normal, rng
-from roundel.improve.moments import Moments
+from roundel.improve.moments import HeldRows, Moments
 from roundel.improve.rounding import Problem, solve
 from roundel.improve.targets import importance
 
@@ -56,18 +56,23 @@ def test_behind_an_unknown_operator_nothing_is_known(operator: str) -> None:
 
 
 def test_weighted_rows_are_repeated_rows() -> None:
-    x, y = normal(6, 2, 3), normal(6, 2, 1, seed=1)
-    times = np.array([[1, 3], [2, 1], [1, 1], [4, 2], [1, 5], [3, 1]])
+    x, y = normal(2, 6, 3), normal(2, 6, 1, seed=1)
+    times = np.array([[1, 2, 1, 4, 1, 3], [3, 1, 1, 2, 5, 1]])
+    counts = times[:, :, None].astype(np.float32)
     weighted, repeated = Moments(), [Moments(), Moments()]
-    weighted.add(x, y, times.astype(np.float32))
+    weighted.add(x, y, counts)
+    judging = HeldRows(x, y, counts)
+    weight = normal(2, 3, 1, seed=2)
     for group in range(2):
-        rows = np.repeat(np.arange(6), times[:, group])
-        repeated[group].add(x[rows][:, group : group + 1], y[rows][:, group : group + 1])
-    for group in range(2):
-        weight = normal(2, 1, 3, seed=2).astype(np.float64)
-        mine, theirs = weighted.around(weight), repeated[group].around(weight[group : group + 1])
-        for name in ("moment", "cross", "square", "mean", "offset", "power"):
+        alone = slice(group, group + 1)
+        rows = np.repeat(np.arange(6), times[group])
+        repeated[group].add(x[alone, rows], y[alone, rows])
+        mine, theirs = weighted.around(weight), repeated[group].around(weight[alone])
+        for name in ("moment", "cross", "mean", "offset"):
             assert np.allclose(getattr(mine, name)[group], getattr(theirs, name)[0], atol=1e-5)
+        bias = np.full((2, 1), 0.3)
+        one = HeldRows(x[alone, rows], y[alone, rows]).error(weight[alone], bias[alone])
+        assert np.allclose(judging.error(weight, bias)[group], one[0], rtol=1e-5)
 
 
 def test_an_output_that_counts_gets_the_finer_scale() -> None:
@@ -75,11 +80,11 @@ def test_an_output_that_counts_gets_the_finer_scale() -> None:
     weight = np.stack([normal(16, seed=1), 0.02 * normal(16, seed=2)])[None].astype(np.float64)
     chosen = []
     for counts in ([[1.0, 0.0]], [[0.0, 1.0]]):
-        train, held = Moments(), Moments()
-        x = normal(400, 1, 16, seed=4)
-        y = (x[:, 0] @ weight[0].T.astype(np.float32))[:, None]
-        train.add(x[:300], y[:300])
-        held.add(x[300:], y[300:])
+        train = Moments()
+        x = normal(1, 400, 16, seed=4)
+        y = x @ weight.transpose(0, 2, 1).astype(np.float32)
+        train.add(x[:, :300], y[:, :300])
+        held = HeldRows(x[:, 300:], y[:, 300:])
         scale = np.abs(weight).max().reshape(1, 1, 1) / 7
         problem = Problem(
             weight,

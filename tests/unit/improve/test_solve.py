@@ -9,7 +9,7 @@ import pytest
 from numpy.typing import NDArray
 
 from roundel.improve import rounding as module
-from roundel.improve.moments import Moments, Single, parts_of
+from roundel.improve.moments import HeldRows, Moments, Single, parts_of
 from roundel.improve.rounding import Problem, solve
 
 WEIGHT = np.random.default_rng(0).normal(size=(1, 3, 8))
@@ -18,17 +18,16 @@ WEIGHT = np.random.default_rng(0).normal(size=(1, 3, 8))
 def rows(seed: int, shift: float = 0.0) -> tuple[NDArray[np.float32], NDArray[np.float32]]:
     rng = np.random.default_rng(seed)
     shared = rng.normal(
-        0, 20, (400, 1, 1)
+        0, 20, (1, 400, 1)
     )  # inputs that rise and fall together: one error can make up another
-    x = np.rint(shared + rng.normal(0, 4, (400, 1, 8)))
-    y = np.einsum("ngk,gok->ngo", x, WEIGHT) * 0.05 + shift
+    x = np.rint(shared + rng.normal(0, 4, (1, 400, 8)))
+    y = np.einsum("gnk,gok->gno", x, WEIGHT) * 0.05 + shift
     return x.astype(np.float32), y.astype(np.float32)
 
 
 def problem(held: tuple[NDArray[np.float32], NDArray[np.float32]]) -> Problem:
-    train, judge = Moments(), Moments()
+    train = Moments()
     train.add(*rows(1))
-    judge.add(*held)
     return Problem(
         weight=WEIGHT,
         bias=np.zeros((1, 3)),
@@ -38,7 +37,7 @@ def problem(held: tuple[NDArray[np.float32], NDArray[np.float32]]) -> Problem:
         limits=(-15, 15),
         factors=(1.0,),
         train=train,
-        held=judge,
+        held=HeldRows(*held),
     )
 
 
@@ -54,31 +53,30 @@ def test_the_error_is_that_of_the_judging_rows() -> None:
     x, y = rows(2)
     found = solve(problem((x, y)))
     real = found.codes * found.scale * 0.05
-    seen = np.einsum("ngk,gok->ngo", x.astype(np.float64), real) + found.bias
+    seen = np.einsum("gnk,gok->gno", x.astype(np.float64), real) + found.bias[:, None]
     assert found.kept
-    assert found.after == pytest.approx(np.square(seen - y).mean(0).sum(), rel=1e-3)
+    assert found.after == pytest.approx(np.square(seen - y).mean(1).sum(), rel=1e-3)
 
 
 def test_a_solution_that_the_judging_rows_refuse_is_not_kept() -> None:
     x, _ = rows(2)
     plain = np.rint(WEIGHT / 0.2) * 0.2 * 0.05  # held-out outputs that plain rounding gives exactly
-    found = solve(problem((x, np.einsum("ngk,gok->ngo", x, plain).astype(np.float32))))
+    found = solve(problem((x, np.einsum("gnk,gok->gno", x, plain).astype(np.float32))))
     assert not found.kept
 
 
 def test_a_layer_in_parts_is_solved_part_by_part(monkeypatch: pytest.MonkeyPatch) -> None:
     """Only products of inputs of one part are kept: what they tell is still used, and errors stay true."""
     whole = problem(rows(2))
-    cut = replace(whole, train=Moments(3), held=Moments(3))
+    cut = replace(whole, train=Moments(3))
     cut.train.add(*rows(1))
-    cut.held.add(*rows(2))
     assert cut.train.xx.shape == (3, 3, 3)
     found = solve(cut)
     assert found.kept
     assert found.codes.shape == whole.weight.shape
     x, y = rows(1)
-    seen = np.einsum("ngk,gok->ngo", x.astype(np.float64), found.codes * found.scale * 0.05) + found.bias
-    assert np.allclose((seen - y).mean(0), 0, atol=1e-4)
+    seen = np.einsum("gnk,gok->gno", x.astype(np.float64), found.codes * found.scale * 0.05)
+    assert np.allclose((seen + found.bias[:, None] - y).mean(1), 0, atol=1e-4)
 
 
 def test_parts_are_few_and_small() -> None:
@@ -94,8 +92,9 @@ def test_what_a_few_samples_miss_by_chance_is_not_made_up_for() -> None:
     weight, bias = rng.normal(size=(1, 40, 5)), rng.normal(size=(1, 40))
     x = rng.normal(size=(6, 1, 5))
     given = np.einsum("gok,sgk->sgo", weight, x) + bias
+    turned = weight.transpose(0, 2, 1)
     by_chance = Single(x, given + rng.normal(size=given.shape), 6)
     by_nature = Single(x, given + 3 + 0.1 * rng.normal(size=given.shape), 6)
-    assert by_chance.common(weight, bias) < 0.3
-    assert by_nature.common(weight, bias) > 0.99
-    assert Single(x[:1], given[:1] + 3, 1).common(weight, bias) == 0, "one sample tells no variance"
+    assert by_chance.common(turned, bias) < 0.3
+    assert by_nature.common(turned, bias) > 0.99
+    assert Single(x[:1], given[:1] + 3, 1).common(turned, bias) == 0, "one sample tells no variance"

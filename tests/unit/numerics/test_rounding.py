@@ -96,11 +96,11 @@ def test_chance_products_of_few_rows_shrink_and_real_ones_stay() -> None:
 
 def test_a_constant_input_has_no_variance() -> None:
     rng = np.random.default_rng(7)
-    inputs = rng.normal(size=(5000, 1, 3)).astype(np.float32)
+    inputs = rng.normal(size=(1, 5000, 3)).astype(np.float32)
     inputs[:, :, 1] = 203.0
     sums = Moments()
-    sums.add(inputs, rng.normal(size=(5000, 1, 2)).astype(np.float32))
-    seen = sums.around(np.zeros((1, 2, 3)))
+    sums.add(inputs, rng.normal(size=(1, 5000, 2)).astype(np.float32))
+    seen = sums.around(np.zeros((1, 3, 2), np.float32))
     assert (seen.moment[0, 1] == 0).all()
     assert (seen.moment[0, :, 1] == 0).all()
     assert (seen.cross[0, 1] == 0).all()
