@@ -8,9 +8,9 @@ from __future__ import annotations
 
 import enum
 import math
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import replace
-from typing import Any
+from typing import Any, TypeVar
 
 import numpy as np
 from numpy.typing import NDArray
@@ -22,6 +22,8 @@ from roundel.types import PerChannel, PerTensor, QParams, QType, Range, Scheme
 ReaderFunction = Callable[
     [NDArray[np.float64]], NDArray[np.float64]
 ]  # what is seen of values, and so of errors
+
+_Number = TypeVar("_Number", int, NDArray[np.int64])
 
 _SEARCH_BINS = 1024
 _MIN_EXPONENT = -126
@@ -44,43 +46,48 @@ def quantization_error(
     *,
     narrow: bool = False,
     reader: ReaderFunction | None = None,
-) -> float:
+) -> NDArray[np.float64]:
     """Sum over all values of |x - dequantize(quantize(x))| or of its square. Zeros cost nothing.
 
     Args:
         bins: the values.
-        params: per-tensor scale and zero point.
+        params: a scale and zero point, or several candidates; there is one result for each.
         metric: absolute or squared error.
         narrow: leave out the lowest code of a signed type, as weights do.
         reader: a function that the values go through; its errors count instead.
     """
-    scale = float(params.scale)
-    low, high = _codes(params.qtype, int(params.zero_point), narrow)
+    scale = params.scale.astype(np.float64)[..., None]
+    low, high = _codes(params.qtype, params.zero_point.astype(np.int64)[..., None], narrow)
     left, right = bins.left / scale, bins.right / scale
     width = right - left
     point = width <= 0.0
     integral = _integral(right, low, high, metric) - _integral(left, low, high, metric)
-    error = np.where(point, _point_error(left, low, high, metric), integral / np.where(point, 1.0, width))
+    if point.any():
+        width = np.where(point, 1.0, width)
+        error = np.where(point, _point_error(left, low, high, metric), integral / width)
+    else:
+        error = integral / width
     power = 1 if metric is ErrorMetric.MAE else 2
     if reader is not None:
         error = _errors_behind(reader, bins.centres / scale, scale, error, (low, high), power)
-    return float((bins.counts * error).sum()) * scale**power
+    return np.asarray((bins.counts * error).sum(-1) * scale[..., 0] ** power)
 
 
 def best_range(
     bins: Bins,
-    candidates: Iterable[Range],
+    candidates: Sequence[Range],
     scheme: Scheme,
     metric: ErrorMetric,
     reader: ReaderFunction | None = None,
 ) -> Range:
     """The candidate with the least error; the first of equals."""
+    each = replace(scheme, granularity=PerChannel(0))
+    params = params_from_range([c.low for c in candidates], [c.high for c in candidates], each)
+    return candidates[_least(quantization_error(bins, params, metric, reader=reader))]
 
-    def error(candidate: Range) -> float:
-        params = params_from_range(candidate.low, candidate.high, scheme)
-        return quantization_error(bins, params, metric, reader=reader)
 
-    return min(candidates, key=error)
+def _least(errors: NDArray[np.float64]) -> int:
+    return int(np.where(np.isnan(errors), np.inf, errors).argmin())
 
 
 def least_squares_range(bins: Bins, scheme: Scheme, reader: ReaderFunction | None = None) -> Range:
@@ -95,13 +102,13 @@ def least_squares_range(bins: Bins, scheme: Scheme, reader: ReaderFunction | Non
         return whole
     if scheme.symmetric:
         whole = Range(-whole.absmax, whole.absmax)
-    best = best_range(bins, (_shrunk(whole, f, f) for f in _GRID), scheme, ErrorMetric.MSE, reader)
+    best = best_range(bins, [_shrunk(whole, f, f) for f in _GRID], scheme, ErrorMetric.MSE, reader)
     for reach in (1.0, 0.3):
         factors = [_STEP ** (reach * k / 3) for k in (0, -3, -2, -1, 1, 2, 3)]
         both = [(f, f) for f in factors]
         sides = [(f, 1.0) for f in factors[1:]] + [(1.0, f) for f in factors[1:]]
         moves: Sequence[tuple[float, float]] = both if scheme.symmetric else both + sides
-        near = (_clipped(_shrunk(best, a, b), whole) for a, b in moves)
+        near = [_clipped(_shrunk(best, a, b), whole) for a, b in moves]
         best = best_range(bins, near, scheme, ErrorMetric.MSE, reader)
     return best
 
@@ -117,16 +124,16 @@ def power_of_two_least_squares(
     if bins.absmax == 0.0:
         return _params(0, _zero_points(0.0, 0.0, 1.0, scheme, narrow)[0], scheme)
     top = non_overflow_exponent(bins.low, bins.high, scheme, narrow=narrow)
-    best: tuple[float, QParams] | None = None
     first, last = min(top + 1, largest_exponent(scheme.qtype)), max(top - _EXPONENTS_BELOW, _MIN_EXPONENT)
-    for exponent in range(first, last - 1, -1):
-        for zero in _zero_points(bins.low, bins.high, math.ldexp(1.0, exponent), scheme, narrow):
-            params = _params(exponent, zero, scheme)
-            error = quantization_error(bins, params, narrow=narrow, reader=reader)
-            if best is None or error < best[0]:
-                best = (error, params)
-    assert best is not None
-    return best[1]
+    tried = [
+        (exponent, zero)
+        for exponent in range(first, last - 1, -1)
+        for zero in _zero_points(bins.low, bins.high, math.ldexp(1.0, exponent), scheme, narrow)
+    ]
+    exponents, zeros = (np.array(side) for side in zip(*tried, strict=True))
+    scales = np.ldexp(1.0, exponents).astype(np.float32)
+    params = QParams(scales, zeros.astype(scheme.qtype.dtype), scheme.qtype, 0)
+    return _params(*tried[_least(quantization_error(bins, params, narrow=narrow, reader=reader))], scheme)
 
 
 def power_of_two_params(exponent: int, scheme: Scheme) -> QParams:
@@ -184,14 +191,14 @@ def _params(exponent: int, zero: int, scheme: Scheme) -> QParams:
     return QParams(scale, np.asarray(zero, scheme.qtype.dtype), scheme.qtype)
 
 
-def _codes(qtype: QType, zero: int, narrow: bool) -> tuple[int, int]:
+def _codes(qtype: QType, zero: _Number, narrow: bool) -> tuple[_Number, _Number]:
     lowest = qtype.qmin + (1 if narrow and qtype.signed else 0)
     return lowest - zero, qtype.qmax - zero
 
 
-def _integral(x: NDArray[np.float64], low: int, high: int, metric: ErrorMetric) -> NDArray[np.float64]:
+def _integral(x: NDArray[np.float64], low: Any, high: Any, metric: ErrorMetric) -> NDArray[np.float64]:
     """Integral of the error from 0 to x, in units of the scale: whole steps, the rest, what is clipped."""
-    inside = np.clip(x, low, high)
+    inside = np.minimum(np.maximum(x, low), high)
     code = np.rint(inside)
     rest, over = inside - code, x - inside
     if metric is ErrorMetric.MAE:
@@ -199,17 +206,17 @@ def _integral(x: NDArray[np.float64], low: int, high: int, metric: ErrorMetric) 
     return np.asarray(code / 12 + (rest * rest * rest + over * over * over) / 3)
 
 
-def _point_error(x: NDArray[np.float64], low: int, high: int, metric: ErrorMetric) -> NDArray[np.float64]:
-    off = np.abs(x - np.clip(np.rint(x), low, high))
+def _point_error(x: NDArray[np.float64], low: Any, high: Any, metric: ErrorMetric) -> NDArray[np.float64]:
+    off = np.abs(x - np.minimum(np.maximum(np.rint(x), low), high))
     return np.asarray(off if metric is ErrorMetric.MAE else off * off)
 
 
 def _errors_behind(
     reader: ReaderFunction,
     x: NDArray[np.float64],
-    scale: float,
+    scale: NDArray[np.float64],
     error: NDArray[np.float64],
-    codes: tuple[int, int],
+    codes: tuple[Any, Any],
     power: int,
 ) -> NDArray[np.float64]:
     """Errors behind a function, in units of the scale: by its slope over a step; what clipping moves."""
