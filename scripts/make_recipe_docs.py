@@ -95,7 +95,7 @@ def _section(title: str, node: ast.ClassDef, aliases: dict[str, str]) -> str:
 
 
 def _readable(kind: str, aliases: dict[str, str]) -> str:
-    for alias, meaning in aliases.items():
+    for alias, meaning in reversed(aliases.items()):  # a later one is written in words of earlier ones
         if alias in kind and alias not in ("VERSION",):
             kind = kind.replace(alias, meaning)
     kind = re.sub(r"Annotated\[(int|float), Field\((.*?)\)\]", _bounds, kind)

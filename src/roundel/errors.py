@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import difflib
 from collections.abc import Iterable
-from typing import ClassVar
+from typing import ClassVar, Self
 
 
 class RoundelError(Exception):
@@ -35,6 +35,14 @@ class RoundelError(Exception):
         self.expected = None if expected is None else str(expected)
         self.hint = hint
         super().__init__(what)
+
+    @classmethod
+    def unknown(
+        cls, what: str, name: object, names: Iterable[str], *, where: object = None, hint: str | None = None
+    ) -> Self:
+        """For a name that is none of those there are; the hint is for one that is close to none of them."""
+        pool = list(names)
+        return cls(what, where=where, expected=", ".join(pool), hint=did_you_mean(str(name), pool) or hint)
 
     def details(self) -> list[tuple[str, str]]:
         """The labelled lines below the headline, in reading order."""

@@ -14,7 +14,7 @@ from google.protobuf.message import DecodeError  # type: ignore[import-untyped, 
 from roundel.data.folders import ARRAY_SUFFIXES, IMAGE_SUFFIXES, files_below
 from roundel.errors import OutputError
 from roundel.model.files import check_writable, same_file
-from roundel.recipe.records import record_path
+from roundel.recipe.load import record_path
 
 _NO_MODELS = frozenset({".json", ".yaml", ".yml", ".csv", ".txt", ".py", *ARRAY_SUFFIXES, *IMAGE_SUFFIXES})
 _STRUCTURE = 256_000_000  # bytes; a model whose weights lie elsewhere is far smaller

@@ -17,7 +17,7 @@ from roundel.model.files import write_text
 from roundel.model.structure import ModelSource
 from roundel.options import DataWords, data_settings, takes_data_words
 from roundel.outputs import refuse_overwriting
-from roundel.recipe.records import known_recipe, read_record, record_paths
+from roundel.recipe.load import known_recipe, read_record, record_paths
 from roundel.recipe.settings import Data, Recipe
 from roundel.report.html import ReportContent, render
 from roundel.result import QuantizeResult

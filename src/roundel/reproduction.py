@@ -15,7 +15,7 @@ from roundel.model.files import model_sha256
 from roundel.outputs import model_targets, refuse_overwriting
 from roundel.pipeline import quantize
 from roundel.plain import Card, to_plain
-from roundel.recipe.records import RECORD_VERSION, recorded_recipe
+from roundel.recipe.load import RECORD_VERSION, recorded_recipe
 from roundel.report.record import versions
 from roundel.result import QuantizeResult
 from roundel.types import Listener

@@ -33,7 +33,7 @@ from roundel.plain import Card
 from roundel.plan import QuantPlan
 from roundel.plan.float_parts import joined_outputs
 from roundel.qdq import strip
-from roundel.recipe.records import record_path
+from roundel.recipe.load import record_path
 from roundel.report.record import Record, plan_counts, recipe_dict, run_card
 from roundel.rules.report import remaining
 from roundel.rules.written import check_file, check_written

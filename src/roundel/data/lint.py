@@ -18,7 +18,7 @@ import numpy as np
 
 from roundel.data.arrays import is_float
 from roundel.plain import listed
-from roundel.recipe.records import read_record
+from roundel.recipe.load import read_record
 from roundel.types import Array, Doubles, Sample
 
 if TYPE_CHECKING:

@@ -24,7 +24,7 @@ from roundel.model.structure import ModelSource
 from roundel.options import DataWords, data_settings, no_data, takes_data_words
 from roundel.outputs import metric_file, refuse_overwriting
 from roundel.plain import Card, counted, csv_text, decibel, to_plain
-from roundel.recipe.records import record_paths
+from roundel.recipe.load import record_paths
 from roundel.recipe.settings import Data
 from roundel.stages import open_data
 from roundel.types import Arrays, InputSpec, Listener, Sample, Silent

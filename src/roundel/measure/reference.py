@@ -20,7 +20,7 @@ from roundel.model.structure import ModelSource
 from roundel.qdq import attach
 from roundel.qdq.nodes import bare_name
 from roundel.qdq.read import StoredTensors
-from roundel.recipe.records import known_recipe, read_record
+from roundel.recipe.load import known_recipe, read_record
 from roundel.recipe.settings import Prepare, Recipe
 from roundel.stages import prepare
 from roundel.targets.operators import FUSING_CONSUMERS as ACTIVATIONS

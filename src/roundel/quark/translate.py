@@ -15,9 +15,8 @@ from roundel.quark.qconfig import QConfig, lowered, with_algorithms
 from roundel.quark.request import ALIGNED, Request, base_values, counts, normalised
 from roundel.quark.selection import selected
 from roundel.quark.specs import AlgoConfig
-from roundel.recipe.load import validate
+from roundel.recipe.load import unfolded, validate
 from roundel.recipe.settings import Recipe, merge
-from roundel.trials.study import nested
 
 _INTEGER_ACTIVATIONS = (
     *("activations.symmetric", "activations.scale"),
@@ -132,7 +131,7 @@ def _collect(values: dict[str, Any], more: Mapping[str, Any]) -> None:
 
 
 def _recipe(values: Mapping[str, Any], run: Mapping[str, Any]) -> Recipe:
-    return validate(merge(nested(values), dict(run.get("recipe_changes") or {})), "the config")
+    return validate(merge(unfolded(values), dict(run.get("recipe_changes") or {})), "the config")
 
 
 def _refuse_flags(config: QuantizationConfig) -> None:

@@ -28,6 +28,24 @@ def contradictions(recipe: Recipe) -> Iterator[str]:
     yield from _calibration(recipe)
     yield from _steps(recipe)
     yield from _weight_only(recipe)
+    if recipe.effort == "none" and recipe.improve.finetune.algorithm != "none":
+        yield "fine-tuning (improve.finetune.algorithm) needs effort fast or high"
+    if recipe.npu.limits:
+        needs = (need for need, met in _shift_needs(recipe).items() if not met)
+        yield from (f"the NPU's shift limits (npu.adjust_*) need {need}" for need in needs)
+
+
+def _shift_needs(recipe: Recipe) -> dict[str, bool]:
+    """What shift limits are defined for, and whether the recipe has it."""
+    moving, stored = recipe.activations, recipe.weights
+    return {
+        "weights.scale and activations.scale power_of_two": stored.scale == moving.scale == "power_of_two",
+        "weights.per_channel false": not stored.per_channel,
+        "weights.reduce_range false": not stored.reduce_range,
+        "weights.type int8": stored.type == "int8",
+        "weights.symmetric and activations.symmetric true": stored.symmetric and moving.symmetric,
+        "activations.type int8 or uint8": moving.type in ("int8", "uint8"),
+    }
 
 
 def _override_types(recipe: Recipe) -> set[str]:
@@ -38,14 +56,10 @@ def _override_types(recipe: Recipe) -> set[str]:
 
 def _mixed(recipe: Recipe) -> Iterator[str]:
     mixed = recipe.mixed
-    if mixed.type is None and mixed != type(mixed)():
-        names = [
-            name for name in type(mixed).model_fields if getattr(mixed, name) != getattr(type(mixed)(), name)
-        ]
-        yield f"mixed.{names[0]} means mixed.type, which is not given"
-    for name in ("goal", "metric", "output"):
-        if mixed.threshold is None and getattr(mixed, name) != type(mixed).model_fields[name].default:
-            yield f"mixed.{name} means mixed.threshold, which is not given"
+    for name in _changed(mixed, tuple(type(mixed).model_fields)) if mixed.type is None else ():
+        yield f"mixed.{name} means mixed.type, which is not given"
+    for name in _changed(mixed, ("goal", "metric", "output")) if mixed.threshold is None else ():
+        yield f"mixed.{name} means mixed.threshold, which is not given"
     if mixed.type is not None and recipe.mode != "static":
         yield f"mixed.type means mode static, and the mode is {recipe.mode}"
     short = next((t for t in (mixed.type, mixed.weights) if t is not None and t not in _INTEGERS), None)

@@ -1,22 +1,24 @@
-"""Recipes from preset names, files and dictionaries, with errors that name the key and suggest another."""
+"""Recipes from presets, files, mappings and records, with errors that name the key and suggest another."""
 
 from __future__ import annotations
 
+import copy
 import json
 import re
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from functools import cache
 from importlib import resources
 from pathlib import Path
-from typing import Any, get_args
+from typing import Any
 
 import yaml
-from pydantic import BaseModel, ValidationError
+from pydantic import ValidationError
 
 from roundel.errors import RecipeError, did_you_mean
-from roundel.recipe.settings import Recipe, merge
+from roundel.recipe.settings import Recipe, Section, inner_section, merge
 
 RecipeSource = str | Path | Mapping[str, Any] | Recipe
+RECORD_VERSION = 1
 _MAX_BYTES = 1_000_000
 # What `_adaround` and `_adaquant` behind a preset's name mean, in words for people.
 _TUNING = {
@@ -77,6 +79,11 @@ def preset_names() -> tuple[str, ...]:
     return tuple(sorted([*files, *tuned]))
 
 
+def preset_key(text: object) -> str:
+    """A preset's name as the files have it, whatever the case and the dashes."""
+    return str(text).casefold().replace("-", "_")
+
+
 def _tunable(algorithm: str) -> tuple[str, ...]:
     """The presets that have a form with this algorithm. AdaRound rounds integer codes."""
     return _INTEGER_PRESETS if algorithm == "adaround" else _INTEGER_PRESETS + _FLOAT_PRESETS
@@ -108,8 +115,7 @@ def dump_yaml(recipe: Recipe) -> str:
 
 
 def _read_named(source: str | Path) -> tuple[dict[str, Any], str]:
-    text = str(source)
-    key = text.casefold().replace("-", "_")
+    text, key = str(source), preset_key(source)
     if isinstance(source, str) and key in preset_names():
         return {"extends": key}, f"preset {key}"
     path = Path(text)
@@ -120,20 +126,11 @@ def _read_named(source: str | Path) -> tuple[dict[str, Any], str]:
     if isinstance(source, Path) or path.suffix.casefold() in (".yaml", ".yml", ".json"):
         hint = f"'{key}' is a preset: use --preset {key}." if key in preset_names() else "Check the path."
         raise RecipeError("The recipe file does not exist.", where=path, hint=hint)
-    raise RecipeError(
-        f"There is no preset '{text[:80]}'.",
-        expected=", ".join(preset_names()),
-        hint=did_you_mean(key, preset_names()) or "List them with `roundel presets`.",
-    )
+    hint = "List them with `roundel presets`."
+    raise RecipeError.unknown(f"There is no preset '{text[:80]}'.", key, preset_names(), hint=hint)
 
 
 def _preset_tree(name: str) -> dict[str, Any]:
-    if name not in preset_names():
-        raise RecipeError(
-            f"There is no preset '{name}'.",
-            expected=", ".join(preset_names()),
-            hint=did_you_mean(name, preset_names()),
-        )
     base, _, algorithm = name.rpartition("_")
     if algorithm in _TUNING:
         tuned = {"effort": "high", "improve": {"finetune": {"algorithm": algorithm}}}
@@ -189,14 +186,10 @@ def _extended(tree: dict[str, Any], where: str) -> tuple[dict[str, Any], dict[st
     """The values of the preset that `extends: PRESET` names, and the tree's own."""
     if "extends" not in tree:
         return {}, tree
-    base = str(tree["extends"]).casefold().replace("-", "_")
+    base = preset_key(tree["extends"])
     if base not in preset_names():
-        raise RecipeError(
-            f"The recipe extends '{tree['extends']}', which is not a preset.",
-            where=where,
-            expected=", ".join(preset_names()),
-            hint=did_you_mean(base, preset_names()),
-        )
+        what = f"The recipe extends '{tree['extends']}', which is not a preset."
+        raise RecipeError.unknown(what, base, preset_names(), where=where)
     rest = {key: value for key, value in tree.items() if key != "extends"}
     return merge(*_extended(_preset_tree(base), where)), rest
 
@@ -209,11 +202,12 @@ def _explain(error: ValidationError, where: str) -> RecipeError:
     more = f" (and {error.error_count() - 1} more)" if error.error_count() > 1 else ""
     if first["type"] == "extra_forbidden":
         fields = list(_fields_at(location[:-1]))
-        return RecipeError(
+        return RecipeError.unknown(
             f"Unknown recipe key '{dotted}'{more}.",
+            location[-1],
+            fields,
             where=where,
-            expected=", ".join(fields),
-            hint=did_you_mean(location[-1], fields) or "Remove it, or see docs/recipes.md.",
+            hint="Remove it, or see docs/recipes.md.",
         )
     choices = re.findall("'([^']+)'", str(first.get("ctx", {}).get("expected", "")))
     return RecipeError(
@@ -226,15 +220,82 @@ def _explain(error: ValidationError, where: str) -> RecipeError:
 
 
 def _fields_at(location: list[str]) -> Iterator[str]:
-    model: type[BaseModel] = Recipe
+    section: type[Section] = Recipe
     for part in location:
-        if part.isdigit():
-            continue
-        annotation = model.model_fields[part].annotation
-        options = [annotation, *get_args(annotation)]
-        nested = [a for a in options if isinstance(a, type) and issubclass(a, BaseModel)]
-        if nested:
-            model = nested[0]
-    yield from model.model_fields
-    if model is Recipe:
+        if not part.isdigit():
+            section = inner_section(section, part) or section
+    yield from section.model_fields
+    if section is Recipe:
         yield "extends"
+
+
+def record_path(model_path: Path) -> Path:
+    """Where the record of a written model goes."""
+    return model_path.with_suffix(".json")
+
+
+def record_paths(models: Iterable[object]) -> list[Path]:
+    """Where the records of those models are that are files."""
+    return [record_path(Path(model)) for model in models if isinstance(model, str | Path)]
+
+
+def read_record(model: Path | None) -> dict[str, Any] | None:
+    """The record that Roundel wrote beside a model, if there is one that this version understands."""
+    file = None if model is None else record_path(model)
+    if file is None or not file.is_file():
+        return None
+    try:
+        tree = json.loads(file.read_text(encoding="utf-8"))
+    except ValueError:  # another file of that name
+        return None
+    ours = isinstance(tree, dict) and tree.get("record_version") == RECORD_VERSION
+    return tree if ours else None
+
+
+def known_recipe(record: Mapping[str, Any] | None) -> Recipe | None:
+    """A record's recipe, where this version understands it; else the model itself shows its format."""
+    told = None if record is None else record.get("recipe")
+    try:
+        return recorded_recipe(told, "the record") if isinstance(told, Mapping) else None
+    except RecipeError:
+        return None
+
+
+# Fields that recipes of earlier versions had, with the values that mean what this version does.
+_GONE: Mapping[str, object] = {
+    "improve.biases": True,
+    "improve.equalize.absorb_bias": True,
+    "improve.rotate.seed": 0,
+    "improve.finetune.num_batches": 1,
+    "improve.finetune.lr_adjust": None,
+    "improve.finetune.selective_update": False,
+    "improve.finetune.output_qdq": False,
+    "improve.finetune.drop_ratio": 1.0,
+    "improve.finetune.mem_opt_level": 1,
+    "improve.finetune.parallel": False,
+    "improve.finetune.block_wise": False,
+}
+
+
+def recorded_recipe(tree: Mapping[str, Any], where: str) -> Recipe:
+    """The recipe in a record, of this version or an earlier one.
+
+    Raises:
+        RecipeError: it is none, or a field that recipes no longer have did something.
+    """
+    told = copy.deepcopy(dict(tree))
+    for name, usual in _GONE.items():
+        *sections, last = name.split(".")
+        part: Any = told
+        for section in sections:
+            part = part.get(section) if isinstance(part, dict) else None
+        value = part.pop(last, usual) if isinstance(part, dict) else usual
+        if value != usual:
+            raise RecipeError(
+                f"The run used '{name}', which recipes no longer have.",
+                where=where,
+                observed=f"{name}: {value}",
+                expected=f"{usual}, which is what this version does",
+                hint=f"Repeat the run with the version that the record names, or quantize without {name}.",
+            )
+    return validate(told, where)

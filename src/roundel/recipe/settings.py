@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import replace
-from typing import Annotated, Any, Literal
+from typing import Annotated, Any, Literal, get_args
 
 from pydantic import BaseModel, ConfigDict, Field, model_validator
 
@@ -28,24 +28,9 @@ from roundel.types import (
 
 VERSION = 1
 
-ElementType = Literal[
-    "int8",
-    "uint8",
-    "int16",
-    "uint16",
-    "bfloat16",
-    "float16",
-    "bfp16",
-    "mx4",
-    "mx6",
-    "mx9",
-    "mxfp8e5m2",
-    "mxfp8e4m3",
-    "mxfp6e3m2",
-    "mxfp6e2m3",
-    "mxfp4e2m1",
-    "mxint8",
-]
+_Microscaling = Literal["mxfp8e5m2", "mxfp8e4m3", "mxfp6e3m2", "mxfp6e2m3", "mxfp4e2m1", "mxint8"]
+_Block = Literal["bfp16", "mx4", "mx6", "mx9", _Microscaling]
+ElementType = Literal["int8", "uint8", "int16", "uint16", "bfloat16", "float16", _Block]
 ScaleName = Literal["float", "power_of_two", "int16"]
 CalibrationMethod = Literal["minmax", "percentile", "entropy", "distribution", "layerwise_percentile", "mse"]
 Percent = Annotated[float, Field(gt=50, le=100)]
@@ -55,6 +40,13 @@ class Section(BaseModel):
     """A frozen part of the recipe that knows no key but its own."""
 
     model_config = ConfigDict(extra="forbid", frozen=True, allow_inf_nan=False)
+
+
+def inner_section(section: type[Section], name: str) -> type[Section] | None:
+    """The section that a field holds, one or several of them; None for a field of plain values."""
+    kind = section.model_fields[name].annotation
+    found = (a for a in (kind, *get_args(kind)) if isinstance(a, type) and issubclass(a, Section))
+    return next(found, None)
 
 
 def storage_of(name: str, integer: Scheme, *, scaled: bool = False) -> Storage:
@@ -592,24 +584,6 @@ class Recipe(Section):
         """What cannot be carried out, or would have no effect, is refused here, before any work is done."""
         for contradiction in contradictions(self):
             raise ValueError(contradiction)
-        if self.effort == "none" and self.improve.finetune.algorithm != "none":
-            raise ValueError("fine-tuning (improve.finetune.algorithm) needs effort fast or high")
-        if not self.npu.limits:
-            return self
-        needs = {
-            "weights.scale and activations.scale power_of_two": self.weights.scale
-            == self.activations.scale
-            == "power_of_two",
-            "weights.per_channel false": not self.weights.per_channel,
-            "weights.reduce_range false": not self.weights.reduce_range,
-            "weights.type int8": self.weights.type == "int8",
-            "weights.symmetric and activations.symmetric true": self.weights.symmetric
-            and self.activations.symmetric,
-            "activations.type int8 or uint8": self.activations.type in ("int8", "uint8"),
-        }
-        for need, met in needs.items():
-            if not met:
-                raise ValueError(f"the NPU's shift limits (npu.adjust_*) need {need}")
         return self
 
     @property

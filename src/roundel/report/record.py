@@ -13,7 +13,7 @@ from typing import Any
 from roundel.gate import OutputReport
 from roundel.plain import counted, decibel, to_plain
 from roundel.plan.types import QuantPlan, Role
-from roundel.recipe.records import RECORD_VERSION
+from roundel.recipe.load import RECORD_VERSION
 from roundel.recipe.settings import Recipe
 from roundel.state import StepReport
 from roundel.version import VERSION

@@ -5,13 +5,15 @@ from __future__ import annotations
 import enum
 import importlib.util
 import json
+import math
+import re
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from types import MappingProxyType
 from typing import TYPE_CHECKING, Any
 
-from roundel.errors import RecipeError, did_you_mean
+from roundel.errors import RecipeError
 from roundel.measure.layers import LayerCost
 from roundel.measure.sensitivity import sensitivity
 from roundel.model.structure import ModelSource
@@ -23,8 +25,6 @@ from roundel.types import Listener
 
 if TYPE_CHECKING:
     from roundel.result import QuantizeResult
-import math
-import re
 
 
 @dataclass(frozen=True, slots=True)
@@ -78,12 +78,7 @@ def chosen_rungs(names: Sequence[str] | None) -> tuple[Rung, ...]:
     wanted = [name.strip().casefold().replace("_", "-") for name in names]
     for name in wanted:
         if name not in known:
-            raise RecipeError(
-                f"There is no rung '{name}'.",
-                where="--rungs",
-                expected=", ".join(known),
-                hint=did_you_mean(name, known),
-            )
+            raise RecipeError.unknown(f"There is no rung '{name}'.", name, known, where="--rungs")
     if not wanted:
         raise RecipeError("No rung was named.", where="--rungs", expected=", ".join(known))
     return tuple(rung for rung in RUNGS if rung.name in wanted)

@@ -20,11 +20,11 @@ from roundel.model.structure import ModelSource
 from roundel.options import DataWords, chosen_recipe, recipe_changes, takes_data_words
 from roundel.outputs import model_targets, refuse_overwriting
 from roundel.plain import Card, counted, to_plain
-from roundel.recipe.load import RecipeSource, dump_yaml, load_recipe, preset_names
+from roundel.recipe.load import RecipeSource, dump_yaml, load_recipe, preset_key, preset_names, unfolded
 from roundel.recipe.settings import Recipe, merge
 from roundel.result import QuantizeResult
 from roundel.trials.engine import Engine, trying, what_is_read
-from roundel.trials.study import PRESET, Sampler, SpaceSource, Study, Trial, nested, read_space
+from roundel.trials.study import PRESET, Sampler, SpaceSource, Study, Trial, read_space
 from roundel.types import Listener, Silent
 from roundel.work.executors import Executor
 
@@ -179,11 +179,10 @@ def recipe_of(base: Recipe, parameters: Mapping[str, Any]) -> Recipe:
     """
     fields = {name: value for name, value in parameters.items() if name != PRESET}
     if PRESET not in parameters:
-        return load_recipe(base, nested(fields))
-    kept = {
-        key: base.model_dump(exclude_defaults=True).get(key, {}) for key in ("data", "selection", "verify")
-    }
-    return load_recipe(str(parameters[PRESET]), merge(kept, nested(fields)))
+        return load_recipe(base, fields)
+    said = base.model_dump(exclude_defaults=True)
+    kept = {section: said.get(section, {}) for section in ("data", "selection", "verify")}
+    return load_recipe(str(parameters[PRESET]), merge(kept, unfolded(fields)))
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -265,7 +264,7 @@ def _options(best: Sequence[Trial], recipe: RecipeSource) -> str:
         return ""
     given, words = best[0].parameters, []
     if PRESET not in given:
-        words = ["-p" if str(recipe).casefold().replace("-", "_") in preset_names() else "-r", str(recipe)]
+        words = ["-p" if preset_key(recipe) in preset_names() else "-r", str(recipe)]
     for name, value in given.items():
         text = value if isinstance(value, str) else json.dumps(value)
         words += ["-p", text] if name == PRESET else ["-s", f"{name}={text}"]

@@ -8,16 +8,16 @@ import math
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Annotated, Any, Literal, get_args
+from typing import Annotated, Any, Literal
 
 import yaml
-from pydantic import BaseModel, TypeAdapter, ValidationError
+from pydantic import TypeAdapter, ValidationError
 
-from roundel.errors import DependencyError, OutputError, RecipeError, did_you_mean
+from roundel.errors import DependencyError, OutputError, RecipeError
 from roundel.model.files import check_writable
 from roundel.plain import to_plain
-from roundel.recipe.load import preset_names
-from roundel.recipe.settings import Recipe
+from roundel.recipe.load import preset_key, preset_names
+from roundel.recipe.settings import Recipe, Section, inner_section
 from roundel.trials.engine import TitledListener
 from roundel.types import Listener
 
@@ -95,18 +95,6 @@ def combinations(space: Space) -> int | None:
     return math.prod(len(values.texts) for values in space.values() if isinstance(values, Choice))
 
 
-def nested(parameters: Mapping[str, Any]) -> dict[str, Any]:
-    """Dotted names as the tree of a recipe."""
-    tree: dict[str, Any] = {}
-    for name, value in parameters.items():
-        *path, last = name.split(".")
-        inner = tree
-        for part in path:
-            inner = inner.setdefault(part, {})
-        inner[last] = value
-    return tree
-
-
 def _from_file(path: Path) -> dict[str, Choice | Span]:
     if not path.is_file():
         raise RecipeError("The space's file does not exist.", where=path, expected=f"a YAML file, or {_FORM}")
@@ -180,13 +168,9 @@ def _check(name: str, values: Choice | Span) -> None:
     tried = [values.low, values.high] if isinstance(values, Span) else values.values
     if name == PRESET:
         for value in tried:
-            if str(value).casefold().replace("-", "_") not in preset_names():
-                raise RecipeError(
-                    f"There is no preset '{value}'.",
-                    where="--space preset=…",
-                    expected=", ".join(preset_names()),
-                    hint=did_you_mean(str(value), preset_names()),
-                )
+            if preset_key(value) not in preset_names():
+                what = f"There is no preset '{value}'."
+                raise RecipeError.unknown(what, value, preset_names(), where="--space preset=…")
         return
     adapter = _adapter(name)
     for value in tried:
@@ -203,37 +187,26 @@ def _check(name: str, values: Choice | Span) -> None:
 
 def _adapter(name: str) -> TypeAdapter[Any]:
     """What checks the values of a dotted field."""
-    section: type[BaseModel] = Recipe
+    section: type[Section] = Recipe
     *path, last = name.split(".")
     for part in path:
-        section = _section(section, part, name)
-    if last not in section.model_fields:
-        raise _unknown(name, [*path, last], section)
-    found = section.model_fields[last]
+        inner = inner_section(section, _known(part, section, name))
+        if inner is None:
+            raise RecipeError(
+                f"The recipe's field '{part}' has no fields of its own.", where=f"--space {name}"
+            )
+        section = inner
+    found = section.model_fields[_known(last, section, name)]
     kind: Any = Annotated[found.annotation, found]
     return TypeAdapter(kind)
 
 
-def _section(section: type[BaseModel], part: str, name: str) -> type[BaseModel]:
+def _known(part: str, section: type[Section], name: str) -> str:
+    names = [*section.model_fields, *([PRESET] if section is Recipe else [])]
     if part not in section.model_fields:
-        raise _unknown(name, [part], section)
-    annotation = section.model_fields[part].annotation
-    inner = [
-        a for a in (annotation, *get_args(annotation)) if isinstance(a, type) and issubclass(a, BaseModel)
-    ]
-    if not inner:
-        raise RecipeError(f"The recipe's field '{part}' has no fields of its own.", where=f"--space {name}")
-    return inner[0]
-
-
-def _unknown(name: str, path: Sequence[str], section: type[BaseModel]) -> RecipeError:
-    names = list(section.model_fields) + ([PRESET] if section is Recipe else [])
-    return RecipeError(
-        f"A recipe has no field '{name}'.",
-        where=f"--space {name}=…",
-        expected=", ".join(names),
-        hint=did_you_mean(path[-1], names) or "See docs/recipes.md.",
-    )
+        what, where = f"A recipe has no field '{name}'.", f"--space {name}=…"
+        raise RecipeError.unknown(what, part, names, where=where, hint="See docs/recipes.md.")
+    return part
 
 
 Sampler = Literal["tpe", "random"]

@@ -16,7 +16,7 @@ from fuzzing.seeds import models
 from helpers import feeds
 from roundel.cli.app import app
 from roundel.errors import DataError, ModelError, RecipeError
-from roundel.recipe.records import known_recipe, read_record
+from roundel.recipe.load import known_recipe, read_record
 
 
 @pytest.fixture

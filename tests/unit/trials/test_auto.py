@@ -133,7 +133,7 @@ def test_without_torch_the_gradient_rungs_say_so(monkeypatch: pytest.MonkeyPatch
     real = importlib.util.find_spec
     hidden = lambda name, *rest: None if name == "torch" else real(name, *rest)  # noqa: E731
     monkeypatch.setattr(rungs.importlib.util, "find_spec", hidden)
-    reasons = rungs.refused(RUNGS, None)
+    reasons = rungs.out_of_reach(RUNGS, None)
     assert set(reasons) == {"xint8-adaround", "xint8-adaquant"}
     assert "pip install 'roundel[torch]'" in reasons["xint8-adaround"]
 

@@ -8,7 +8,8 @@ from typing import Any
 import pytest
 
 from roundel.errors import RecipeError
-from roundel.trials.study import Choice, Span, combinations, nested, read_space
+from roundel.recipe.load import unfolded
+from roundel.trials.study import Choice, Span, combinations, read_space
 
 
 def test_words() -> None:
@@ -50,7 +51,7 @@ def test_a_mapping() -> None:
 
 
 def test_dotted_names_become_a_tree() -> None:
-    assert nested({"a.b": 1, "a.c.d": 2, "e": 3}) == {"a": {"b": 1, "c": {"d": 2}}, "e": 3}
+    assert unfolded({"a.b": 1, "a.c.d": 2, "e": 3}) == {"a": {"b": 1, "c": {"d": 2}}, "e": 3}
 
 
 @pytest.mark.parametrize(

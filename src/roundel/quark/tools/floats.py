@@ -10,7 +10,7 @@ import onnx_ir as ir
 from onnx_ir.passes import common
 
 from roundel.conversion import convert
-from roundel.errors import ModelError, RecipeError, did_you_mean
+from roundel.errors import ModelError, RecipeError
 from roundel.model.edit import Names, add_constant
 from roundel.model.graph import constant_array, is_constant, opset_version, static_shape
 from roundel.numerics.floats import largest
@@ -130,9 +130,7 @@ def _to_bf16(source: str, target: str, form: str, external_data: bool) -> str:
             hint="Use with_cast, which computes the same numbers.",
         )
     if form not in _FORMS:
-        raise RecipeError(
-            f"There is no format '{form}'.", expected=", ".join(_FORMS), hint=did_you_mean(form, _FORMS)
-        )
+        raise RecipeError.unknown(f"There is no format '{form}'.", form, _FORMS)
     done = convert(source, target, to="bf16", form=_FORMS[form], external_data=external_data)  # type: ignore[arg-type]
     counts = ", ".join(f"{count} {what}" for what, count in done.counts.items())
     return f"{counts} in bfloat16"
