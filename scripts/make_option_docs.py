@@ -6,7 +6,7 @@ import sys
 from collections.abc import Iterable
 from pathlib import Path
 
-from roundel.quark.namespace import ABSENT
+from roundel.quark.importing import ABSENT
 from roundel.quark.options import GROUPS
 from roundel.quark.options.algorithms import FEW_BITS, FINETUNE, GPTQ, MIXED
 from roundel.quark.request import FIELD_OPTIONS

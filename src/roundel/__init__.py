@@ -38,7 +38,7 @@ if TYPE_CHECKING:
     from roundel.options import presets
     from roundel.pipeline import quantize
     from roundel.plan import QuantPlan
-    from roundel.quark.old_tools import run_tool as tools
+    from roundel.quark.tools import run_tool as tools
     from roundel.recipe.load import load_recipe, preset_names
     from roundel.recipe.settings import Recipe
     from roundel.reporting import compare, write_report
@@ -75,7 +75,7 @@ _NAMES = {
     "roundel.pipeline": "quantize",
     "roundel.result": "QuantizeResult",
     "roundel.plan": "QuantPlan",
-    "roundel.quark.old_tools": "tools",
+    "roundel.quark.tools": "tools",
     "roundel.recipe.load": "load_recipe preset_names",
     "roundel.recipe.settings": "Recipe",
     "roundel.reporting": "compare write_report",

@@ -38,11 +38,19 @@ class RoundelError(Exception):
 
     @classmethod
     def unknown(
-        cls, what: str, name: object, names: Iterable[str], *, where: object = None, hint: str | None = None
+        cls,
+        what: str,
+        name: object,
+        names: Iterable[str],
+        *,
+        where: object = None,
+        observed: object = None,
+        hint: str | None = None,
     ) -> Self:
         """For a name that is none of those there are; the hint is for one that is close to none of them."""
         pool = list(names)
-        return cls(what, where=where, expected=", ".join(pool), hint=did_you_mean(str(name), pool) or hint)
+        near = did_you_mean(str(name), pool)
+        return cls(what, where=where, observed=observed, expected=", ".join(pool), hint=near or hint)
 
     def details(self) -> list[tuple[str, str]]:
         """The labelled lines below the headline, in reading order."""

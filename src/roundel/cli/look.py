@@ -208,12 +208,12 @@ TOOLS_SETTINGS: dict[str, Any] = {
 
 def tools_command(context: typer.Context) -> None:
     """Converters and utilities for finished models: `roundel tools NAME --help`."""
-    from roundel.quark.old_tools import OLD_TOOLS, run_tool
+    from roundel.quark.tools import TOOLS, run_tool
 
     name, *arguments = context.args or [""]
     if name in ("", "--help", "-h"):
-        width = max(map(len, OLD_TOOLS)) + 2
-        rows = (f"{tool.name:<{width}}{tool.summary}" for tool in OLD_TOOLS.values())
+        width = max(map(len, TOOLS)) + 2
+        rows = (f"{tool.name:<{width}}{tool.summary}" for tool in TOOLS.values())
         sys.stdout.write("\n".join(["roundel tools NAME [ARGUMENT …]", "", *rows]) + "\n")
         return
     run_tool(name, arguments)

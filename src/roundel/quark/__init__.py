@@ -8,22 +8,22 @@ Scripts written for `quark.onnx` run as they are with `python -m roundel.quark s
 
 from __future__ import annotations
 
+from importlib.util import find_spec
 from typing import Any
 
 
 def __getattr__(name: str) -> Any:
-    if name == "install":
-        from roundel.quark.importing import install
-
-        return install
-    if name.startswith("__") and name != "__all__":
+    inside = name.startswith("__") and name != "__all__"
+    if inside or find_spec(f"{__name__}.{name}") is not None:  # a module of this package is not of the API
         raise AttributeError(name)
-    from roundel.quark.namespace import lookup, public_names
+    from roundel.quark.importing import install, lookup, public_names
 
+    if name == "install":
+        return install
     return list(public_names()) if name == "__all__" else lookup(name)
 
 
 def __dir__() -> list[str]:
-    from roundel.quark.namespace import public_names
+    from roundel.quark.importing import public_names
 
     return [*public_names(), "install"]

@@ -10,7 +10,7 @@ from onnxruntime.quantization.calibrate import CalibrationMethod as CalibrationM
 from onnxruntime.quantization.quant_utils import QuantFormat as QuantFormat
 from onnxruntime.quantization.quant_utils import QuantType as QuantType
 
-from roundel.quark.errors import QuarkConfigError, expected_names
+from roundel.quark.errors import QuarkConfigError
 
 
 class _Named(enum.Enum):
@@ -27,9 +27,8 @@ class _Named(enum.Enum):
             QuarkConfigError: there is none; it is a ValueError, too.
         """
         if name not in cls.__members__:
-            raise QuarkConfigError(
-                f"{cls.__name__} has no '{name}'.", **expected_names(name, cls.__members__)
-            )
+            what = f"{cls.__name__} has no '{name}'."
+            raise QuarkConfigError.unknown(what, name, sorted(cls.__members__))
         return cls[name]
 
 

@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
-from typing import TypedDict, TypeVar
+from collections.abc import Mapping
+from typing import TypeVar
 
-from roundel.errors import DataError, ModelError, RecipeError, did_you_mean
+from roundel.errors import DataError, ModelError, RecipeError
 
 Entry = TypeVar("Entry")
 
@@ -22,17 +22,6 @@ class QuarkDataError(DataError, ValueError):
     """There is no calibration data, or it cannot be used."""
 
 
-class _Alternatives(TypedDict):
-    expected: str
-    hint: str | None
-
-
-def expected_names(name: str, names: Iterable[str]) -> _Alternatives:
-    """The names that would have been right, and the nearest of them."""
-    pool = sorted(names)
-    return {"expected": ", ".join(pool), "hint": did_you_mean(name, pool)}
-
-
 def named(what: str, name: object, table: Mapping[str, Entry], where: str | None = None) -> Entry:
     """The entry of that name.
 
@@ -40,7 +29,5 @@ def named(what: str, name: object, table: Mapping[str, Entry], where: str | None
         QuarkConfigError: there is none; it is a ValueError, too.
     """
     if not isinstance(name, str) or name not in table:
-        raise QuarkConfigError(
-            f"There is no {what} '{name}'.", where=where, **expected_names(str(name), table)
-        )
+        raise QuarkConfigError.unknown(f"There is no {what} '{name}'.", name, sorted(table), where=where)
     return table[name]

@@ -1,4 +1,4 @@
-"""Makes `import quark.onnx` mean Roundel in this process, whether AMD's package is installed or not."""
+"""What scripts import, by name and by module; makes `import quark.onnx` mean Roundel in this process."""
 
 from __future__ import annotations
 
@@ -10,12 +10,111 @@ from importlib.abc import Loader, MetaPathFinder
 from importlib.machinery import ModuleSpec
 from pathlib import Path
 from types import ModuleType
-from typing import Any
+from typing import Any, NoReturn
 
 from roundel.errors import did_you_mean
-from roundel.quark.namespace import lookup, public_names
-from roundel.quark.tools import TOOLS
+from roundel.quark import presets, qconfig, runtime
+from roundel.quark.errors import QuarkConfigError
+from roundel.quark.specs import DATA_TYPES, KINDS, SPECS
+from roundel.quark.tools import TOOLS, run_tool, tool_module
 from roundel.version import VERSION as _ROUNDEL
+
+# Names that scripts may import and Roundel does otherwise: using one says what to do instead.
+_SEARCH = (
+    "search of the first kind",
+    "Use AutoSearchPro with get_auto_search_config, or `roundel search` over recipe fields.",
+)
+_CALIBRATOR = (
+    "calibrating apart from a run",
+    "Pass SaveAndRestore=FILE: ranges are then kept for the next run of the same model and data.",
+)
+ABSENT: dict[str, tuple[str, str]] = {
+    "AutoSearch": _SEARCH,
+    "AutoSearchConfig": _SEARCH,
+    "SearchSpace": _SEARCH,
+    "create_calibrator_float_scale": _CALIBRATOR,
+    "create_calibrator_power_of_two": _CALIBRATOR,
+}
+
+
+class Absent:
+    """Stands for a name; it can be imported, and explains itself when used."""
+
+    def __init__(self, name: str) -> None:
+        self._name = name
+
+    def __call__(self, *args: Any, **options: Any) -> NoReturn:
+        what, instead = ABSENT[self._name]
+        raise QuarkConfigError(f"{self._name}: Roundel has no {what}.", hint=instead)
+
+    def __repr__(self) -> str:
+        return f"<{self._name}: not in Roundel>"
+
+
+_OURS: Mapping[str, tuple[str, ...]] = {
+    "enums": (
+        *("CalibMethod", "ExtendedCalibrationMethod", "ExtendedQuantFormat", "ExtendedQuantType"),
+        *("Int16Method", "LayerWiseMethod", "PowerOfTwoMethod", "QuantGranularity", "ScaleType"),
+        *("VitisQuantFormat", "VitisQuantType", "get_tensor_type_from_qType"),
+    ),
+    "config": ("Config", "QuantizationConfig"),
+    "presets": (
+        *("DEFAULT_ADAQUANT_PARAMS", "DEFAULT_ADAROUND_PARAMS", "DEFAULT_BFP_PARAMS"),
+        *("DEFAULT_MICROEXPONENTS_PARAMS", "DEFAULT_MICROSCALING_PARAMS"),
+        *("get_default_config", "get_default_config_mapping"),
+    ),
+    "specs": ("AlgoConfig", "DataType", "QLayerConfig", "QTensorConfig", *KINDS, *DATA_TYPES, *SPECS),
+    "qconfig": ("QConfig",),
+    "quantizer": ("ModelQuantizer", "quantize_dynamic", "quantize_static"),
+    "runtime": (
+        *("CachedDataReader", "PathDataReader", "RandomDataReader", "get_data_reader"),
+        *("ScreenLogger", "dump_model", "log_errors"),
+        *("COP_BFP_OP_NAME", "COP_DEQUANT_OP_NAME", "COP_DOMAIN", "COP_IN_OP_NAME", "COP_LSTM_OP_NAME"),
+        *("COP_MX_OP_NAME", "COP_QUANT_OP_NAME", "COP_VERSION"),
+        *("create_infer_session_for_onnx_model", "get_library_path", "register_custom_ops_library"),
+    ),
+    "search": ("AutoSearchPro", "generate_all_configs", "get_auto_search_config"),
+}
+_RUNTIME: Mapping[str, tuple[str, ...]] = {
+    "onnxruntime.quantization.calibrate": (
+        *("CalibraterBase", "CalibrationDataReader", "CalibrationMethod", "MinMaxCalibrater"),
+    ),
+    "onnxruntime.quantization.quant_utils": (
+        *("QuantFormat", "QuantType", "QuantizationMode", "write_calibration_table"),
+    ),
+}
+HOMES: Mapping[str, str] = {
+    **{name: f"roundel.quark.{home}" for home, names in _OURS.items() for name in names},
+    **{name: home for home, names in _RUNTIME.items() for name in names},
+}
+
+
+def public_names() -> tuple[str, ...]:
+    """What `from quark.onnx import *` brings."""
+    return tuple(sorted({*HOMES, *ABSENT, *qconfig.QCONFIG_NAMES, "_COP_DOMAIN", "_COP_VERSION"}))
+
+
+def lookup(name: str) -> Any:
+    """The object of that name.
+
+    Presets come as fresh copies, so that no script changes another's.
+
+    Raises:
+        AttributeError: there is none.
+    """
+    if name in HOMES:
+        return getattr(importlib.import_module(HOMES[name]), name)
+    if name in ABSENT:
+        return Absent(name)
+    if name.startswith("_COP_"):
+        return getattr(runtime, name[1:])
+    if name == "DefaultConfigMapping":
+        return presets.get_default_config_mapping()
+    made = qconfig.qconfig_preset(name) or presets.preset_constant(name)
+    if made is None:
+        raise AttributeError(f"Roundel's quark API has no '{name}'")
+    return made
+
 
 VERSION = f"0.13+roundel.{_ROUNDEL}"
 """What `quark.__version__` says."""
@@ -38,7 +137,7 @@ _MODULES: Mapping[str, Iterable[str]] = {
     "quark.onnx.quantization.config": (
         *("config", "custom_config", "legacy", "algorithm", "spec", "data_type"),
     ),
-    "quark.onnx.tools": (*TOOLS, "random_quantize"),
+    "quark.onnx.tools": tuple(TOOLS),
     "quark.onnx.utils": ("model_utils", "deploy_utils"),
     "quark.shares.utils": ("log",),
 }
@@ -81,8 +180,6 @@ class _Finder(MetaPathFinder, Loader):
 
     def create_module(self, spec: ModuleSpec) -> ModuleType:
         if spec.name.startswith(TOOL_PREFIX):
-            from roundel.quark.old_tools import tool_module
-
             return tool_module(spec.name)
         return _Module(spec.name)
 
@@ -152,8 +249,6 @@ def _run_module(name: str, arguments: list[str]) -> int:
     # The documents write the file's ending after the module's name.
     tool = name.removesuffix(".py")
     if tool.startswith(TOOL_PREFIX) and tool in MODULES:
-        from roundel.quark.old_tools import run_tool
-
         return run_tool(tool.removeprefix(TOOL_PREFIX), arguments)
     sys.argv = [name, *arguments]
     sys.path[0] = str(Path.cwd())

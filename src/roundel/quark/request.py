@@ -10,7 +10,7 @@ from typing import Any
 from roundel.qdq.functions.blocks import ELEMENT_OF, WIDTHS
 from roundel.quark import enums
 from roundel.quark.config import QuantizationConfig, classic_key
-from roundel.quark.errors import QuarkConfigError, expected_names
+from roundel.quark.errors import QuarkConfigError
 from roundel.quark.presets import config_names, get_default_config
 from roundel.recipe.load import load_preset
 from roundel.recipe.settings import Prepare
@@ -57,15 +57,11 @@ def block_type(word: str, options: Mapping[str, Any]) -> str:
     option = _FAMILIES.get(word)
     if option is None:
         return word
-    given = options.get(option) or {}
-    found = _format(option, given)
+    given, where = options.get(option) or {}, f"extra_options['{option}']"
+    found, asked = _format(option, given), given.get("element_dtype")
     if found is None:
-        raise QuarkConfigError(
-            "There is no such block format.",
-            where=f"extra_options['{option}']",
-            observed=given.get("element_dtype"),
-            **expected_names(str(given.get("element_dtype")), _ELEMENTS),
-        )
+        what = "There is no such block format."
+        raise QuarkConfigError.unknown(what, asked, sorted(_ELEMENTS), where=where, observed=asked)
     return found
 
 
@@ -75,23 +71,19 @@ def block_values(option: str, given: Mapping[str, Any]) -> Iterator[tuple[str, A
     Raises:
         QuarkConfigError: an attribute or its value is unknown.
     """
-    usual = _USUAL.get(_format(option, given) or "", {})
+    usual, where = _USUAL.get(_format(option, given) or "", {}), f"extra_options['{option}']"
     for name, value in given.items():
         if name == _NAMING[option] or usual.get(name) == value:
             continue
         if name not in _FIELDS:
-            raise QuarkConfigError(
-                f"Block formats have no '{name}'.",
-                where=f"extra_options['{option}']",
-                **expected_names(name, (*_FIELDS, _NAMING[option])),
-            )
+            known = sorted((*_FIELDS, _NAMING[option]))
+            raise QuarkConfigError.unknown(f"Block formats have no '{name}'.", name, known, where=where)
         path, made = _FIELDS[name]
         try:
             yield f"blocks.{path}", made(value)
         except (KeyError, ValueError, TypeError) as error:
-            raise QuarkConfigError(
-                f"The block attribute '{name}' cannot be {value!r}.", where=f"extra_options['{option}']"
-            ) from error
+            what = f"The block attribute '{name}' cannot be {value!r}."
+            raise QuarkConfigError(what, where=where) from error
 
 
 # The newer API's spellings of the classic fields; both are understood in extra_options.

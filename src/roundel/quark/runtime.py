@@ -29,7 +29,7 @@ from roundel.model.session import open_session
 from roundel.numerics.metrics import Closeness
 from roundel.qdq.nodes import QUARK
 from roundel.qdq.read import is_quantize
-from roundel.quark.errors import QuarkConfigError, QuarkDataError, expected_names
+from roundel.quark.errors import QuarkConfigError, QuarkDataError
 from roundel.result import QuantizeResult
 
 Model = str | Path | onnx.ModelProto
@@ -172,9 +172,7 @@ def get_library_path(device: str = "CPU", lib: str = "custom_ops") -> str:
         QuarkConfigError: the device is none of those that scripts choose from.
     """
     if str(device).upper() not in _DEVICES:
-        raise QuarkConfigError(
-            "There is no such device.", observed=device, **expected_names(str(device), _DEVICES)
-        )
+        raise QuarkConfigError.unknown("There is no such device.", device, _DEVICES, observed=device)
     return str(_MARKER)
 
 

@@ -16,7 +16,7 @@ from roundel.model.normalise import raise_opset
 from roundel.passes import prepare
 from roundel.plan import build_plan
 from roundel.quark.enums import recipe_type
-from roundel.quark.errors import QuarkConfigError, expected_names
+from roundel.quark.errors import QuarkConfigError
 from roundel.quark.qconfig import QConfig, split_excluded
 from roundel.quark.request import Request, block_type
 from roundel.quark.specs import Int32, QLayerConfig, QTensorConfig
@@ -61,9 +61,7 @@ def _only(name: str, entries: Any) -> Mapping[str, Any]:
         )
     for word in entries[0]:
         if word not in _WORDS:
-            raise QuarkConfigError(
-                f"An override has no '{word}'.", where=where, **expected_names(str(word), _WORDS)
-            )
+            raise QuarkConfigError.unknown(f"An override has no '{word}'.", word, sorted(_WORDS), where=where)
     return entries[0]
 
 

@@ -12,7 +12,7 @@ import onnxruntime as ort
 import pytest
 
 from roundel.errors import OutputError, RecipeError
-from roundel.quark.old_tools import OLD_TOOLS, run_tool
+from roundel.quark.tools import TOOLS, run_tool
 
 # What each tool is run on, and its arguments; {i} and {o} are the files.
 QUANTIZED = {
@@ -58,11 +58,11 @@ ELSEWHERE = {
 
 
 def test_every_tool_is_run_somewhere() -> None:
-    assert set(OLD_TOOLS) == {*QUANTIZED, *FLOAT, *ELSEWHERE}
+    assert set(TOOLS) == {*QUANTIZED, *FLOAT, *ELSEWHERE}
 
 
 def called(name: str, line: str, source: Path, target: Path) -> str:
-    return OLD_TOOLS[name]([word.format(i=source, o=target) for word in line.split(" ")])
+    return TOOLS[name]([word.format(i=source, o=target) for word in line.split(" ")])
 
 
 @pytest.mark.parametrize("name", QUANTIZED)

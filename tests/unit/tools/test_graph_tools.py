@@ -13,7 +13,7 @@ from PIL import Image
 
 from helpers import build, initializers, node, normal, run
 from roundel.errors import ModelError, RecipeError
-from roundel.quark.old_tools import OLD_TOOLS
+from roundel.quark.tools import TOOLS
 from roundel.quark.tools.floats import (
     convert_fp32_to_fp16,
     convert_nchw_to_nhwc,
@@ -129,7 +129,7 @@ def test_quantized_models_are_not_narrowed(model_of) -> None:
 
 
 def tool(name: str, *arguments: object) -> str:
-    return OLD_TOOLS[name]([str(argument) for argument in arguments])
+    return TOOLS[name]([str(argument) for argument in arguments])
 
 
 @pytest.fixture

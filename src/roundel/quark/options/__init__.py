@@ -6,22 +6,21 @@ from collections.abc import Iterator, Mapping
 
 from roundel.errors import did_you_mean
 from roundel.quark.errors import QuarkConfigError
+from roundel.quark.options import fields
 from roundel.quark.options.algorithms import ALGORITHMS
-from roundel.quark.options.graph import BETWEEN, ENGINE, GRAPH, RUN, TARGETS
-from roundel.quark.options.numbers import CALIBRATION, NUMERIC, PREFERENCE
 from roundel.quark.request import FIELD_OPTIONS, Request
 from roundel.quark.rows import Effect, Option
 
 GROUPS: Mapping[str, tuple[Option, ...]] = {
-    "Preference": PREFERENCE,
-    "Graph before quantization": GRAPH,
-    "What is quantized": TARGETS,
-    "Q/DQ pairs": BETWEEN,
-    "Calibration": CALIBRATION,
-    "Types, scales and biases": NUMERIC,
-    "The NPU's arithmetic and limits": ENGINE,
+    "Preference": fields.PREFERENCE,
+    "Graph before quantization": fields.GRAPH,
+    "What is quantized": fields.TARGETS,
+    "Q/DQ pairs": fields.BETWEEN,
+    "Calibration": fields.CALIBRATION,
+    "Types, scales and biases": fields.NUMERIC,
+    "The NPU's arithmetic and limits": fields.ENGINE,
     "Algorithms": ALGORITHMS,
-    "The run": RUN,
+    "The run": fields.RUN,
 }
 OPTIONS: Mapping[str, Option] = {row.key: row for rows in GROUPS.values() for row in rows}
 

@@ -7,26 +7,16 @@ from dataclasses import replace
 from typing import Any
 
 from roundel.numerics.metrics import DISTANCES, IN_DECIBELS
+from roundel.quark import rows
 from roundel.quark.errors import QuarkConfigError, named
-from roundel.quark.kinds import ANY, COUNT, INTEGER, NUMBER, NUMBER_OR_NONE, PAIR, PATH, TEXTS, Kind, one_of
 from roundel.quark.request import Request
-from roundel.quark.rows import (
-    Effect,
-    Option,
-    by_key,
-    computed,
-    noted,
-    refused,
-    switched,
-    to_field,
-    unsupported,
-)
+from roundel.quark.rows import Effect, computed, noted, refused, switched, to_field, unsupported
 from roundel.quark.specs import QLayerConfig
 
 _TUNE = "improve.finetune."
 _BATCH = f"{_TUNE}batch_size"
 _ALGORITHMS = ("adaround", "adaquant")
-_ALGORITHM = Kind(one_of(*_ALGORITHMS).words, lambda v: str(v).lower() in _ALGORITHMS)
+_ALGORITHM = rows.Kind(rows.one_of(*_ALGORITHMS).words, lambda v: str(v).lower() in _ALGORITHMS)
 _NO_LOADER = "rows are kept in memory or mapped files; no loader stands in between."
 
 
@@ -40,34 +30,34 @@ def _samples_a_step(value: Any, request: Request) -> int:
     return int(given.get("BatchSize", 1) * given.get("NumBatches", 1))
 
 
-FINETUNE = by_key(
+FINETUNE = rows.by_key(
     to_field("OptimAlgorithm", "adaround", f"{_TUNE}algorithm", _ALGORITHM, to=_lower),
     to_field("OptimDevice", "cpu", f"{_TUNE}optim_device", to=_lower),
     to_field("InferDevice", "cpu", f"{_TUNE}infer_device", to=_lower),
     to_field("NumIterations", 1000, f"{_TUNE}iterations"),
-    to_field("LearningRate", None, f"{_TUNE}learning_rate", NUMBER),
+    to_field("LearningRate", None, f"{_TUNE}learning_rate", rows.NUMBER),
     to_field("BatchSize", 1, _BATCH, to=_samples_a_step),
     to_field("NumBatches", 1, _BATCH, to=_samples_a_step),
-    to_field("DataSize", None, f"{_TUNE}data_size", COUNT),
-    to_field("FixedSeed", 1705472343, f"{_TUNE}seed", INTEGER),
+    to_field("DataSize", None, f"{_TUNE}data_size", rows.COUNT),
+    to_field("FixedSeed", 1705472343, f"{_TUNE}seed", rows.INTEGER),
     to_field("EarlyStop", False, f"{_TUNE}early_stop"),
-    to_field("TargetOpType", None, f"{_TUNE}target_op_types", TEXTS),
+    to_field("TargetOpType", None, f"{_TUNE}target_op_types", rows.TEXTS),
     to_field("UpdateBias", True, f"{_TUNE}update_bias"),
     to_field("RegParam", 0.01, f"{_TUNE}reg_param"),
-    to_field("BetaRange", (20, 2), f"{_TUNE}beta_range", PAIR),
+    to_field("BetaRange", (20, 2), f"{_TUNE}beta_range", rows.PAIR),
     to_field("WarmStart", 0.2, f"{_TUNE}warm_start"),
-    noted("LRAdjust", None, "one rate serves all layers; what they learn is judged.", PAIR),
+    noted("LRAdjust", None, "one rate serves all layers; what they learn is judged.", rows.PAIR),
     noted("SelectiveUpdate", False, "layers and the whole step are kept where errors fall."),
     noted("OutputQDQ", False, "the loss is that of the layer, before its output is rounded."),
     noted("DropRatio", 1.0, "layers learn from the inputs that they will really see."),
-    noted("MemOptLevel", 1, "what does not fit into the memory that is free goes to files.", INTEGER),
+    noted("MemOptLevel", 1, "what does not fit into the memory that is free goes to files.", rows.INTEGER),
     noted("Parallel", False, "each layer sees the tuned layers before it."),
     noted("CacheDir", None, "mapped files lie in the temporary folder (TmpDir)."),
-    noted("LogPeriod", 100, "progress is shown layer by layer.", INTEGER),
+    noted("LogPeriod", 100, "progress is shown layer by layer.", rows.INTEGER),
     refused("RefModelPath", None, "the float model is the one that is quantized.", "Quantize that file."),
     refused("OutputIndex", 0, "all outputs count.", "Leave it at 0."),
     noted("DynamicBatch", False, "a layer learns from rows; the model's batch does not matter."),
-    noted("NumWorkers", 1, _NO_LOADER, INTEGER),
+    noted("NumWorkers", 1, _NO_LOADER, rows.INTEGER),
     noted("PinMemory", False, _NO_LOADER),
     noted("UseGDS", False, _NO_LOADER),
     noted("SelectMaxMemLayer", False, "memory is measured by what a layer's rows take."),
@@ -106,7 +96,7 @@ def _mixed_threshold(value: Any, request: Request) -> float | None:
     return sign * value or None
 
 
-def _of_search(key: str, default: Any, path: str, kind: Kind | None = None) -> Option:
+def _of_search(key: str, default: Any, path: str, kind: rows.Kind | None = None) -> rows.Option:
     """A key that says something about the search, where there is one."""
 
     def work(value: Any, request: Request) -> Effect:
@@ -119,29 +109,29 @@ def _of_search(key: str, default: Any, path: str, kind: Kind | None = None) -> O
     return computed(key, default, f"{path}, with a threshold", work, kind)
 
 
-MIXED = by_key(
+MIXED = rows.by_key(
     computed("TargetLayerConfig", None, "mixed.type, mixed.weights", _target),
-    to_field("TargetOpType", None, "mixed.op_types", TEXTS),
-    to_field("MetricThreshold", 0, "mixed.threshold", NUMBER_OR_NONE, to=_mixed_threshold),
-    _of_search("MetricDefault", "l2", "mixed.metric", one_of(*DISTANCES)),
-    _of_search("MetricOptimizeObject", "speed", "mixed.goal", one_of("speed", "quality")),
+    to_field("TargetOpType", None, "mixed.op_types", rows.TEXTS),
+    to_field("MetricThreshold", 0, "mixed.threshold", rows.NUMBER_OR_NONE, to=_mixed_threshold),
+    _of_search("MetricDefault", "l2", "mixed.metric", rows.one_of(*DISTANCES)),
+    _of_search("MetricOptimizeObject", "speed", "mixed.goal", rows.one_of("speed", "quality")),
     _of_search("MetricOutputIndex", 0, "mixed.output"),
-    to_field("IncludeLayers", None, "mixed.include", TEXTS),
-    to_field("ExcludeLayers", None, "mixed.exclude", TEXTS),
+    to_field("IncludeLayers", None, "mixed.include", rows.TEXTS),
+    to_field("ExcludeLayers", None, "mixed.exclude", rows.TEXTS),
     _of_search("DataSize", 0, "verify.samples"),
     refused("SubgraphJson", None, "layers are tried one by one.", "Name them in IncludeLayers."),
     refused("MetricDistanceFn", None, *_OWN),
     refused("MetricEvaluateFn", None, *_OWN),
     noted("SensitivityCacheFile", None, "errors are measured anew in each run."),
-    noted("WorkerNum", 1, "one model is tried at a time.", INTEGER),
+    noted("WorkerNum", 1, "one model is tried at a time.", rows.INTEGER),
     noted("DualQuantNodes", False, _ONE_TYPE),
     noted("NoInputQDQShared", False, _ONE_TYPE),
-    noted("SharedParamMode", "propagate", "a shared weight has one type for all its readers.", ANY),
+    noted("SharedParamMode", "propagate", "a shared weight has one type for all its readers.", rows.ANY),
 )
 
 
 def nested_effects(
-    key: str, rows: Mapping[str, Option], given: Mapping[str, Any], request: Request
+    key: str, table: Mapping[str, rows.Option], given: Mapping[str, Any], request: Request
 ) -> Effect:
     """What the keys of a nested table do together, in the order of the rows.
 
@@ -149,8 +139,8 @@ def nested_effects(
         QuarkConfigError: a key is unknown, or its value wrong.
     """
     for word in given:
-        named("option", word, rows, f"extra_options['{key}']")
-    effects = [row.effect(given[word], request) for word, row in rows.items() if word in given]
+        named("option", word, table, f"extra_options['{key}']")
+    effects = [row.effect(given[word], request) for word, row in table.items() if word in given]
     recipe = {path: value for effect in effects for path, value in effect.recipe.items()}
     notes = [effect.note for effect in effects if effect.note]
     return Effect(recipe=recipe, note="; ".join(notes) or None)
@@ -184,11 +174,11 @@ def _bias_correction(value: Any, request: Request) -> Effect:
     return Effect(recipe={"effort": request.effort, "improve.rounding": whole} if value else {})
 
 
-def _details(key: str, switch: str, rows: Mapping[str, Option]) -> Option:
+def _details(key: str, switch: str, table: Mapping[str, rows.Option]) -> rows.Option:
     """A nested table that counts where a switch is on."""
 
     def work(value: Any, request: Request) -> Effect:
-        found = nested_effects(key, rows, value, request)
+        found = nested_effects(key, table, value, request)
         return found if request.asked(switch) else Effect(note=f"{key} counts only with {switch}=True")
 
     return computed(key, {}, "weight_only.*", work)
@@ -200,7 +190,7 @@ def _gptq_group(value: Any, request: Request) -> Effect:
     return Effect(recipe={"weight_only.group_size": value})
 
 
-GPTQ = by_key(
+GPTQ = rows.by_key(
     to_field("Bits", 8, "weight_only.bits"),
     computed("GroupSize", -1, "weight_only.group_size", _gptq_group),
     to_field("WeightSymmetric", True, "weight_only.symmetric"),
@@ -208,7 +198,7 @@ GPTQ = by_key(
     to_field("ActOrder", False, "weight_only.act_order"),
     to_field("MSE", False, "weight_only.range", to=lambda value, _: "mse" if value else "minmax"),
     noted("PerChannel", False, "groups are finer than channels."),
-    noted("BlockSize", 128, "the equations of a layer are solved as a whole.", INTEGER),
+    noted("BlockSize", 128, "the equations of a layer are solved as a whole.", rows.INTEGER),
 )
 
 
@@ -220,7 +210,7 @@ def _few_bits_algorithm(value: str, request: Request) -> str:
     return words[value]
 
 
-FEW_BITS = by_key(
+FEW_BITS = rows.by_key(
     to_field("Algorithm", "DEFAULT", "weight_only.algorithm", to=_few_bits_algorithm),
     to_field("GroupSize", 128, "weight_only.group_size"),
     to_field("Symmetric", True, "weight_only.symmetric"),
@@ -242,8 +232,8 @@ _GPTQ_FIELDS = {"weight_only.algorithm": "gptq", "weight_only.format": "qdq"}
 
 ALGORITHMS = (
     computed("FastFinetune", {}, "improve.finetune.*", _finetune),
-    to_field("CLESteps", 1, f"{_EQUALIZE}steps", INTEGER, to=_steps),
-    to_field("CLEBalanceMethod", "max", f"{_EQUALIZE}enabled", one_of("max"), to=lambda *_: True),
+    to_field("CLESteps", 1, f"{_EQUALIZE}steps", rows.INTEGER, to=_steps),
+    to_field("CLEBalanceMethod", "max", f"{_EQUALIZE}enabled", rows.one_of("max"), to=lambda *_: True),
     refused("CLEWeightThreshold", 0.5, *_ANY_SIZE),
     to_field("CLEScaleAppendBias", True, f"{_EQUALIZE}append_bias"),
     noted("CLEScaleUseThreshold", True, "ranges are relative, so no threshold is needed."),
@@ -254,7 +244,7 @@ ALGORITHMS = (
     _details("GPTQParams", "UseGPTQ", GPTQ),
     to_field("SmoothAlpha", 0.5, "improve.smooth.alpha"),
     noted("RMatrixDim", 4096, _FOUND),
-    noted("RConfigPath", None, _FOUND, PATH),
+    noted("RConfigPath", None, _FOUND, rows.PATH),
     noted("UseRandomHad", False, "the signs of the matrix are random, by a seed."),
     switched("UseMatMulNBits", False, "mode", {"mode": "weight_only"}),
     _details("MatMulNBitsParams", "UseMatMulNBits", FEW_BITS),

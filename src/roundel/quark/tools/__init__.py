@@ -2,15 +2,19 @@
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Mapping
+from types import ModuleType
 
 from roundel.errors import RecipeError, did_you_mean
-from roundel.quark.tools import floats, operators, retyping
-from roundel.quark.tools.floats import FLOAT_TOOLS
-from roundel.quark.tools.tool import Parameter, Tool, rewriting, shapes, switch, words
-from roundel.quark.tools.views import EVALUATE, HISTOGRAM_TOOLS, PRINT_NODES, TEXT_TOOLS
-
-__all__ = ["TOOLS", "Tool", "tool_named"]
+from roundel.quark.config import Config
+from roundel.quark.enums import PowerOfTwoMethod
+from roundel.quark.errors import QuarkConfigError
+from roundel.quark.options.fields import shapes
+from roundel.quark.presets import get_default_config
+from roundel.quark.quantizer import ModelQuantizer
+from roundel.quark.tools import floats, operators, retyping, views
+from roundel.quark.tools.tool import EXTERNAL, SOURCE, TARGET, Parameter, Tool, rewriting, switch, words
 
 
 def operator_pairs(text: str) -> list[tuple[str, str]]:
@@ -43,9 +47,44 @@ _INFINITE = Parameter(
 )
 _REVERSE = switch("reverse_conversion", "older names to today's", "--reverse_conversion")
 
+_EXCLUDE = Parameter(
+    "exclude_nodes", "node names, separated by ;", ("--exclude_nodes",), default="", positional=False
+)
+_SUBGRAPHS = Parameter(
+    "exclude_subgraphs", "'([start, …], [end, …]); …'", ("--exclude_subgraphs",), default="", positional=False
+)
+_CONFIG = Parameter("config", "preset name", ("--config",), default="XINT8", positional=False)
+
+
+def random_quantize(
+    source: str, target: str, config: str, exclude_nodes: str, exclude_subgraphs: str, external_data: bool
+) -> str:
+    """Quantize with random data: for a look at placement and speed, not for accuracy."""
+    settings = get_default_config(config)
+    settings.extra_options["UseRandomData"] = True
+    settings.use_external_data_format = external_data
+    settings.nodes_to_exclude = [name.strip() for name in exclude_nodes.split(";") if name.strip()]
+    settings.subgraphs_to_exclude = [_subgraph(text) for text in exclude_subgraphs.split(";") if text.strip()]
+    if config == "XINT8":
+        settings.calibrate_method = PowerOfTwoMethod.NonOverflow
+    ModelQuantizer(Config(settings)).quantize_model(source, target)
+    return target
+
+
+def _subgraph(text: str) -> tuple[list[str], list[str]]:
+    """'([a, b], [c])' as two lists."""
+    parts = [part.split("]")[0] for part in text.split("[")[1:]]
+    if len(parts) != 2:
+        raise QuarkConfigError(
+            "A subgraph cannot be read.", observed=text, expected="([start nodes], [end nodes])"
+        )
+    starts, ends = ([name.strip(" '\"") for name in part.split(",") if name.strip()] for part in parts)
+    return starts, ends
+
+
 _ALL: tuple[Tool, ...] = (
-    EVALUATE,
-    *FLOAT_TOOLS,
+    views.EVALUATE,
+    *floats.FLOAT_TOOLS,
     rewriting("8-bit biases as 32-bit ones.", retyping.convert_a8w8_npu_to_a8w8_cpu),
     rewriting("32-bit biases as 16-bit ones.", retyping.convert_bias_int32_to_int16),
     rewriting("AMD's Q/DQ operators as ONNX Runtime's.", operators.convert_customqdq_to_qdq),
@@ -71,23 +110,44 @@ _ALL: tuple[Tool, ...] = (
         "A copy of a shared weight for each reader.", floats.convert_shared_initializer_to_unique, _TYPES
     ),
     rewriting("Finite numbers for infinite weights.", floats.replace_inf_weights, _INFINITE),
-    *TEXT_TOOLS,
-    *HISTOGRAM_TOOLS,
-    PRINT_NODES,
+    *views.TEXT_TOOLS,
+    *views.HISTOGRAM_TOOLS,
+    views.PRINT_NODES,
+    Tool(
+        "random_quantize",
+        "Quantizes with random data: for a look at placement and speed.",
+        random_quantize,
+        (SOURCE, TARGET, _CONFIG, _EXCLUDE, _SUBGRAPHS, EXTERNAL),
+    ),
 )
 TOOLS: Mapping[str, Tool] = {tool.name: tool for tool in _ALL}
 
 
-def tool_named(name: str, more: Mapping[str, Tool] | None = None) -> Tool:
+def tool_named(name: str) -> Tool:
     """The tool of that name.
 
     Raises:
         RecipeError: there is none.
     """
-    known = {**TOOLS, **(more or {})}
-    if name not in known:
-        raise RecipeError(
-            f"There is no tool '{name}'.",
-            hint=did_you_mean(name, known) or "List them with `roundel tools`.",
-        )
-    return known[name]
+    if name not in TOOLS:
+        hint = did_you_mean(name, TOOLS) or "List them with `roundel tools`."
+        raise RecipeError(f"There is no tool '{name}'.", hint=hint)
+    return TOOLS[name]
+
+
+def run_tool(name: str, arguments: list[str]) -> int:
+    """Run a tool from the command line; returns the exit status."""
+    sys.stdout.write(tool_named(name)(arguments) + "\n")
+    return 0
+
+
+def tool_module(path: str) -> ModuleType:
+    """A module `quark.onnx.tools.NAME` with the tool's function and its `main`."""
+    module = ModuleType(path)
+    tool = tool_named(path.rpartition(".")[2])
+
+    def main() -> None:
+        run_tool(tool.name, sys.argv[1:])
+
+    vars(module).update({"__doc__": tool.summary, "main": main, "run_main": main, **tool.exports})
+    return module
