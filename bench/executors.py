@@ -58,7 +58,7 @@ def measured(given: argparse.Namespace) -> dict[str, Any]:
     found["driver: read and digest, ms/sample"] = _ms(started, samples)
 
     started = time.perf_counter()
-    subprocess.run([sys.executable, "-c", "import roundel.calibrate.shards"], check=True)
+    subprocess.run([sys.executable, "-c", "import roundel.calibrate.collect"], check=True)
     found["worker: start Python, s"] = round(time.perf_counter() - started, 2)
     task = sharding._Task(Portable.of(ready.model), requests, 0, pieces[0].samples[0], None, Budget())
     found["task, MB"] = _mb(task)

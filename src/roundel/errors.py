@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import difflib
+import functools
 from collections.abc import Iterable
 from typing import ClassVar, Self
 
@@ -67,19 +68,11 @@ class RoundelError(Exception):
 
     def __reduce__(self) -> tuple[object, ...]:
         # Keyword-only arguments do not survive Exception's own pickling; worker processes need them.
-        state = (self.what, self.where, self.observed, self.expected, self.hint)
-        return _rebuild, (type(self), *state)
+        return functools.partial(type(self), self.what, **self._told()), ()
 
-
-def _rebuild(
-    kind: type[RoundelError],
-    what: str,
-    where: str | None,
-    observed: str | None,
-    expected: str | None,
-    hint: str | None,
-) -> RoundelError:
-    return kind(what, where=where, observed=observed, expected=expected, hint=hint)
+    def _told(self) -> dict[str, str | None]:
+        """The keyword arguments that it was made with."""
+        return {name: getattr(self, name) for name in ("where", "observed", "expected", "hint")}
 
 
 class RecipeError(RoundelError):
@@ -112,9 +105,7 @@ class InfiniteTensorError(DataError):
     @classmethod
     def of(cls, tensors: Iterable[str], error: DataError) -> InfiniteTensorError:
         """The same words, with the tensors that they are about."""
-        made = cls(
-            error.what, where=error.where, observed=error.observed, expected=error.expected, hint=error.hint
-        )
+        made = cls(error.what, **error._told())
         made.tensors = tuple(tensors)
         return made
 

@@ -19,7 +19,7 @@ from roundel.model.session import open_session
 from roundel.numerics.metrics import Closeness
 from roundel.pipeline import quantize
 from roundel.recipe.load import load_recipe, preset_names
-from roundel.types import Listener, Silent
+from roundel.types import Listener, heard_by
 
 
 @dataclass(frozen=True, slots=True)
@@ -49,10 +49,10 @@ def demo(
     """
     every = [name for name in preset_names() if load_recipe(name).finetuning == "none"]
     names = [load_recipe(name).name for name in preset] if preset else every
-    example, told = load_example(), listener or Silent()
+    example = load_example()
     reference = _logits(example, example.model_path)
     rows = [_row("float", example, reference, reference, (example.model_path.stat().st_size, None))]
-    try:
+    with heard_by(listener) as told:
         told.step("presets", len(names))
         with _folder(None if output is None else Path(output)) as folder:
             for done, name in enumerate(names):
@@ -63,8 +63,6 @@ def demo(
                 logits = _logits(example, path)
                 rows.append(_row(name, example, reference, logits, (path.stat().st_size, took)))
                 told.advance(done + 1)
-    finally:
-        told.close()
     return rows
 
 

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import enum
+from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any, Protocol
 
@@ -264,3 +266,13 @@ class Silent:
 
     def close(self) -> None:
         """Nothing."""
+
+
+@contextmanager
+def heard_by(listener: Listener | None) -> Iterator[Listener]:
+    """Whoever hears of a run, or nobody; told at the end of the block that the run has ended, well or not."""
+    told = listener or Silent()
+    try:
+        yield told
+    finally:
+        told.close()

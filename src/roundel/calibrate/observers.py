@@ -11,7 +11,7 @@ from typing import Any, ClassVar, Self
 import numpy as np
 from numpy.typing import NDArray
 
-from roundel.numerics.histogram import HALF, Bins, Histogram, as_real
+from roundel.numerics.histogram import Bins, Histogram, as_real
 from roundel.numerics.scales import power_of_two_least_squares
 from roundel.types import Arrays, QType, ScaleKind, Scheme
 
@@ -165,16 +165,8 @@ class HistogramObserver(MinMaxObserver):
         return self.histogram.bins(self.low, self.high)
 
     def state(self) -> Arrays:
-        """Plain arrays that `from_state` reads back; only the occupied stretch of bins is kept."""
-        used = np.flatnonzero(self.histogram.counts)
-        first, last = (int(used[0]), int(used[-1]) + 1) if used.size else (0, 0)
-        exponent = self.histogram.exponent
-        return super().state() | {
-            "bins": self.histogram.counts[first:last].copy(),
-            "first": np.array(first, np.int64),
-            "exponent": np.array([] if exponent is None else [exponent], np.int64),
-            "zeros": np.array(self.histogram.zeros, np.int64),
-        }
+        """Plain arrays that `from_state` reads back."""
+        return super().state() | self.histogram.state()
 
     @classmethod
     def from_state(cls, state: Mapping[str, NDArray[Any]]) -> Self:
@@ -185,12 +177,7 @@ class HistogramObserver(MinMaxObserver):
             ValueError: an array has another shape or type than `state` gives it.
         """
         observer = super().from_state(state)
-        bins, first, exponent = state["bins"], int(state["first"]), state["exponent"]
-        if bins.ndim != 1 or bins.dtype.kind != "i" or first < 0 or first + bins.size > 2 * HALF:
-            raise ValueError("the bins do not fit a histogram")
-        observer.histogram.counts[first : first + bins.size] = bins
-        observer.histogram.exponent = int(exponent[0]) if exponent.size else None
-        observer.histogram.zeros = int(state["zeros"])
+        observer.histogram = Histogram.from_state(state)
         return observer
 
 

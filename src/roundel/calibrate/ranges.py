@@ -10,19 +10,9 @@ from numpy.typing import NDArray
 
 from roundel.calibrate.observers import ExponentObserver, HistogramObserver, Observer, StatKind
 from roundel.errors import RecipeError
+from roundel.numerics import scales
 from roundel.numerics.affine import params_from_range, weight_params
 from roundel.numerics.histogram import Bins, Scenario, bins_of, distribution, entropy, percentile
-from roundel.numerics.scales import (
-    ErrorMetric,
-    ReaderFunction,
-    best_range,
-    least_squares_range,
-    non_overflow,
-    power_of_two_least_squares,
-    power_of_two_params,
-    weight_least_squares,
-    weight_power_of_two,
-)
 from roundel.types import PerChannel, PerTensor, QParams, Range, ScaleKind, Scheme
 
 
@@ -111,7 +101,9 @@ RangeMethod = MinMax | Percentile | Entropy | Distribution | LayerWisePercentile
 Method = RangeMethod | PowerOfTwoMse | MostCommonPowerOfTwo | NonOverflow
 
 
-def choose(method: Method, stat: Observer, scheme: Scheme, reader: ReaderFunction | None = None) -> QParams:
+def choose(
+    method: Method, stat: Observer, scheme: Scheme, reader: scales.ReaderFunction | None = None
+) -> QParams:
     """Scale and zero point of an activation.
 
     Args:
@@ -125,7 +117,7 @@ def choose(method: Method, stat: Observer, scheme: Scheme, reader: ReaderFunctio
     """
     if isinstance(method, NonOverflow):
         _require_power_of_two(method, scheme)
-        return non_overflow(stat.low, stat.high, scheme)
+        return scales.non_overflow(stat.low, stat.high, scheme)
     if isinstance(method, MostCommonPowerOfTwo):
         _require_power_of_two(method, scheme)
         return _most_common(stat, scheme)
@@ -135,7 +127,7 @@ def choose(method: Method, stat: Observer, scheme: Scheme, reader: ReaderFunctio
         if isinstance(method, PowerOfTwoMse) and method.percent is not None:
             cut = percentile(bins, method.percent, symmetric=True)
             bins = bins.within(cut.low, cut.high)
-        return power_of_two_least_squares(bins, scheme, reader=reader)
+        return scales.power_of_two_least_squares(bins, scheme, reader=reader)
     if isinstance(method, MinMax):
         found = _extremes(method, stat)
     else:
@@ -173,9 +165,9 @@ def choose_weight(method: Method, array: NDArray[Any], scheme: Scheme) -> QParam
         isinstance(method, Mse) and _power_of_two(scheme)
     ):
         _require_power_of_two(method, scheme)
-        return weight_power_of_two(array, scheme, clip=not isinstance(method, NonOverflow))
+        return scales.weight_power_of_two(array, scheme, clip=not isinstance(method, NonOverflow))
     if isinstance(method, Mse):
-        return weight_least_squares(array, scheme)
+        return scales.weight_least_squares(array, scheme)
     if not isinstance(scheme.granularity, PerChannel):
         found = _search(method, bins_of(array), scheme)
         return params_from_range(found.low, found.high, scheme)
@@ -198,14 +190,14 @@ def _search(
     method: Percentile | Entropy | Distribution | LayerWisePercentile | Mse,
     bins: Bins,
     scheme: Scheme,
-    reader: ReaderFunction | None = None,
+    reader: scales.ReaderFunction | None = None,
 ) -> Range:
     match method:
         case LayerWisePercentile(candidates, metric, symmetric):
             tried = [percentile(bins, percent, symmetric=symmetric) for percent in candidates]
-            return best_range(bins, tried, scheme, ErrorMetric(metric))
+            return scales.best_range(bins, tried, scheme, scales.ErrorMetric(metric))
         case Mse():
-            return least_squares_range(bins, scheme, reader)
+            return scales.least_squares_range(bins, scheme, reader)
         case _:
             return _range(method, bins)
 
@@ -224,7 +216,7 @@ def _range(method: Percentile | Entropy | Distribution, bins: Bins) -> Range:
 def _most_common(stat: Observer, scheme: Scheme) -> QParams:
     if not isinstance(stat, ExponentObserver) or not scheme.symmetric or scheme.qtype.bits != 8:
         raise TypeError("the most common scale is collected for symmetric 8-bit types only")
-    return power_of_two_params(stat.most_common(), scheme)
+    return scales.power_of_two_params(stat.most_common(), scheme)
 
 
 def _bins(stat: Observer) -> Bins:

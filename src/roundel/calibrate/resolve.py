@@ -10,22 +10,8 @@ import numpy as np
 import onnx_ir as ir
 from numpy.typing import NDArray
 
+from roundel.calibrate import ranges
 from roundel.calibrate.observers import Observer, StatKind
-from roundel.calibrate.ranges import (
-    Distribution,
-    Entropy,
-    LayerWisePercentile,
-    Method,
-    MinMax,
-    MostCommonPowerOfTwo,
-    Mse,
-    NonOverflow,
-    Percentile,
-    PowerOfTwoMse,
-    choose,
-    choose_range,
-    choose_weight,
-)
 from roundel.calibrate.tensors import reader_functions
 from roundel.model.graph import constant_array
 from roundel.numerics.affine import bias_params, params_from_range, round_scale
@@ -43,38 +29,38 @@ _FINER = 4  # bits by which a bias is finer than the codes that it ends in
 _SENSIBLE = (2.0**-96, 2.0**96)  # for a scale: its product with another is still a float32
 
 
-def method_of(recipe: Recipe) -> Method:
+def method_of(recipe: Recipe) -> ranges.Method:
     """The recipe's words as a method."""
     calibration = recipe.calibration
     power_of_two = recipe.activations.scale == "power_of_two"
     match calibration.method:
         case "minmax" if power_of_two:
-            return NonOverflow()
+            return ranges.NonOverflow()
         case "minmax":
-            return MinMax(calibration.moving_average)
+            return ranges.MinMax(calibration.moving_average)
         case "percentile":
-            return Percentile(calibration.percentile, calibration.symmetric_range)
+            return ranges.Percentile(calibration.percentile, calibration.symmetric_range)
         case "entropy":
-            return Entropy(calibration.symmetric_range)
+            return ranges.Entropy(calibration.symmetric_range)
         case "distribution":
-            return Distribution(calibration.scenario)
+            return ranges.Distribution(calibration.scenario)
         case "layerwise_percentile":
-            return LayerWisePercentile(
+            return ranges.LayerWisePercentile(
                 calibration.candidates, calibration.metric, calibration.symmetric_range
             )
         case "mse" if power_of_two and calibration.mode == "percentile":
-            return PowerOfTwoMse(calibration.percentile)
+            return ranges.PowerOfTwoMse(calibration.percentile)
         case "mse" if power_of_two and calibration.mode == "most_common":
-            return MostCommonPowerOfTwo()
+            return ranges.MostCommonPowerOfTwo()
         case "mse":
-            return Mse()
+            return ranges.Mse()
 
 
-def weight_method(weights: Weights) -> Method:
+def weight_method(weights: Weights) -> ranges.Method:
     """How constants get their scales."""
     if weights.method == "mse":
-        return Mse()
-    return NonOverflow() if weights.scale == "power_of_two" else MinMax()
+        return ranges.Mse()
+    return ranges.NonOverflow() if weights.scale == "power_of_two" else ranges.MinMax()
 
 
 def requests_for(plan: QuantPlan, recipe: Recipe) -> dict[str, StatKind]:
@@ -133,7 +119,7 @@ class _Resolver:
             return _fixed(tensor.source.range, tensor)
         if tensor.role is not Role.ACTIVATION and not isinstance(tensor.source, Shared):
             method = weight_method(self.recipe.weights)
-            return choose_weight(method, self.array(tensor.name), tensor.integer)
+            return ranges.choose_weight(method, self.array(tensor.name), tensor.integer)
         leaders = self.plan.leaders(tensor.name)
         if leaders not in self._groups:
             self._groups[leaders] = self._group(leaders, tensor)
@@ -161,7 +147,7 @@ class _Resolver:
             return led.source.range.absmax
         if led is not None and led.role is not Role.ACTIVATION:
             return float(np.abs(self.array(name)).max(initial=0.0))
-        return choose_range(self._method, self.stats[name]).absmax
+        return ranges.choose_range(self._method, self.stats[name]).absmax
 
     def array(self, name: str) -> NDArray[Any]:
         """A constant's content."""
@@ -228,7 +214,7 @@ class _Resolver:
     def _chosen(self, names: list[str], tensor: TensorPlan) -> QParams:
         """By the recipe's method, with its margin for values that the data did not show."""
         reader = self._readers.get(names[0]) if len(names) == 1 else None
-        params = choose(self._method, self._merged(names), tensor.integer, reader)
+        params = ranges.choose(self._method, self._merged(names), tensor.integer, reader)
         if self._silent(names):
             return replace(params, scale=round_scale(self._unseen(tensor), tensor.integer.scale))
         margin = self.recipe.calibration.margin

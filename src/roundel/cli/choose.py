@@ -98,7 +98,7 @@ def auto_command(
     """Find the fastest number format that keeps the model within an accuracy budget, and write that model."""
     from roundel.measure.yardstick import measure_of
     from roundel.report.console import ProgressListener, terminal
-    from roundel.report.judged import show_ladder, step_line
+    from roundel.report.views import show_ladder, step_line
     from roundel.trials.auto import auto
     from roundel.trials.rungs import RungStep, parse_drop
 
@@ -170,7 +170,7 @@ def search_command(
 ) -> None:
     """Search recipe values for the best model, in a study that a later run goes on with (needs Optuna)."""
     from roundel.report.console import ProgressListener, terminal
-    from roundel.report.judged import show_study
+    from roundel.report.views import show_study
     from roundel.trials.search import search
     from roundel.trials.study import Trial
 

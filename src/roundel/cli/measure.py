@@ -134,7 +134,7 @@ def evaluate_command(
     """Judge results: two folders file by file, or models side by side on data."""
     from roundel.measure.evaluate import evaluate
     from roundel.report.console import ProgressListener, terminal
-    from roundel.report.judged import show_folders, show_models
+    from roundel.report.views import show_folders, show_models
 
     scores = evaluate(
         models or (),
@@ -251,7 +251,7 @@ def lint_data_command(
     """Look for what would spoil a calibration: odd samples, wrong scaling or colours, too few samples."""
     from roundel.measure.lint import lint_data
     from roundel.report.console import ProgressListener, terminal
-    from roundel.report.judged import show_findings
+    from roundel.report.views import show_findings
 
     report = lint_data(model, **data, against=against, listener=None if as_json else ProgressListener())
     if as_json:

@@ -17,16 +17,7 @@ from typing import IO, Any
 import numpy as np
 from numpy.lib import format as npy
 
-from roundel.data.arrays import (
-    Shape,
-    Stack,
-    by_name,
-    common_count,
-    fit_shape,
-    fixed_batch,
-    named_inputs,
-    stack_of,
-)
+from roundel.data import arrays
 from roundel.data.samples import Item, Source
 from roundel.errors import DataError
 from roundel.types import Array, InputSpec
@@ -36,7 +27,7 @@ from roundel.types import Array, InputSpec
 class Header:
     """What an array file says about its array before any data."""
 
-    shape: Shape
+    shape: arrays.Shape
     dtype: np.dtype[Any]
     fortran_order: bool
 
@@ -155,7 +146,7 @@ def check_sample(header: Header, spec: InputSpec, where: str, inputs: Sequence[I
     Pixels are let through: whether they fit is known only after their preprocessing.
     """
     if header.dtype != np.uint8:
-        fit_shape(header.shape, spec, where, free_batch=fixed_batch(inputs) is not None)
+        arrays.fit_shape(header.shape, spec, where, free_batch=arrays.fixed_batch(inputs) is not None)
 
 
 def pick_arrays(headers: dict[str, Header], inputs: Sequence[InputSpec], where: str) -> dict[str, str]:
@@ -186,7 +177,7 @@ def pick_arrays(headers: dict[str, Header], inputs: Sequence[InputSpec], where: 
         return {inputs[0].name: chosen}
     if any(spec.name not in headers for spec in inputs):
         # Raises: the headers stand in for the arrays. Further arrays, such as labels, are left unread.
-        by_name(headers, inputs, where, {})
+        arrays.by_name(headers, inputs, where, {})
     return {spec.name: spec.name for spec in inputs}
 
 
@@ -197,11 +188,11 @@ def npy_source(path: Path, inputs: Sequence[InputSpec]) -> Source:
             "One .npy file cannot feed several inputs",
             where=path,
             observed="one array",
-            expected=named_inputs(inputs),
+            expected=arrays.named_inputs(inputs),
             hint="Use an .npz file with one array per input, or a folder with one sub-folder per input.",
         )
-    stack = stack_of(npy_header(path).shape, inputs[0], str(path))
-    count = common_count({inputs[0].name: stack})
+    stack = arrays.stack_of(npy_header(path).shape, inputs[0], str(path))
+    count = arrays.common_count({inputs[0].name: stack})
 
     def items() -> Generator[Item, None, None]:
         with reading(path):
@@ -210,7 +201,7 @@ def npy_source(path: Path, inputs: Sequence[InputSpec]) -> Source:
             # A copy, so that the sample outlives the mapping.
             yield Item(np.array(stack.at(array, index)), f"{path.name}[{index}]")
 
-    rows = fixed_batch(inputs) if stack.count is None else count
+    rows = arrays.fixed_batch(inputs) if stack.count is None else count
     return Source(".npy file", items, count=count, rows=rows, facts={"path": str(path)})
 
 
@@ -218,8 +209,10 @@ def npz_source(path: Path, inputs: Sequence[InputSpec]) -> Source:
     """One .npz file with one stacked array per input, decompressed row by row."""
     headers = npz_headers(path)
     chosen = pick_arrays(headers, inputs, str(path))
-    stacks = {spec.name: stack_of(headers[chosen[spec.name]].shape, spec, str(path)) for spec in inputs}
-    count = common_count(stacks)
+    stacks = {
+        spec.name: arrays.stack_of(headers[chosen[spec.name]].shape, spec, str(path)) for spec in inputs
+    }
+    count = arrays.common_count(stacks)
     for spec in inputs:
         header, stack = headers[chosen[spec.name]], stacks[spec.name]
         if stack.count is not None and count:
@@ -236,10 +229,12 @@ def npz_source(path: Path, inputs: Sequence[InputSpec]) -> Source:
     facts: dict[str, object] = {"path": str(path), "arrays": chosen}
     if unused := [name for name in headers if name not in chosen.values()]:
         facts["unused_arrays"] = unused
-    return Source(".npz file", items, count=count, rows=fixed_batch(inputs) if whole else count, facts=facts)
+    return Source(
+        ".npz file", items, count=count, rows=arrays.fixed_batch(inputs) if whole else count, facts=facts
+    )
 
 
-def _rows(archive: zipfile.ZipFile, name: str, stack: Stack) -> Iterator[Array]:
+def _rows(archive: zipfile.ZipFile, name: str, stack: arrays.Stack) -> Iterator[Array]:
     member = f"{name}.npy" if f"{name}.npy" in archive.namelist() else name
     with archive.open(member) as stream:
         header = read_header(stream, name)
@@ -254,7 +249,7 @@ def _rows(archive: zipfile.ZipFile, name: str, stack: Stack) -> Iterator[Array]:
             yield _filled(stream, stack.one(header.shape), header.dtype)
 
 
-def _filled(stream: IO[bytes], shape: Shape, dtype: np.dtype[Any]) -> Array:
+def _filled(stream: IO[bytes], shape: arrays.Shape, dtype: np.dtype[Any]) -> Array:
     array = np.empty(shape, dtype)
     view, done = array.reshape(-1).view(np.uint8).data, 0
     while done < len(view):

@@ -9,15 +9,7 @@ from collections.abc import Callable, Generator, Iterable, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from pathlib import Path, PurePath
 
-from roundel.data.arrayfiles import (
-    Header,
-    check_sample,
-    load_npy,
-    load_npz,
-    npy_header,
-    npz_headers,
-    pick_arrays,
-)
+from roundel.data import arrayfiles
 from roundel.data.arrays import fixed_batch, named_inputs
 from roundel.data.images import ImagePlan
 from roundel.data.samples import Item, Source
@@ -165,26 +157,26 @@ def _rows_of(first: Path, count: int, inputs: Sequence[InputSpec]) -> int | None
     """Rows in `count` files that are like the first one: an estimate for progress, from one header."""
     if first.suffix.lower() != ".npy":
         return None
-    shape, rank = npy_header(first).shape, len(inputs[0].shape or ())
+    shape, rank = arrayfiles.npy_header(first).shape, len(inputs[0].shape or ())
     return count * shape[0] if rank and len(shape) == rank else count
 
 
 def _load_sample(path: Path, inputs: Sequence[InputSpec]) -> object:
     if path.suffix.lower() == ".npy":
         return _load_for(path, inputs[0], inputs)
-    headers = npz_headers(path)
-    chosen = pick_arrays(headers, inputs, str(path))
+    headers = arrayfiles.npz_headers(path)
+    chosen = arrayfiles.pick_arrays(headers, inputs, str(path))
     for spec in inputs:
-        check_sample(headers[chosen[spec.name]], spec, str(path), inputs)
-    arrays = load_npz(path, list(chosen.values()))
+        arrayfiles.check_sample(headers[chosen[spec.name]], spec, str(path), inputs)
+    arrays = arrayfiles.load_npz(path, list(chosen.values()))
     return {name: arrays[array] for name, array in chosen.items()}
 
 
 def _load_for(path: Path, spec: InputSpec, inputs: Sequence[InputSpec]) -> Array:
-    def check(header: Header) -> None:
-        check_sample(header, spec, str(path), inputs)
+    def check(header: arrayfiles.Header) -> None:
+        arrayfiles.check_sample(header, spec, str(path), inputs)
 
-    return load_npy(path, check)
+    return arrayfiles.load_npy(path, check)
 
 
 def folder_name(input_name: str) -> str:

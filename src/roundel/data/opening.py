@@ -10,27 +10,8 @@ from typing import Any
 
 import numpy as np
 
+from roundel.data import arrays, folders
 from roundel.data.arrayfiles import npy_source, npz_source
-from roundel.data.arrays import (
-    Shape,
-    by_name,
-    common_count,
-    fixed_batch,
-    is_array,
-    is_float,
-    named_inputs,
-    stack_of,
-    to_array,
-)
-from roundel.data.folders import (
-    ARRAY_SUFFIXES,
-    IMAGE_SUFFIXES,
-    array_folder_source,
-    files_below,
-    holds_images,
-    image_folder_source,
-    images_wanted,
-)
 from roundel.data.images import ImagePreprocess, plan_images
 from roundel.data.samples import Item, Samples, Source
 from roundel.errors import DataError, did_you_mean
@@ -76,7 +57,7 @@ def iterable_source(data: Iterable[object], inputs: Sequence[InputSpec]) -> Sour
 
 
 def _one_run_each(source: Source, inputs: Sequence[InputSpec]) -> Source:
-    batch = fixed_batch(inputs)
+    batch = arrays.fixed_batch(inputs)
     if batch is None or source.count is None:
         return source
     return replace(source, rows=source.count * batch)
@@ -94,27 +75,31 @@ def _length(data: Any) -> int | None:
 
 def are_stacked(data: object, inputs: Sequence[InputSpec]) -> bool:
     """Whether `data` is whole arrays (array, mapping, or one array per input), not an iterable of samples."""
-    if is_array(data) or isinstance(data, Mapping):
+    if arrays.is_array(data) or isinstance(data, Mapping):
         return True
     several = isinstance(data, list | tuple) and len(data) == len(inputs) > 1
-    return several and all(is_array(part) for part in data)  # type: ignore[attr-defined]
+    return several and all(arrays.is_array(part) for part in data)  # type: ignore[attr-defined]
 
 
 def stacked_source(data: object, inputs: Sequence[InputSpec]) -> Source:
     """Arrays whose first axis are the samples: one array, a mapping, or one array per input."""
     notes: dict[str, None] = {}
-    parts = by_name(data, inputs, "the data", notes)
-    arrays = {spec.name: to_array(parts[spec.name], f"the data for input '{spec.name}'") for spec in inputs}
-    stacks = {spec.name: stack_of(arrays[spec.name].shape, spec, "the data") for spec in inputs}
-    count = common_count(stacks)
+    parts = arrays.by_name(data, inputs, "the data", notes)
+    given = {
+        spec.name: arrays.to_array(parts[spec.name], f"the data for input '{spec.name}'") for spec in inputs
+    }
+    stacks = {spec.name: arrays.stack_of(given[spec.name].shape, spec, "the data") for spec in inputs}
+    count = arrays.common_count(stacks)
 
     def items() -> Generator[Item, None, None]:
         for index in range(count):
-            yield Item({name: stack.at(arrays[name], index) for name, stack in stacks.items()})
+            yield Item({name: stack.at(given[name], index) for name, stack in stacks.items()})
 
     facts: dict[str, object] = {"dropped": list(notes)} if notes else {}
     whole = all(stack.count is None for stack in stacks.values())
-    return Source("arrays", items, count=count, rows=fixed_batch(inputs) if whole else count, facts=facts)
+    return Source(
+        "arrays", items, count=count, rows=arrays.fixed_batch(inputs) if whole else count, facts=facts
+    )
 
 
 _IMAGE_SIDE = 224
@@ -141,7 +126,7 @@ class RandomSpec:
     count: int = 10
     seed: int = 0
     ranges: Mapping[str, tuple[float, float]] = field(default_factory=dict)
-    shapes: Mapping[str, Shape] = field(default_factory=dict)
+    shapes: Mapping[str, arrays.Shape] = field(default_factory=dict)
 
     def within(self, rows: Mapping[str, int]) -> RandomSpec:
         """The same, with ids that exist in tables of so many rows, by the input that looks them up."""
@@ -168,7 +153,7 @@ def random_source(spec: RandomSpec, inputs: Sequence[InputSpec]) -> Source:
     facts["shapes"] = {name: list(shape) for name, shape in shapes.items()}
     if spec.ranges:
         facts["ranges"] = {name: list(bounds) for name, bounds in spec.ranges.items()}
-    rows = spec.count * (fixed_batch(inputs) or 1)
+    rows = spec.count * (arrays.fixed_batch(inputs) or 1)
     return Source("random data", items, count=spec.count, rows=rows, facts=facts)
 
 
@@ -195,9 +180,9 @@ def _check(spec: RandomSpec, inputs: Sequence[InputSpec]) -> None:
             )
 
 
-def _shapes(spec: RandomSpec, inputs: Sequence[InputSpec]) -> dict[str, Shape]:
+def _shapes(spec: RandomSpec, inputs: Sequence[InputSpec]) -> dict[str, arrays.Shape]:
     symbols: dict[str, int] = {}
-    shapes: dict[str, Shape] = {}
+    shapes: dict[str, arrays.Shape] = {}
     for i in inputs:
         if i.name in spec.shapes:
             shapes[i.name] = tuple(spec.shapes[i.name])
@@ -241,9 +226,9 @@ def _open_size(shape: tuple[int | str | None, ...], axis: int) -> int:
 
 
 def _draw(
-    rng: np.random.Generator, spec: InputSpec, shape: Shape, bounds: tuple[float, float] | None
+    rng: np.random.Generator, spec: InputSpec, shape: arrays.Shape, bounds: tuple[float, float] | None
 ) -> Array:
-    if is_float(spec.dtype):
+    if arrays.is_float(spec.dtype):
         low, high = bounds or (0.0, 1.0)
         return rng.uniform(low, high, shape).astype(spec.dtype)
     if spec.dtype.kind == "b":
@@ -325,7 +310,7 @@ def _in_memory(data: object, inputs: Sequence[InputSpec]) -> Source:
         raise DataError(
             "There are no calibration data",
             observed="None",
-            expected="data for " + named_inputs(inputs),
+            expected="data for " + arrays.named_inputs(inputs),
             hint="Pass a folder, arrays, a reader or an iterable; ask for random samples only for a trial.",
         )
     if callable(getattr(data, "get_next", None)):
@@ -349,33 +334,34 @@ def _open_path(
         raise _missing(path)
     suffix = path.suffix.lower()
     if path.is_dir():
-        folder, files = path, files_below(path)
-    elif suffix in ARRAY_SUFFIXES:
+        folder, files = path, folders.files_below(path)
+    elif suffix in folders.ARRAY_SUFFIXES:
         source = npy_source(path, inputs) if suffix == ".npy" else npz_source(path, inputs)
         return _planned(source, inputs, limit, images)
-    elif suffix in IMAGE_SUFFIXES:
+    elif suffix in folders.IMAGE_SUFFIXES:
         folder, files = path.parent, [Path(path.name)]
     else:
         raise DataError(
             "The file is of no kind that holds calibration data",
             where=path,
             observed=suffix or "no suffix",
-            expected=", ".join(sorted(ARRAY_SUFFIXES | IMAGE_SUFFIXES)) + ", or a folder of them",
+            expected=", ".join(sorted(folders.ARRAY_SUFFIXES | folders.IMAGE_SUFFIXES))
+            + ", or a folder of them",
         )
-    if holds_images(folder, files):
+    if folders.holds_images(folder, files):
         if len(inputs) > 1:
             raise DataError(
                 "Image files cannot feed a model with several inputs",
                 where=path,
                 observed="images",
-                expected="arrays for " + named_inputs(inputs),
+                expected="arrays for " + arrays.named_inputs(inputs),
                 hint="Use .npz files with one array per input, or yield dicts from a generator.",
             )
         image_plan = plan_images(images or ImagePreprocess(), inputs)
-        found = image_folder_source(folder, files, image_plan, images_wanted(limit, inputs))
+        found = folders.image_folder_source(folder, files, image_plan, folders.images_wanted(limit, inputs))
         # No plan for the Samples: the source has preprocessed the images already, on its threads.
         return Samples(found, inputs, limit=limit)
-    return _planned(array_folder_source(folder, files, inputs), inputs, limit, images)
+    return _planned(folders.array_folder_source(folder, files, inputs), inputs, limit, images)
 
 
 def _planned(

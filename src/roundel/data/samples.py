@@ -12,16 +12,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from roundel.data.arrays import (
-    Regrouper,
-    by_name,
-    check_finite,
-    fit_dtype,
-    fit_shape,
-    fixed_batch,
-    named_inputs,
-    to_array,
-)
+from roundel.data import arrays
 from roundel.data.lint import DataFinding, Profile, SampleWatch
 from roundel.errors import DataError, RoundelError
 from roundel.types import Array, InputSpec, Sample
@@ -96,7 +87,7 @@ class Samples:
         self._limit = limit
         self._plan = plan
         self._first = first
-        self._free_batch = fixed_batch(inputs) is not None
+        self._free_batch = arrays.fixed_batch(inputs) is not None
         self._started = False
         self._ahead: Iterator[Sample] | None = None
         self._seen: int | None = None
@@ -118,7 +109,7 @@ class Samples:
         """How many samples a pass yields: exact after one pass, before it what the source says, or None."""
         if self._seen is not None:
             return self._seen
-        batch = fixed_batch(self._inputs)
+        batch = arrays.fixed_batch(self._inputs)
         known = self._source.count
         if batch is not None:
             known = None if self._source.rows is None else self._source.rows // batch
@@ -161,7 +152,7 @@ class Samples:
     @property
     def division(self) -> Division | None:
         """The same samples as files that workers can read; None where a file is not always one sample."""
-        batch, source = fixed_batch(self._inputs), self._source
+        batch, source = arrays.fixed_batch(self._inputs), self._source
         if source.files is None or (batch is not None and (batch != 1 or source.rows != source.count)):
             return None
         folder, files, read = source.files
@@ -200,7 +191,7 @@ class Samples:
         self._started = True
 
     def _pass(self) -> Iterator[Sample]:
-        groups = Regrouper(self._inputs)
+        groups = arrays.Regrouper(self._inputs)
         produced, watch = 0, SampleWatch()
         self._watch = watch
         with closing(self._items()) as items:
@@ -239,7 +230,7 @@ class Samples:
                     break
         self._seen = count
         if not count:
-            raise self._empty(Regrouper(self._inputs))
+            raise self._empty(arrays.Regrouper(self._inputs))
 
     def _items(self) -> Generator[tuple[str, Item], None, None]:
         index = self._first
@@ -263,20 +254,20 @@ class Samples:
                 index += 1
 
     def _fit(self, value: object, where: str) -> Sample:
-        parts = by_name(value, self._inputs, where, self._notes)
+        parts = arrays.by_name(value, self._inputs, where, self._notes)
         return {spec.name: self._fit_input(parts[spec.name], spec, where) for spec in self._inputs}
 
     def _fit_input(self, value: object, spec: InputSpec, where: str) -> Array:
-        array = to_array(value, f"{where}, input '{spec.name}'")
+        array = arrays.to_array(value, f"{where}, input '{spec.name}'")
         if self._plan is not None and self._plan.input_name == spec.name:
             array = self._plan.apply_to_array(array, where)
-        array = fit_dtype(array, spec, where)
-        array = array.reshape(fit_shape(array.shape, spec, where, free_batch=self._free_batch))
-        check_finite(array, spec, where)
+        array = arrays.fit_dtype(array, spec, where)
+        array = array.reshape(arrays.fit_shape(array.shape, spec, where, free_batch=self._free_batch))
+        arrays.check_finite(array, spec, where)
         # ONNX Runtime and the digest want C order; np.ascontiguousarray would turn a scalar into a vector.
         return np.asarray(array, order="C")
 
-    def _empty(self, groups: Regrouper) -> DataError:
+    def _empty(self, groups: arrays.Regrouper) -> DataError:
         if groups.leftover:
             return DataError(
                 "The calibration data do not fill one batch of the model",
@@ -288,7 +279,7 @@ class Samples:
             "The calibration data are empty",
             where=self._source.facts.get("path", self._source.kind),
             observed="no samples",
-            expected="at least one sample for " + named_inputs(self._inputs),
+            expected="at least one sample for " + arrays.named_inputs(self._inputs),
             hint="A generator or reader that was read before has nothing left: create a new one.",
         )
 

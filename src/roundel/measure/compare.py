@@ -1,31 +1,36 @@
-"""`roundel.compare`: a float model and its quantized form, tensor by tensor, in one pass over the data."""
+"""`roundel.compare`: a float model and its quantized form, tensor by tensor and weight by weight."""
 
 from __future__ import annotations
 
 import time
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
+
+import numpy as np
+import onnx_ir as ir
+from numpy.typing import NDArray
 
 from roundel.data.lint import record_findings
 from roundel.errors import ModelError
-from roundel.measure import types
+from roundel.measure import points, reference, types
 from roundel.measure.paired import PairTally, Subject, compare_samples
-from roundel.measure.points import Point, extend, find_points, output_channel_axis, with_plain_constants
-from roundel.measure.reference import Matches, Reference, find_factors, find_reference, match
 from roundel.measure.runner import Travelling
-from roundel.measure.sums import TensorSums, channel_errors, coarse_histogram
-from roundel.measure.weights import compare_weights
+from roundel.measure.sums import TensorSums, channel_errors, closeness, coarse_histogram
 from roundel.model import load_model
+from roundel.model.graph import attribute_int, constant_array, is_constant, op_key
+from roundel.model.layers import read_layer
 from roundel.model.memory import collector_paused
 from roundel.model.structure import ModelSource
 from roundel.passes import refresh_shapes
 from roundel.passes.cleanup import lift_constants
-from roundel.qdq.nodes import QUARK
+from roundel.qdq.nodes import CODES, QUARK, bare_name
 from roundel.qdq.read import StoredTensors, strip_stored
 from roundel.recipe.settings import Data
 from roundel.stages import open_data
-from roundel.types import Listener, Silent
+from roundel.targets.operators import is_operand
+from roundel.types import Doubles, Listener, heard_by
 from roundel.work.executors import Work
 
 _STRANGE_DB = 3.0  # the coarsest formats stay above; a weight below is another weight
@@ -41,8 +46,8 @@ def compare_models(
     listener: Listener | None = None,
 ) -> types.Comparison:
     """`roundel.compare`, once it is settled how files become samples and where the work is done."""
-    told, started = listener or Silent(), time.perf_counter()
-    try:
+    started = time.perf_counter()
+    with heard_by(listener) as told:
         told.step("match tensors")
         with collector_paused():
             pair = _Pair(float_model, quantized_model)
@@ -51,8 +56,6 @@ def compare_models(
         told.step("compare", samples.count)
         tally = compare_samples(pair.subject, samples, told.advance, work or Work())
         finished = time.perf_counter()
-    finally:
-        told.close()
     seconds = {"load": loaded - started, **tally.seconds, "total": finished - started}
     notes = [str(finding) for finding in record_findings(pair.file, samples)]
     return pair.comparison(tally, samples.description, seconds, notes)
@@ -69,12 +72,16 @@ class _Pair:
         stripped = loaded.model.clone()
         stored = strip_stored(stripped)
         refresh_shapes(stripped)
-        self.reference: Reference = find_reference(float_model, stripped, stored, loaded.path)
-        self.matches: Matches = match(self.reference.model, stripped)
-        factors, rescaled = ({}, {}) if self.reference.explained else find_factors(stripped, self.matches)
-        plain = with_plain_constants(loaded.model)
-        points = find_points(plain, self.matches)
-        if not points:
+        self.reference: reference.Reference = reference.find_reference(
+            float_model, stripped, stored, loaded.path
+        )
+        self.matches: reference.Matches = reference.match(self.reference.model, stripped)
+        factors, rescaled = (
+            ({}, {}) if self.reference.explained else reference.find_factors(stripped, self.matches)
+        )
+        plain = points.with_plain_constants(loaded.model)
+        found = points.find_points(plain, self.matches)
+        if not found:
             raise ModelError(
                 "The two models have no tensor in common.",
                 where=self.names[1],
@@ -83,9 +90,9 @@ class _Pair:
         self.weights = compare_weights(
             loaded.model, stripped, stored, self.matches, rescaled, self.reference.plain
         )
-        extended, fetches = extend(plain, points)
+        extended, fetches = points.extend(plain, found)
         models = Travelling(self.reference.model), Travelling(extended)
-        self.subject = Subject(*models, fetches, points, _storages(points, stored), factors)
+        self.subject = Subject(*models, fetches, found, _storages(found, stored), factors)
 
     def comparison(
         self, tally: PairTally, data: Mapping[str, Any], seconds: Mapping[str, float], notes: list[str]
@@ -119,11 +126,12 @@ class _Pair:
     def _all_weights(self) -> list[types.WeightComparison]:
         return [weight for group in self.weights.values() for weight in group]
 
-    def _tensor(self, point: Point, sums: TensorSums) -> types.TensorComparison:
+    def _tensor(self, point: points.Point, sums: TensorSums) -> types.TensorComparison:
         storage = self.subject.storages.get(point.name)
         weights: list[types.WeightComparison] = [
             w for node in point.nodes for w in self.weights.get(node, ())
         ]
+        one_range = storage is not None and storage.one_range
         main = sums.introduced if sums.introduced.sums.count else sums.total
         total = sums.total.difference
         assert total is not None
@@ -142,11 +150,11 @@ class _Pair:
             introduced=sums.introduced.difference,
             inherited=sums.inherited.difference,
             rounding=sums.rounding.difference,
-            saturated=_saturated(sums, storage),
+            saturated=sums.saturated / sums.count if sums.count and one_range else None,
             range_use=_range_use(sums, storage),
             float_low=sums.low,
             float_high=sums.high,
-            channel_axis=output_channel_axis(point.op, len(sums.shape)),
+            channel_axis=points.output_channel_axis(point.op, len(sums.shape)),
             worst_channels=channel_errors(main.noise, sums.signal),
             histogram=coarse_histogram(sums),
             rescaled=point.name in self.subject.factors or any(weight.rescaled for weight in weights),
@@ -164,9 +172,9 @@ def _name(source: ModelSource) -> str:
     return Path(source).name if isinstance(source, str | Path) else "in memory"
 
 
-def _storages(points: Iterable[Point], stored: StoredTensors) -> dict[str, types.TensorStorage]:
-    found = {point.name: types.describe(stored.tensors.get(point.raw)) for point in points}
-    return {name: storage for name, storage in found.items() if storage is not None}
+def _storages(found: Iterable[points.Point], stored: StoredTensors) -> dict[str, types.TensorStorage]:
+    storages = {point.name: types.describe(stored.tensors.get(point.raw)) for point in found}
+    return {name: storage for name, storage in storages.items() if storage is not None}
 
 
 def _outputs(
@@ -180,17 +188,195 @@ def _outputs(
             )
 
 
-def _plain_range(storage: types.TensorStorage | None) -> bool:
-    """Whether the tensor has one finite range."""
-    return storage is not None and storage.scales == 1 and storage.scale > 0
-
-
-def _saturated(sums: TensorSums, storage: types.TensorStorage | None) -> float | None:
-    return sums.saturated / sums.count if _plain_range(storage) and sums.count else None
-
-
 def _range_use(sums: TensorSums, storage: types.TensorStorage | None) -> float | None:
-    if storage is None or not _plain_range(storage):
+    if storage is None or not storage.one_range:
         return None
     used = min(sums.high, storage.high) - max(sums.low, storage.low)
     return max(0.0, min(1.0, used / (storage.high - storage.low)))
+
+
+Role = Literal["weight", "bias", "constant"]
+Ranges = tuple[tuple[float, float], ...]
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class WeightPair:
+    """One constant operand in both models.
+
+    Attributes:
+        node: of the float graph.
+        index: of the operand.
+        quantized: the value that the partner node reads.
+        stored: its name in the stripped graph.
+    """
+
+    node: ir.Node
+    index: int
+    quantized: ir.Value
+    stored: str
+
+
+def compare_weights(
+    quantized: ir.Model,
+    stripped: ir.Model,
+    stored: StoredTensors,
+    matches: reference.Matches,
+    rescaled: Mapping[str, tuple[Doubles, Doubles]],
+    plain: reference.Arrays,
+) -> dict[str, list[types.WeightComparison]]:
+    """All weights, by name of the quantized model's node that reads them.
+
+    Args:
+        quantized: the quantized model.
+        stripped: the same without Q/DQ pairs.
+        stored: what the pairs held.
+        matches: partners of its nodes.
+        rescaled: factors on rows and columns of layers that another tool has equalized.
+        plain: constants before equalization, by node and index of the float graph.
+    """
+    bare = {str(node.name): node for node in stripped.graph}
+    pairs = [(str(n.name), p) for n in quantized.graph for p in _pairs(n, bare.get(str(n.name)), matches)]
+    contents = _contents(quantized, [pair.quantized for _, pair in pairs])
+    found: dict[str, list[types.WeightComparison]] = {}
+    for name, pair in pairs:
+        array = contents.get(str(pair.quantized.name))
+        wanted = constant_array(pair.node.inputs[pair.index])
+        if array is None or wanted is None or array.shape != wanted.shape or not array.size:
+            continue
+        storage = types.describe(stored.tensors.get(pair.stored))
+        if storage is None and _role(op_key(pair.node), pair.index) == "constant":
+            continue  # a batch norm's parameters, say: float in both
+        before = plain.get((str(pair.node.name), pair.index), wanted)
+        factors = rescaled.get(str(pair.node.name))
+        found.setdefault(name, []).append(_compare(pair, wanted, array, storage, (before, factors)))
+    return found
+
+
+def _pairs(node: ir.Node, bare: ir.Node | None, matches: reference.Matches) -> Iterator[WeightPair]:
+    """Constant operands that a node shares with its float partner."""
+    partner = matches.nodes.get(str(node.name))
+    if partner is None or bare is None:
+        return
+    for index, value in enumerate(node.inputs[: len(partner.inputs)]):
+        ours = constant_array(partner.inputs[index])
+        if value is None or ours is None or ours.dtype.kind != "f" or not is_operand(op_key(node), index):
+            continue
+        inner = bare.inputs[index]
+        yield WeightPair(partner, index, value, str(inner.name) if inner is not None else "")
+
+
+def _contents(quantized: ir.Model, values: list[ir.Value]) -> dict[str, NDArray[Any]]:
+    """What constants come to behind their DQ or Cast nodes: ONNX Runtime computes them."""
+    found, behind = {}, []
+    for value in values:
+        array = constant_array(value)
+        if array is not None:
+            found[str(value.name)] = array
+        elif _depends_on_constants(value):
+            behind.append(str(value.name))
+    names = list(dict.fromkeys(behind))
+    return found | dict(zip(names, reference.fixed_values(quantized, names), strict=True)) if names else found
+
+
+def _depends_on_constants(value: ir.Value) -> bool:
+    pending = [value]
+    while pending:
+        here = pending.pop()
+        if is_constant(here):
+            continue
+        maker = here.producer()
+        if maker is None:
+            return False
+        pending += [v for v in maker.inputs if v is not None]
+    return True
+
+
+def _compare(
+    pair: WeightPair,
+    wanted: NDArray[Any],
+    array: NDArray[Any],
+    storage: types.TensorStorage | None,
+    history: tuple[NDArray[Any], tuple[Doubles, Doubles] | None],
+) -> types.WeightComparison:
+    before, factors = history
+    node, op = pair.node, op_key(pair.node)
+    role = _role(op, pair.index)
+    axis = _channel_axis(node, role, storage, wanted.ndim)
+    floats, stored = (wanted, array) if factors is None else _rescaled(pair, role, wanted, array, factors)
+    own_axis = axis if floats.shape == wanted.shape else 0
+    cut = 0 if storage is None else storage.beyond(floats, floats.min(), floats.max())
+    gap, signal = closeness(
+        np.ascontiguousarray(floats, np.float32), np.ascontiguousarray(stored, np.float32), own_axis
+    )
+    assert gap.difference is not None
+    return types.WeightComparison(
+        name=_stored_name(pair.quantized),
+        float_name=str(node.inputs[pair.index].name),  # type: ignore[union-attr]
+        node=str(node.name),
+        op=op,
+        role=role,
+        shape=tuple(wanted.shape),
+        storage=storage,
+        error=gap.difference,
+        saturated=cut / floats.size if storage is not None and storage.one_range else None,
+        channel_axis=axis,
+        float_ranges=_ranges(before if before.shape == wanted.shape else wanted, axis),
+        stored_ranges=_ranges(array, axis),
+        worst_channels=channel_errors(gap.noise, signal),
+        rescaled=factors is not None or not np.array_equal(before, wanted),
+    )
+
+
+def _stored_name(value: ir.Value) -> str:
+    """The name of a constant that stands before DQ or Cast nodes, without what quantizers append."""
+    maker = value.producer()
+    while maker is not None and maker.inputs and maker.inputs[0] is not None:
+        value = maker.inputs[0]
+        maker = value.producer()
+    return bare_name(str(value.name)).removesuffix(CODES)
+
+
+def _role(op: str, index: int) -> Role:
+    if op not in points.LAYER_OPS:
+        return "constant"
+    return "weight" if index < 2 else "bias"
+
+
+def _channel_axis(node: ir.Node, role: Role, storage: types.TensorStorage | None, rank: int) -> int | None:
+    if storage is not None and storage.axis is not None and rank:
+        return storage.axis % rank
+    if role == "constant" or rank == 0:
+        return None
+    if rank == 1 or op_key(node) == "Conv":
+        return 0
+    if op_key(node) == "ConvTranspose":
+        return 1
+    turned = op_key(node) == "Gemm" and attribute_int(node, "transB", 0)
+    return 0 if turned else rank - 1
+
+
+def _rescaled(
+    pair: WeightPair,
+    role: Role,
+    wanted: NDArray[Any],
+    array: NDArray[Any],
+    factors: tuple[Doubles, Doubles],
+) -> tuple[NDArray[Any], NDArray[Any]]:
+    """Float and stored values in the quantized model's coordinates, one row for each output channel."""
+    rows, columns = factors
+    if role == "bias":
+        return wanted * rows.astype(wanted.dtype), array
+    layer = read_layer(pair.node)
+    assert layer is not None
+    ours, theirs = layer.blocks(layer.stored), layer.blocks(array)
+    groups, outputs, inputs, _ = ours.shape
+    scaled = ours * rows.reshape(groups, outputs, 1, 1) / columns.reshape(groups, 1, inputs, 1)
+    return scaled.reshape(groups * outputs, -1), theirs.reshape(groups * outputs, -1)
+
+
+def _ranges(array: NDArray[Any], axis: int | None) -> Ranges:
+    rows = (
+        array.reshape(1, -1) if axis is None else np.moveaxis(array, axis, 0).reshape(array.shape[axis], -1)
+    )
+    pairs = zip(rows.min(axis=1).tolist(), rows.max(axis=1).tolist(), strict=True)
+    return tuple((float(a), float(b)) for a, b in pairs)

@@ -16,9 +16,8 @@ from roundel.data.lint import record_findings
 from roundel.data.shards import SIZE, SampleDigest
 from roundel.errors import DataError, ModelError, RecipeError
 from roundel.measure.folders import FolderScores, evaluate_folders
-from roundel.measure.labels import Labels
 from roundel.measure.runner import PackedPredictor, Predictor, answers
-from roundel.measure.scores import TOP, Look, Metric, ScoreTally, look, named_metric, scores
+from roundel.measure.scores import TOP, Labels, Look, Metric, ScoreTally, look, named_metric, scores
 from roundel.model.files import write_text
 from roundel.model.structure import ModelSource
 from roundel.options import DataWords, data_settings, no_data, takes_data_words
@@ -27,7 +26,7 @@ from roundel.plain import Card, counted, csv_text, decibel, to_plain
 from roundel.recipe.load import record_paths
 from roundel.recipe.settings import Data
 from roundel.stages import open_data
-from roundel.types import Arrays, InputSpec, Listener, Sample, Silent
+from roundel.types import Arrays, InputSpec, Listener, Sample, heard_by
 from roundel.work.checkpoints import open_store
 from roundel.work.executors import Executor, Work
 
@@ -125,14 +124,14 @@ def evaluate_models(
     """
     if not models:
         raise ModelError("There is no model to evaluate.")
-    told, work = listener or Silent(), Work(executor, open_store(checkpoint, resume=resume))
+    work = Work(executor, open_store(checkpoint, resume=resume))
     predictors = [Predictor(model) for model in models]
     name, function = named_metric(metric)
     truth = Labels(labels, Path(data) if isinstance(data, str | Path) else None)
     opened = _opened(predictors, data, options or Data())
     tallies, kept = [ScoreTally() for _ in models], list[list[int] | None]()
-    told.step("evaluate", next(iter(opened.values())).count)
-    try:
+    with heard_by(listener) as told:
+        told.step("evaluate", next(iter(opened.values())).count)
         items = _together(predictors, opened)
         for item, looks in _looked_at(predictors, items, work, keep=function is not None):
             if truth.known and metric is None and not looks[0].classes:
@@ -141,8 +140,6 @@ def evaluate_models(
             for tally, look in zip(tallies, looks, strict=True):
                 tally.add(look, kept[-1])
             told.advance(len(kept))
-    finally:
-        told.close()
     own = [
         {} if function is None else scores(name, function, tally.kept, kept if truth.known else None)
         for tally in tallies

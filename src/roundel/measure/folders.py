@@ -1,28 +1,25 @@
-"""Arrays that are pictures: which axes are height, width and colour, and back to pixels."""
+"""Two folders of results, file by file: arrays and pictures, and how much alike two of a name are."""
 
 from __future__ import annotations
 
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 from numpy.typing import NDArray
 
-from roundel.errors import OutputError
-from roundel.plain import Card, counted, csv_text, listed
+from roundel.data.arrayfiles import Header, load_npy
+from roundel.data.folders import files_below
+from roundel.errors import DataError, OutputError
+from roundel.numerics.metrics import decibels
+from roundel.plain import Card, counted, csv_text, listed, to_plain
+from roundel.types import Listener, heard_by
 
 if TYPE_CHECKING:
     from PIL.Image import Image
-import math
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
-from pathlib import Path
-
-from roundel.data.arrayfiles import Header, load_npy
-from roundel.data.folders import files_below
-from roundel.errors import DataError
-from roundel.numerics.metrics import decibels
-from roundel.plain import to_plain
-from roundel.types import Listener, Silent
 
 _COLOURS = (1, 3, 4)
 _LEAST_SIDE = 5  # a smaller plane is a table of numbers, whatever its rank
@@ -230,18 +227,15 @@ def evaluate_folders(
     Raises:
         DataError: a folder is missing or empty, a file has no partner, or two partners do not fit together.
     """
-    told = listener or Silent()
     folders = Path(baseline), Path(quantized)
     pairs = _pairs(*folders)
     scores = []
-    told.step("evaluate", len(pairs))
-    try:
+    with heard_by(listener) as told:
+        told.step("evaluate", len(pairs))
         for done, (one, other) in enumerate(pairs, start=1):
             score = similarity(*_loaded(folders[0] / one, folders[1] / other))
             scores.append(FileScore(one.as_posix(), score))
             told.advance(done)
-    finally:
-        told.close()
     return FolderScores(str(baseline), str(quantized), tuple(scores), _summaries(scores))
 
 

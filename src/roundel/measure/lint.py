@@ -20,7 +20,7 @@ from roundel.options import DataWords, data_settings, takes_data_words
 from roundel.plain import to_plain
 from roundel.recipe.settings import Data, Recipe
 from roundel.stages import open_data, prepare
-from roundel.types import Listener, Sample, Silent
+from roundel.types import Listener, Sample, heard_by
 
 _LOOKED_AT = 16  # samples that run through the first layer once more
 _KEPT = 64  # samples that may be read in other ways
@@ -81,8 +81,8 @@ def lint_data(
     Raises:
         RoundelError: the model or the data cannot be read.
     """
-    told, settings = listener or Silent(), data_settings(options, words)
-    try:
+    settings = data_settings(options, words)
+    with heard_by(listener) as told:
         told.step("load")
         ready = prepare(model, Recipe())
         samples = open_data(ready.model, settings, data)
@@ -107,8 +107,6 @@ def lint_data(
             ours, theirs = (said.description.get("preprocessing") for said in (samples, other))
             differing = lint.preprocessing_finding(ours, theirs, "other data")
             findings += [] if differing is None else [differing]
-    finally:
-        told.close()
     ranked = sorted(findings, key=lambda finding: finding.level != "warning")
     return DataReport(tuple(ranked), seen.samples_seen, watch.profiles, samples.description)
 

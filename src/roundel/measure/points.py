@@ -7,10 +7,10 @@ from dataclasses import dataclass, replace
 
 import onnx_ir as ir
 
-from roundel.measure.reference import Matches, cut_to
+from roundel.measure.reference import Matches, fixed_values
 from roundel.measure.types import Place
+from roundel.model.edit import add_constant
 from roundel.model.graph import has_subgraph, is_constant, op_key, values_by_name
-from roundel.model.session import open_session
 from roundel.qdq.nodes import QUARK
 from roundel.qdq.read import (
     restored,
@@ -35,16 +35,8 @@ def with_plain_constants(model: ir.Model) -> ir.Model:
     if not read:
         return copy
     names = [str(value.name) for value in read]
-    inputs = {str(value.name) for value in graph.inputs}
-    arrays = open_session(cut_to(model, names, drop_inputs=inputs), simulate=True).run(names, {})
-    for value, name, array in zip(read, names, arrays, strict=True):
-        constant = ir.Value(
-            name=f"roundel_constant:{name}",
-            shape=ir.Shape(array.shape),
-            type=ir.TensorType(ir.DataType.FLOAT),
-            const_value=ir.tensor(array, name=f"roundel_constant:{name}"),
-        )
-        graph.register_initializer(constant)
+    for value, name, array in zip(read, names, fixed_values(model, names), strict=True):
+        constant = add_constant(graph, f"roundel_constant:{name}", array)
         ir.convenience.replace_all_uses_with(value, constant, replace_graph_outputs=True)
     graph.remove([node for node in graph if fixed.issuperset(node.outputs) and node.outputs])
     return copy

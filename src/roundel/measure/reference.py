@@ -16,6 +16,7 @@ from roundel.improve.channel_rules import Trace
 from roundel.improve.channels import rescalable
 from roundel.improve.equalize import equalize
 from roundel.model.graph import constant_array, is_constant, iter_values, only_reader, op_key, values_by_name
+from roundel.model.session import open_session
 from roundel.model.structure import ModelSource
 from roundel.qdq import attach
 from roundel.qdq.nodes import bare_name
@@ -184,39 +185,17 @@ def cut_to(model: ir.Model, outputs: Sequence[str], *, drop_inputs: Collection[s
         outputs: tensors of the main graph.
         drop_inputs: graph inputs to leave out; none of the outputs may depend on them.
     """
-    copy = model.clone()
-    graph, values = copy.graph, values_by_name(copy.graph)
-    graph.outputs.clear()
-    for name in outputs:
-        value = values[name]
+    inputs = [value for value in model.graph.inputs if value.name not in drop_inputs]
+    graph = ir.convenience.extract(model.graph, inputs, outputs)
+    for value in graph.outputs:
         value.type = value.type or ir.TensorType(ir.DataType.FLOAT)
-        graph.outputs.append(value)
-    read: set[ir.Value] = set(graph.outputs)
-    needed: set[ir.Node] = set()
-    pending = list(graph.outputs)
-    while pending:
-        node = pending.pop().producer()
-        if node is None or node in needed:
-            continue
-        needed.add(node)
-        inputs = [value for value in (*node.inputs, *_captured(node)) if value is not None]
-        read.update(inputs)
-        pending += inputs
-    graph.remove([node for node in graph if node not in needed])
-    for value in [v for v in graph.inputs if v.name in drop_inputs]:
-        graph.inputs.remove(value)
-    # ONNX Runtime refuses to be lent a weight that nothing reads.
-    for name in [name for name, value in graph.initializers.items() if value not in read]:
-        del graph.initializers[name]
-    return attach(copy)
+    return attach(ir.Model(graph, ir_version=model.ir_version))
 
 
-def _captured(node: ir.Node) -> Iterator[ir.Value]:
-    """Values that the bodies of a node read."""
-    for attribute in node.attributes.values():
-        if attribute.type is ir.AttributeType.GRAPH:
-            for inner in attribute.as_graph().all_nodes():
-                yield from (value for value in inner.inputs if value is not None)
+def fixed_values(model: ir.Model, names: Sequence[str]) -> list[NDArray[Any]]:
+    """What tensors that depend on no input come to: ONNX Runtime computes them."""
+    inputs = {str(value.name) for value in model.graph.inputs}
+    return list(open_session(cut_to(model, names, drop_inputs=inputs), simulate=True).run(names, {}))
 
 
 Arrays = Mapping[tuple[str, int], NDArray[Any]]

@@ -31,7 +31,7 @@ from roundel.qdq.functions import attach
 from roundel.qdq.nodes import QUARK
 from roundel.recipe.settings import Data
 from roundel.stages import open_data
-from roundel.types import Arrays, Listener, Sample, Silent
+from roundel.types import Arrays, Listener, Sample, heard_by
 from roundel.work.executors import PartT, Task, Work, mapped
 
 
@@ -236,7 +236,7 @@ def infer(
     Raises:
         RoundelError: the model, the data or an output does not fit.
     """
-    told, started, folder = listener or Silent(), time.perf_counter(), Path(out)
+    started, folder = time.perf_counter(), Path(out)
     settings = data_settings(options, words)
     if isinstance(data, str | Path) and same_file(folder, Path(data)):
         raise OutputError(
@@ -247,8 +247,8 @@ def infer(
     samples = open_data(predictor.model, settings, data)
     _create(folder)
     files: dict[str, str] = {}
-    told.step("infer", samples.count)
-    try:
+    with heard_by(listener) as told:
+        told.step("infer", samples.count)
         for index, (origin, sample) in enumerate(samples.named()):
             results = predictor.run(sample, index)
             for name in chosen:
@@ -264,8 +264,6 @@ def infer(
                 _save(folder / file, results[name], name, images=images)
                 files[file] = origin
             told.advance(index + 1)
-    finally:
-        told.close()
     return Inference(predictor.name, folder, chosen, tuple(files), time.perf_counter() - started)
 
 

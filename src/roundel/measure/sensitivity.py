@@ -15,19 +15,7 @@ from roundel import stages
 from roundel.errors import RecipeError
 from roundel.improve.memory import run_key
 from roundel.improve.probe import QuantizerProbe
-from roundel.measure.layers import (
-    Head,
-    LayerCost,
-    RemedyKind,
-    Sensitivity,
-    StoredLayer,
-    combined,
-    cost_db,
-    find_head,
-    layers_of,
-    remedies,
-    widening,
-)
+from roundel.measure import layers
 from roundel.measure.runner import answers
 from roundel.model import LoadedModel
 from roundel.model.files import Portable
@@ -36,7 +24,7 @@ from roundel.options import DataWords, chosen_recipe, recipe_changes, takes_data
 from roundel.recipe.load import RecipeSource, load_recipe
 from roundel.recipe.settings import Recipe
 from roundel.state import Context, State
-from roundel.types import Arrays, Listener, Silent
+from roundel.types import Arrays, Listener, heard_by
 from roundel.work.checkpoints import open_store
 from roundel.work.executors import Executor, Work
 
@@ -143,7 +131,7 @@ def sensitivity(
     resume: bool = False,
     listener: Listener | None = None,
     **words: Unpack[DataWords],
-) -> Sensitivity:
+) -> layers.Sensitivity:
     """Rank the layers by what quantizing them costs at the output, and say what would help.
 
     Args:
@@ -170,14 +158,12 @@ def sensitivity(
             observed=f"look={look}, worst={worst}",
             expected="1 or more of each",
         )
-    told, start = listener or Silent(), time.perf_counter()
+    start = time.perf_counter()
     tree = recipe_changes(changes, words, exclude, include)
     settings = load_recipe(chosen_recipe(preset, recipe), tree)
     work = Work(executor, open_store(checkpoint, resume=resume))
-    try:
+    with heard_by(listener) as told:
         return _measured(model, settings, data, (look, worst), told, start, work)
-    finally:
-        told.close()
 
 
 def _measured(
@@ -188,13 +174,13 @@ def _measured(
     told: Listener,
     start: float,
     work: Work,
-) -> Sensitivity:
+) -> layers.Sensitivity:
     plain = calibrated_only(settings, max(counts[0], _CHECKED))
     told.step("load and prepare")
     seen = stages.collect(stages.plan(stages.prepare(source, plain)), data, Context(told, work))
     state = stages.resolve(seen)
-    layers = layers_of(state.model, state)
-    if not layers:
+    parts = layers.layers_of(state.model, state)
+    if not parts:
         raise RecipeError(
             "Nothing is stored in integers, so that no layer can be measured.",
             where=f"recipe {settings.name}",
@@ -202,26 +188,26 @@ def _measured(
         )
     every = [name for name in state.params if name in state.plan.tensors]
     board = _Board(state, tuple(every))
-    costs, by_tensor = _costs(board, layers, counts[0], told, work)
+    costs, by_tensor = _costs(board, parts, counts[0], told, work)
     ranked = _ranked(
         costs,
         by_tensor,
         counts[1],
-        lambda layer: widening(layer, costs[layer], state, settings) is not None,
+        lambda layer: layers.widening(layer, costs[layer], state, settings) is not None,
     )
     advised = [layer for layer in ranked[: counts[1]] if costs[layer].left >= _WORTH]
     for layer in advised:
-        found = remedies(layer, costs[layer], state.model, state, settings)
+        found = layers.remedies(layer, costs[layer], state.model, state, settings)
         costs[layer] = replace(costs[layer], remedies=found)
     whole = _check(board, advised, costs, told, work)
-    head = find_head(state.model, state.plan, state.inputs[: counts[0]])
-    return Sensitivity(
+    head = layers.find_head(state.model, state.plan, state.inputs[: counts[0]])
+    return layers.Sensitivity(
         model=state.loaded.path.name if state.loaded.path else "in memory",
         recipe=settings.name,
         samples=min(counts[0], len(state.inputs)),
-        sqnr_db=cost_db(whole),
+        sqnr_db=layers.cost_db(whole),
         layers=tuple(costs[layer] for layer in ranked),
-        together=combined([costs[layer] for layer in advised], settings),
+        together=layers.combined([costs[layer] for layer in advised], settings),
         head=None if head is None else _weighed(head, costs.values()),
         seconds=time.perf_counter() - start,
         notes=(*seen.notes, *_doubts(settings, state)),
@@ -246,40 +232,40 @@ def calibrated_only(recipe: Recipe, samples: int) -> Recipe:
 
 
 def _costs(
-    board: _Board, layers: Sequence[StoredLayer], count: int, told: Listener, work: Work
-) -> tuple[dict[StoredLayer, LayerCost], dict[str, float]]:
+    board: _Board, parts: Sequence[layers.StoredLayer], count: int, told: Listener, work: Work
+) -> tuple[dict[layers.StoredLayer, layers.LayerCost], dict[str, float]]:
     """What each layer costs, and what each of their activations does."""
-    told.step("measure each layer", len(layers))
-    asked = [on for layer in layers for on in (*((name,) for name in layer.activations), layer.weights) if on]
+    told.step("measure each layer", len(parts))
+    asked = [on for layer in parts for on in (*((name,) for name in layer.activations), layer.weights) if on]
     questions = (ProbeQuestion(n, tuple(on), count) for n, on in enumerate(asked))
     costs = board.answers("layers", questions, work)
     found, by_tensor = [], dict[str, float]()
-    for done, layer in enumerate(layers):
+    for done, layer in enumerate(parts):
         for name in layer.activations:
             by_tensor[name] = next(costs)
         moving = sum(by_tensor[name] for name in layer.activations)
         stored = next(costs) if layer.weights else 0.0
-        found.append(LayerCost(layer.name, layer.op, layer.nodes, moving, stored, 0.0))
+        found.append(layers.LayerCost(layer.name, layer.op, layer.nodes, moving, stored, 0.0))
         told.advance(done + 1)
     total = sum(cost.cost for cost in found) or 1.0
     shares = [replace(cost, share=cost.cost / total, left=cost.cost / total) for cost in found]
-    return dict(zip(layers, shares, strict=True)), by_tensor
+    return dict(zip(parts, shares, strict=True)), by_tensor
 
 
 def _ranked(
-    costs: dict[StoredLayer, LayerCost],
+    costs: dict[layers.StoredLayer, layers.LayerCost],
     by_tensor: Mapping[str, float],
     worst: int,
-    widened: Callable[[StoredLayer], bool],
-) -> list[StoredLayer]:
+    widened: Callable[[layers.StoredLayer], bool],
+) -> list[layers.StoredLayer]:
     """The costly first, by what is left of their costs once the worst have got the 16 bits that help them.
 
     What a layer reads gets 16 bits with it, so that the layer before it is cured as well and comes later.
     """
     total = sum(cost.cost for cost in costs.values()) or 1.0
-    waiting, cured, first = dict.fromkeys(costs), set[str](), list[StoredLayer]()
+    waiting, cured, first = dict.fromkeys(costs), set[str](), list[layers.StoredLayer]()
 
-    def left(layer: StoredLayer) -> float:
+    def left(layer: layers.StoredLayer) -> float:
         gone = sum(by_tensor[name] for name in layer.activations if name in cured)
         return max(0.0, costs[layer].cost - gone) / total
 
@@ -296,8 +282,8 @@ def _ranked(
 
 def _check(
     board: _Board,
-    advised: Sequence[StoredLayer],
-    costs: dict[StoredLayer, LayerCost],
+    advised: Sequence[layers.StoredLayer],
+    costs: dict[layers.StoredLayer, layers.LayerCost],
     told: Listener,
     work: Work,
 ) -> float:
@@ -317,14 +303,14 @@ def _check(
     return whole
 
 
-def _relieved(layer: StoredLayer, kind: RemedyKind) -> set[str]:
+def _relieved(layer: layers.StoredLayer, kind: layers.RemedyKind) -> set[str]:
     """Tensors whose error a remedy takes away: all of it with 16 bits (48 dB less), at most for weights."""
-    if kind is RemedyKind.A16W8:
+    if kind is layers.RemedyKind.A16W8:
         return set(layer.touched)
-    return {*layer.weights, *(layer.activations if kind is RemedyKind.EXCLUDE else ())}
+    return {*layer.weights, *(layer.activations if kind is layers.RemedyKind.EXCLUDE else ())}
 
 
-def _weighed(head: Head, costs: Iterable[LayerCost]) -> Head:
+def _weighed(head: layers.Head, costs: Iterable[layers.LayerCost]) -> layers.Head:
     inside = set(head.nodes)
     return replace(head, share=sum(cost.share for cost in costs if inside.issuperset(cost.nodes)))
 

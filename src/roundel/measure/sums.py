@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping, Sequence
-from dataclasses import astuple, dataclass, field, replace
+from dataclasses import dataclass, field
 from typing import Any
 
 import numpy as np
@@ -75,39 +75,30 @@ class TensorSums:
         self.broken = self.broken or more.broken
 
     def arrays(self) -> Arrays:
-        """Plain arrays that `from_arrays` reads back; only the occupied stretch of bins is kept."""
+        """Plain arrays that `from_arrays` reads back."""
         gaps: Sequence[Gap] = [getattr(self, name) for name in _GAPS]
-        histogram = self.histogram
-        used = np.flatnonzero(histogram.counts)
-        first, last = (int(used[0]), int(used[-1]) + 1) if used.size else (0, 0)
-        wide = histogram.exponent is not None
         return {
-            "gaps": np.array([astuple(gap.sums)[:-1] for gap in gaps], np.float64),
-            "gap_counts": np.array([gap.sums.count for gap in gaps], np.int64),
+            "gaps": Closeness.table(gap.sums for gap in gaps),
             **{f"noise_{name}": gap.noise for name, gap in zip(_GAPS, gaps, strict=True)},
             "signal": self.signal,
             "ends": np.array([self.low, self.high], np.float64),
             "counts": np.array([getattr(self, name) for name in _COUNTS], np.int64),
             "shape": np.array(self.shape, np.int64),
             "broken": np.array(self.broken),
-            "bins": histogram.counts[first:last].copy(),
-            "binning": np.array([first, histogram.zeros, wide, histogram.exponent or 0], np.int64),
+            **self.histogram.state(),
         }
 
     @staticmethod
     def from_arrays(arrays: Mapping[str, NDArray[Any]]) -> TensorSums:
         """The inverse of `arrays`."""
         made = TensorSums(shape=tuple(arrays["shape"].tolist()), signal=arrays["signal"])
-        counted = arrays["gap_counts"].tolist()
-        for name, sums, count in zip(_GAPS, arrays["gaps"].tolist(), counted, strict=True):
-            setattr(made, name, Gap(replace(Closeness(*sums), count=count), arrays[f"noise_{name}"]))
+        for name, sums in zip(_GAPS, Closeness.rows(arrays["gaps"]), strict=True):
+            setattr(made, name, Gap(sums, arrays[f"noise_{name}"]))
         for name, count in zip(_COUNTS, arrays["counts"].tolist(), strict=True):
             setattr(made, name, count)
         made.low, made.high = arrays["ends"].tolist()
         made.broken = bool(arrays["broken"])
-        first, zeros, wide, exponent = arrays["binning"].tolist()
-        made.histogram.counts[first : first + arrays["bins"].size] = arrays["bins"]
-        made.histogram.zeros, made.histogram.exponent = zeros, exponent if wide else None
+        made.histogram = Histogram.from_state(arrays)
         return made
 
 
@@ -169,7 +160,7 @@ def measure(
         sums.inherited = _gap(i, q, float(_power(i).sum()), scratch)
     sums.histogram.add(_spread(a), max(abs(sums.low), abs(sums.high)))
     if storage is not None:
-        sums.saturated = _saturated(arrays.float, storage, sums)
+        sums.saturated = storage.beyond(arrays.float, sums.low, sums.high)
     if classes and len(shape) == 2 and shape[1] > 1:
         same = arrays.float.argmax(1) == arrays.shown.argmax(1)
         sums.same_top, sums.rows = int(same.sum()), len(same)
@@ -251,11 +242,3 @@ def _power(a: NDArray[Any]) -> Doubles:
         return np.asarray(sums)
     wide = a.astype(np.float64)
     return np.asarray(np.einsum("acb,acb->c", wide, wide))
-
-
-def _saturated(array: NDArray[Any], storage: TensorStorage, sums: TensorSums) -> int:
-    """Values that lie more than half a step outside the range."""
-    low, high = storage.low - storage.scale / 2, storage.high + storage.scale / 2
-    if sums.low >= low and sums.high <= high:
-        return 0
-    return int(np.count_nonzero(array < low) + np.count_nonzero(array > high))

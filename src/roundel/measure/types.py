@@ -13,6 +13,7 @@ from dataclasses import dataclass, field
 from typing import Any, Literal
 
 import numpy as np
+from numpy.typing import NDArray
 
 from roundel.plain import Card, counted, csv_text, decibel, from_plain, to_plain
 from roundel.qdq.read import StoredTensor
@@ -58,6 +59,18 @@ class TensorStorage:
     scale: float
     scales: int = 1
     axis: int | None = None
+
+    @property
+    def one_range(self) -> bool:
+        """Whether the tensor has one finite range."""
+        return self.scales == 1 and self.scale > 0
+
+    def beyond(self, array: NDArray[Any], low: float, high: float) -> int:
+        """How many values, from `low` to `high`, lie more than half a step outside the range."""
+        first, last = self.low - self.scale / 2, self.high + self.scale / 2
+        if low >= first and high <= last:
+            return 0
+        return int(np.count_nonzero(array < first) + np.count_nonzero(array > last))
 
 
 @dataclass(frozen=True, slots=True)

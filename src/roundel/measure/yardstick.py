@@ -17,8 +17,8 @@ from roundel.data import Samples
 from roundel.data.samples import JUDGED_EVERY, held_out, learning_part, repeatable
 from roundel.errors import DataError, RecipeError, did_you_mean
 from roundel.measure import scores
-from roundel.measure.labels import Labels
 from roundel.measure.runner import Predictor
+from roundel.measure.scores import Labels
 from roundel.model.structure import ModelSource
 from roundel.numerics.metrics import Closeness
 from roundel.recipe.settings import Recipe

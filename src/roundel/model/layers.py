@@ -11,20 +11,8 @@ import onnx_ir as ir
 from numpy.lib.stride_tricks import sliding_window_view
 from numpy.typing import NDArray
 
+from roundel.model import graph
 from roundel.model.edit import Editor
-from roundel.model.graph import (
-    attribute_float,
-    attribute_int,
-    attribute_ints,
-    attribute_string,
-    constant_array,
-    input_at,
-    is_op,
-    only_reader,
-    operands,
-    rank,
-    same_rank,
-)
 from roundel.targets.operators import LAYERS, Trait, ops_with
 
 NORMS = ("InstanceNormalization", "LayerNormalization")
@@ -166,7 +154,7 @@ class Layer:
     def _normalized(self, data: NDArray[Any]) -> NDArray[Any]:
         axes = tuple(range(2 if self.op in _IMAGES else self.axis % data.ndim, data.ndim))
         mean = data.mean(axes, keepdims=True)
-        epsilon = attribute_float(self.node, "epsilon", 1e-5)
+        epsilon = graph.attribute_float(self.node, "epsilon", 1e-5)
         return np.asarray((data - mean) / np.sqrt(data.var(axes, keepdims=True) + epsilon))
 
     def _padded(self, data: NDArray[Any], spatial: tuple[int, ...], zero: int) -> NDArray[Any]:
@@ -194,7 +182,7 @@ class Layer:
     @property
     def stored(self) -> NDArray[Any]:
         """The weight tensor as it is now."""
-        array = constant_array(input_at(self.node, 1))
+        array = graph.constant_array(graph.input_at(self.node, 1))
         assert array is not None, "read_layer has seen it"
         return array
 
@@ -223,19 +211,23 @@ class Layer:
             editor.insert_after(self.node.outputs[0], "Add", shift.astype(dtype))
             return
         node, index = slot
-        old = constant_array(input_at(node, index))
+        old = graph.constant_array(graph.input_at(node, index))
         new = shift if old is None else old + shift
         editor.set_constant(node, index, new.astype(dtype), "bias")
 
     def _bias_slot(self) -> tuple[ir.Node, int] | None:
         if self.op == "Gemm":
             return self.node, 2
-        adding = only_reader(self.node.outputs[0])
-        if adding is None or not is_op(adding, "Add"):
+        adding = graph.only_reader(self.node.outputs[0])
+        if adding is None or not graph.is_op(adding, "Add"):
             return None
-        for value, other in operands(adding):
-            array = constant_array(other)
-            if value is not self.node.outputs[0] or array is None or not same_rank(value, adding.outputs[0]):
+        for value, other in graph.operands(adding):
+            array = graph.constant_array(other)
+            if (
+                value is not self.node.outputs[0]
+                or array is None
+                or not graph.same_rank(value, adding.outputs[0])
+            ):
                 continue
             if array.size in (1, self.operand.shape[1]) and array.shape[-1:] in ((), (1,), (array.size,)):
                 return adding, next(i for i, v in enumerate(adding.inputs) if v is other)
@@ -244,47 +236,47 @@ class Layer:
 
 def read_layer(node: ir.Node) -> Layer | None:
     """The node as a layer, where its weight is a constant; what may be done with it, others say."""
-    data, weight, bias = (input_at(node, index) for index in range(3))
-    array = constant_array(weight) if is_op(node, *LAYERS, *NORMS) else None
-    ndim = rank(data)
+    data, weight, bias = (graph.input_at(node, index) for index in range(3))
+    array = graph.constant_array(weight) if graph.is_op(node, *LAYERS, *NORMS) else None
+    ndim = graph.rank(data)
     if data is None or weight is None or array is None or not array.size:
         return None
     names = (str(data.name), str(weight.name), None if bias is None else str(bias.name))
     common = (node, str(node.name or node.outputs[0].name), node.op_type, *names, str(node.outputs[0].name))
     if node.op_type in NORMS:
-        axis = attribute_int(node, "axis", -1)
+        axis = graph.attribute_int(node, "axis", -1)
         return Layer(*common, groups=array.size, axis=axis % ndim) if ndim else None
-    groups = attribute_int(node, "group", 1)
+    groups = graph.attribute_int(node, "group", 1)
     flat = node.op_type in ("Gemm", "MatMul")
     if (array.ndim != 2 if flat else array.ndim < 3) or array.shape[0] % groups:
         return None
     kernel = tuple(array.shape[2:])
     ones = (1,) * len(kernel)
-    pads = attribute_ints(node, "pads") or (0,) * (2 * len(kernel))
+    pads = graph.attribute_ints(node, "pads") or (0,) * (2 * len(kernel))
     return Layer(
         *common,
         groups=groups,
         kernel=kernel,
-        strides=attribute_ints(node, "strides") or ones,
-        dilations=attribute_ints(node, "dilations") or ones,
+        strides=graph.attribute_ints(node, "strides") or ones,
+        dilations=graph.attribute_ints(node, "dilations") or ones,
         begin=pads[: len(kernel)],
         end=pads[len(kernel) :],
-        padding=attribute_string(node, "auto_pad", "NOTSET"),
-        transposed=bool(attribute_int(node, "transB", 0)),
-        turned=bool(attribute_int(node, "transA", 0)),
-        alpha=attribute_float(node, "alpha", 1.0),
-        beta=attribute_float(node, "beta", 1.0),
+        padding=graph.attribute_string(node, "auto_pad", "NOTSET"),
+        transposed=bool(graph.attribute_int(node, "transB", 0)),
+        turned=bool(graph.attribute_int(node, "transA", 0)),
+        alpha=graph.attribute_float(node, "alpha", 1.0),
+        beta=graph.attribute_float(node, "beta", 1.0),
     )
 
 
 def read_linear(node: ir.Node) -> Layer | None:
     """A plain product of the last axis with a matrix, where its weight and bias can be rewritten."""
-    layer = read_layer(node) if is_op(node, "Gemm", "MatMul") else None
+    layer = read_layer(node) if graph.is_op(node, "Gemm", "MatMul") else None
     if layer is None or not layer.plain or not rewritable(layer.stored):
         return None
-    if layer.bias is not None and constant_array(node.inputs[2]) is None:
+    if layer.bias is not None and graph.constant_array(node.inputs[2]) is None:
         return None
-    return layer if layer.op == "Gemm" or (rank(node.inputs[0]) or 0) >= 2 else None
+    return layer if layer.op == "Gemm" or (graph.rank(node.inputs[0]) or 0) >= 2 else None
 
 
 def read_own(node: ir.Node) -> Layer | None:
@@ -293,9 +285,9 @@ def read_own(node: ir.Node) -> Layer | None:
     if layer is None or not layer.plain:
         return None
     for value in node.inputs[1:3]:
-        if value is not None and (constant_array(value) is None or len(value.uses()) != 1):
+        if value is not None and (graph.constant_array(value) is None or len(value.uses()) != 1):
             return None
-    bias = constant_array(input_at(node, 2))
+    bias = graph.constant_array(graph.input_at(node, 2))
     if layer.op == "Gemm" and bias is not None and bias.shape[-1:] != (bias.size,):
         return None
     sized = "output_shape" in node.attributes or min((*layer.begin, *layer.end), default=0) < 0

@@ -9,13 +9,14 @@ from __future__ import annotations
 
 import enum
 import math
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
-from roundel.types import Range
+from roundel.types import Arrays, Range
 
 HALF_BITS = 12
 HALF = 1 << HALF_BITS
@@ -132,6 +133,34 @@ class Histogram:
             left[0] = max(left[0], low)
             right[-1] = min(right[-1], high)
         return Bins(left, right, self.counts[used].astype(np.float64), self.zeros, self.width, low, high)
+
+    def state(self) -> Arrays:
+        """Plain arrays that `from_state` reads back; only the occupied stretch of bins is kept."""
+        used = np.flatnonzero(self.counts)
+        first, last = (int(used[0]), int(used[-1]) + 1) if used.size else (0, 0)
+        return {
+            "bins": self.counts[first:last].copy(),
+            "first": np.array(first, np.int64),
+            "exponent": np.array([] if self.exponent is None else [self.exponent], np.int64),
+            "zeros": np.array(self.zeros, np.int64),
+        }
+
+    @classmethod
+    def from_state(cls, state: Mapping[str, NDArray[Any]]) -> Histogram:
+        """The inverse of `state`.
+
+        Raises:
+            KeyError: an array is missing.
+            ValueError: an array has another shape or type than `state` gives it.
+        """
+        bins, first, exponent = state["bins"], int(state["first"]), state["exponent"]
+        if bins.ndim != 1 or bins.dtype.kind != "i" or first < 0 or first + bins.size > 2 * HALF:
+            raise ValueError("the bins do not fit a histogram")
+        histogram = cls()
+        histogram.counts[first : first + bins.size] = bins
+        histogram.exponent = int(exponent[0]) if exponent.size else None
+        histogram.zeros = int(state["zeros"])
+        return histogram
 
     def _widen(self, exponent: int) -> None:
         if self.exponent is None:

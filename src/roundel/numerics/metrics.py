@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import astuple, dataclass, replace
 from typing import Any
 
 import numpy as np
@@ -34,6 +34,16 @@ class Closeness:
             if math.isnan(noise) and not math.isnan(signal):
                 noise = worst = math.inf
             return Closeness(signal, noise, _product(a, b), _product(b, b), worst, a.size)
+
+    @staticmethod
+    def table(many: Iterable[Closeness]) -> NDArray[np.float64]:
+        """A row of plain numbers for each, which `rows` reads back; counts stay exact below 2**53."""
+        return np.array([astuple(one) for one in many], np.float64)
+
+    @staticmethod
+    def rows(table: NDArray[np.float64]) -> list[Closeness]:
+        """The inverse of `table`."""
+        return [replace(Closeness(*row[:-1]), count=int(row[-1])) for row in table.tolist()]
 
     def merge(self, more: Closeness) -> Closeness:
         """The sums over both."""
