@@ -10,7 +10,7 @@ import onnx_ir as ir
 
 from roundel.data import open_samples
 from roundel.improve.layers import quantized_layers
-from roundel.improve.probe import FinerWeights, OutputErrors, session_of, together
+from roundel.improve.probe import FinerWeights, OutputErrors, run_size, session_of, together
 from roundel.improve.weight_only import packed_sqnr
 from roundel.model.graph import input_specs
 from roundel.model.session import open_session
@@ -20,7 +20,7 @@ from roundel.types import QType, Sample
 
 _FINER = 8  # the weights' step against the one that leaves the error of rounding: 2.5 to 10 were seen
 _FINENESSES = (2, 4, 8)  # one rounding of the weights is one draw; with other steps it is another
-_LEAST, _MOST = 16, 64  # samples
+_MOST = 64  # samples
 _ELEMENTS = 3_600_000  # of their inputs: 24 images of 224 x 224; smaller ones are cheap, so there are more
 
 
@@ -73,7 +73,7 @@ def equalization(state: State) -> Iterator[float]:
     Where rounding follows, there is one draw for each of several finenesses of the weights, which share the
     samples.
     """
-    numbers = spread_evenly(state.few.inputs)
+    numbers = spread_evenly(state.model.graph, state.few.inputs)
     inputs, wanted = [state.few.inputs[n] for n in numbers], [state.few.wanted[n] for n in numbers]
     now = resolve(collect(plan(replace(state, notes=())), open_samples(inputs, input_specs(state.model))))
     if not state.recipe.improve.rounding or len(inputs) < len(_FINENESSES):
@@ -93,10 +93,9 @@ def first_held(state: State) -> int:
     return len(state.few.inputs) - held_out_count(len(state.few.inputs))
 
 
-def spread_evenly(samples: Sequence[Sample]) -> list[int]:
-    """The numbers of the samples that judge equalization, evenly spread."""
-    size = max(1, sum(array.size for array in samples[0].values()))
-    count = min(len(samples), _MOST, max(_LEAST, _ELEMENTS // size))
+def spread_evenly(graph: ir.Graph, samples: Sequence[Sample]) -> list[int]:
+    """The numbers of the samples that judge equalization, evenly spread: one for each fineness or more."""
+    count = min(len(samples), _MOST, max(len(_FINENESSES), _ELEMENTS // run_size(graph, samples[0])))
     return [int(index) for index in np.linspace(0, len(samples) - 1, count).round()]
 
 

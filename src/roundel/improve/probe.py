@@ -7,6 +7,7 @@ one that a detection head has joined.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any
@@ -33,6 +34,19 @@ from roundel.targets.operators import is_operand
 from roundel.types import QParams, Sample
 
 Errors = Mapping[str, Closeness]
+_USUAL_DEPTH = 100  # elements in all activations for each one of the input
+
+
+def run_size(graph: ir.Graph, sample: Sample) -> int:
+    """What a run takes: elements of the input, or of one that would be usual for so many in between."""
+    between = sum(_elements(value) for node in graph for value in node.outputs)
+    return max(1, sum(array.size for array in sample.values()), between // _USUAL_DEPTH)
+
+
+def _elements(value: ir.Value) -> int:
+    """As far as the shape is known: open dimensions count as one."""
+    shape = value.shape
+    return 0 if shape is None else math.prod(dim if isinstance(dim, int) else 1 for dim in shape)
 
 
 def simulated(model: ir.Model, state: State, recipe: Recipe) -> ir.Model:

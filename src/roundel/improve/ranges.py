@@ -6,9 +6,9 @@ alone, all else in float, and the few whose error at the output stands out try n
 
 from __future__ import annotations
 
-import math
+import heapq
 import time
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from functools import cache
 
@@ -16,8 +16,7 @@ import numpy as np
 import onnx_ir as ir
 from numpy.typing import NDArray
 
-from roundel.improve.probe import QuantizerProbe
-from roundel.model.graph import values_by_name
+from roundel.improve.probe import QuantizerProbe, run_size
 from roundel.numerics.affine import bias_params, round_scale
 from roundel.numerics.metrics import Closeness
 from roundel.plan.types import Derived, Fixed, Role
@@ -27,14 +26,14 @@ from roundel.types import Listener, QParams, Sample, ScaleKind
 
 _BITS = 8  # with more, all that a narrower range changes is what happens to values that no sample showed
 _RUNS_A_SAMPLE = 1.2  # forward runs that looking at every tensor may take, for each sample there is
-_RUNS, _FEWEST_RUNS = 240, 24
+_RUNS, _FEWEST_RUNS, _LEAST_RUNS = 240, 24, 8
+_RUN_ELEMENTS = 12_000_000  # for a big model, fewer runs must do: 8 with images of 1024 x 512
 _LEAST_LOOKED, _LOOKED = 1, 4  # samples that a tensor is looked at with
 _MEASURED = 16  # samples that confirm a range; held-out ones judge in the end
 _TRIED_ELEMENTS = 2_400_000  # of the samples that a range is first tried on: 16 images of 224 x 224
-_USUAL_DEPTH = 100  # elements in all activations for each one of the input
 _WORTH = 0.1  # share of the whole error that makes a tensor worth a search
 _MOST = 12  # tensors that are searched
-_PATIENCE = 4  # of them in a row, the worst first, that stay as they are: the rest will, too
+_LEAST_PATIENCE, _PATIENCE = 2, 4  # of them in a row, the worst first, that stay: the rest will, too
 _GAIN = 0.95  # a step must leave less than this share of the error
 _STEPS = 4
 _FACTORS = {ScaleKind.POWER_OF_TWO: 0.5}
@@ -65,16 +64,18 @@ def choose_ranges(
     if progress is not None:
         progress.step("look at each tensor's error", len(groups))
     probe = QuantizerProbe(model, state, groups, recipe, samples, outputs)
-    size = _size(model, groups, samples[0])
-    runs = _at_most(_RUNS, _FEWEST_RUNS, int(_RUNS_A_SAMPLE * len(samples)))
+    size = run_size(model.graph, samples[0])
+    fewest = _at_most(_FEWEST_RUNS, _LEAST_RUNS, _RUN_ELEMENTS // size)
+    runs = _at_most(_RUNS, fewest, int(_RUNS_A_SAMPLE * len(samples)))
     noise, total = _noise(probe, [names[0] for names in groups], runs, progress)
     least = max(_WORTH * total, *sorted(noise)[-_MOST - 1 : -_MOST], 0.0)
     moved: dict[str, QParams] = {}
     reports: list[LayerReport] = []
-    tried = _at_most(_MEASURED, _LOOKED, _TRIED_ELEMENTS // size)
+    tried = _at_most(_MEASURED, 1, _TRIED_ELEMENTS // size)
+    patience = _at_most(_PATIENCE, _LEAST_PATIENCE, tried)
     worst = sorted((i for i in range(len(groups)) if noise[i] > least), key=lambda i: -noise[i])
     for index in worst:
-        if len(reports) >= _PATIENCE and not any(report.kept for report in reports[-_PATIENCE:]):
+        if len(reports) >= patience and not any(report.kept for report in reports[-patience:]):
             break
         names = groups[index]
         start = time.perf_counter()
@@ -87,19 +88,6 @@ def choose_ranges(
     return _moved(state, moved) if moved else state, tuple(reports)
 
 
-def _size(model: ir.Model, groups: Sequence[Sequence[str]], sample: Sample) -> int:
-    """Elements of an input, or of one that would be usual for so many elements in between."""
-    values = values_by_name(model.graph)
-    between = sum(_elements(values.get(name)) for names in groups for name in names)
-    return max(1, sum(array.size for array in sample.values()), between // _USUAL_DEPTH)
-
-
-def _elements(value: ir.Value | None) -> int:
-    """As far as the shape is known: open dimensions count as one."""
-    shape = None if value is None else value.shape
-    return 0 if shape is None else math.prod(dim if isinstance(dim, int) else 1 for dim in shape)
-
-
 def _at_most(most: int, least: int, wanted: int) -> int:
     return min(most, max(least, wanted))
 
@@ -110,25 +98,35 @@ def _noise(
     """What quantizing each group alone does to the outputs, and the sum of it all.
 
     A run takes time by the size of the model. Where there are more groups than runs for them, neighbours are
-    looked at together first, and one by one only in the worst bundles.
+    looked at together first; then the worst bundle is halved, again and again, while there are runs. What is
+    not in one half is in the other: noise adds up.
     """
     many = len(groups)
     few = _at_most(_LOOKED, _LEAST_LOOKED, runs // many)
     noise = [0.0] * many
-    looked: Iterable[int] = range(many)
-    total = None
-    if many * few > runs:
-        size = -(-2 * many * few // runs)  # half of the runs for the bundles, half for what is in the worst
-        bundles = [range(first, min(first + size, many)) for first in range(0, many, size)]
-        joint = [probe.error({groups[i]: None for i in bundle}, few).noise for bundle in bundles]
-        worst = sorted(range(len(bundles)), key=joint.__getitem__)[-max(1, runs // (2 * few * size)) :]
-        looked = [i for number in sorted(worst) for i in bundles[number]]
-        total = sum(joint)
-    for index in looked:
-        noise[index] = probe.error({groups[index]: None}, few).noise
+    size = -(-2 * many * few // runs) if many * few > runs else 1  # half of the runs for the bundles
+    heap: list[tuple[float, int, int]] = []
+    for first in range(0, many, size):
+        behind = min(first + size, many)
+        heap.append((-_joint(probe, groups[first:behind], few), first, behind))
         if progress is not None:
-            progress.advance(index + 1)
-    return noise, sum(noise) if total is None else total
+            progress.advance(behind)
+    total, left = -sum(entry[0] for entry in heap), runs // few - len(heap)
+    heapq.heapify(heap)
+    while heap:
+        negative, first, behind = heapq.heappop(heap)
+        if behind - first == 1:
+            noise[first] = -negative
+        elif left > 0 and -negative > _WORTH * total:
+            left, middle = left - 1, (first + behind) // 2
+            half = min(_joint(probe, groups[first:middle], few), -negative)
+            heapq.heappush(heap, (-half, first, middle))
+            heapq.heappush(heap, (negative + half, middle, behind))
+    return noise, total
+
+
+def _joint(probe: QuantizerProbe, groups: Sequence[str], samples: int) -> float:
+    return probe.error(dict.fromkeys(groups), samples).noise
 
 
 def movable(state: State) -> list[tuple[str, ...]]:

@@ -134,7 +134,7 @@ def take_few(state: State, samples: Samples | None) -> State:
         return state.noted(*([note] if outliers else []))
     numbers: set[int] = set()
     if _wants(_EQUALIZATION, state):
-        numbers |= {*judges.spread_evenly(inputs)}
+        numbers |= {*judges.spread_evenly(state.model.graph, inputs)}
     if outliers:
         numbers |= {*range(len(inputs) - held_out_count(len(inputs)), len(inputs))}
     some = sorted(numbers)
