@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import inspect
 import logging
+import re
 import sys
 from collections.abc import Callable
 from typing import Any
@@ -37,31 +39,32 @@ app = typer.Typer(
     pretty_exceptions_enable=False,
 )
 
-_COMMANDS: tuple[tuple[str, Callable[..., None], str], ...] = (
-    ("quantize", quantize.quantize_command, quantize.EXAMPLES),
-    ("auto", choose.auto_command, choose.AUTO_EXAMPLES),
-    ("search", choose.search_command, choose.SEARCH_EXAMPLES),
-    ("convert", look.convert_command, look.CONVERT_EXAMPLES),
-    ("check", npu.check_command, npu.CHECK_EXAMPLES),
-    ("explain", look.explain_command, look.EXPLAIN_EXAMPLES),
-    ("inspect", look.inspect_command, look.INSPECT_EXAMPLES),
-    ("infer", measure.infer_command, measure.INFER_EXAMPLES),
-    ("evaluate", measure.evaluate_command, measure.EVALUATE_EXAMPLES),
-    ("compare", measure.compare_command, measure.COMPARE_EXAMPLES),
-    ("sensitivity", measure.sensitivity_command, measure.SENSITIVITY_EXAMPLES),
-    ("lint-data", measure.lint_data_command, measure.LINT_EXAMPLES),
-    ("deploy", npu.deploy_command, npu.DEPLOY_EXAMPLES),
-    ("npu-report", npu.npu_report_command, npu.REPORT_EXAMPLES),
-    ("tools", look.tools_command, look.TOOLS_EXAMPLES),
-    ("reproduce", look.reproduce_command, look.REPRODUCE_EXAMPLES),
-    ("presets", look.presets_command, look.PRESETS_EXAMPLES),
-    ("demo", look.demo_command, look.DEMO_EXAMPLES),
+_COMMANDS: tuple[Callable[..., None], ...] = (
+    *(quantize.quantize_command, choose.auto_command, choose.search_command, look.convert_command),
+    *(npu.check_command, look.explain_command, look.inspect_command),
+    *(measure.infer_command, measure.evaluate_command, measure.compare_command),
+    *(measure.sensitivity_command, measure.lint_data_command, npu.deploy_command, npu.npu_report_command),
+    *(look.tools_command, look.reproduce_command, look.presets_command, look.demo_command),
 )
 _BARE = ("tools", "presets", "demo")  # do something without a word
 
-for _name, _run, _examples in _COMMANDS:
-    _settings = look.TOOLS_SETTINGS if _name == "tools" else None
-    app.command(_name, epilog=_examples, no_args_is_help=_name not in _BARE, context_settings=_settings)(_run)
+
+def _add(command: Callable[..., None]) -> None:
+    """A function NAME_command; its docstring ends in the examples, which stand below the options."""
+    name = command.__name__.removesuffix("_command").replace("_", "-")
+    text, title, examples = re.split(r"\n\n(Examples?):\n\n", inspect.getdoc(command) or "")
+    lines = (" ".join(example.splitlines()) for example in examples.split("\n\n"))
+    app.command(
+        name,
+        help=text,
+        epilog="\n\n".join([f"[bold]{title}[/]", *lines]),
+        no_args_is_help=name not in _BARE,
+        context_settings=look.TOOLS_SETTINGS if name == "tools" else None,
+    )(command)
+
+
+for _command in _COMMANDS:
+    _add(_command)
 
 
 def _version(value: bool) -> None:

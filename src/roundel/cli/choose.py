@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import sys
 from pathlib import Path
-from typing import Annotated, Any, TypedDict
+from typing import Annotated, Any
 
 import typer
 
@@ -13,41 +13,13 @@ from roundel.cli.options import option
 
 NOT_MET = 9  # exit code: no rung meets the budget; the best one was written
 
-AUTO_EXAMPLES = """[bold]Examples[/]
-
-roundel auto model.onnx -o out.onnx --data calib/ --eval-data val/ --labels folders --max-drop '1 point'
-
-roundel auto model.onnx -o out.onnx --data calib.npz --max-drop 1% --time 10m --device stx
-
-roundel auto model.onnx -o out.onnx --data calib/ --metric mine.py:map50 --max-drop 0.005
-
-Exit code 9: no rung meets the budget, and the best one was written all the same.
-"""
-SEARCH_EXAMPLES = """[bold]Examples[/]
-
-roundel search model.onnx --data calib/ --space weights.method=minmax,mse --space calibration.margin=1.0..2.0
-
-roundel search model.onnx --data calib/ --space preset=xint8,a8w8,a16w8 --also size --study my.db -o best.onnx
-
-roundel search model.onnx --data calib/ --space space.yaml --trials 50 --study my.db   (killed? run it again)
-"""
 _BUDGET, _JUDGE = "Budget", "Judging"
 Device = Annotated[str | None, option("The NPU it is for: phx, hpt, stx, krk …")]
 
 
-class JudgeWords(TypedDict):
-    """What the models on trial are judged by."""
-
-    eval_data: Path | None
-    labels: str | None
-    metric: str | None
-    lower_is_better: bool
-
-
 def judge_words(
     eval_data: Annotated[
-        Path | None,
-        option("Data to judge by; without it a quarter of --data is held out.", panel=_JUDGE),
+        Path | None, option("Data to judge by; without it a quarter of --data is held out.", panel=_JUDGE)
     ] = None,
     labels: Annotated[
         str | None,
@@ -60,9 +32,10 @@ def judge_words(
     lower_is_better: Annotated[
         bool, option("Your own metric is an error.", "--lower-is-better", panel=_JUDGE)
     ] = False,
-) -> JudgeWords:
-    """The options of judging, as values."""
-    return JudgeWords(eval_data=eval_data, labels=labels, metric=metric, lower_is_better=lower_is_better)
+) -> options.Words:
+    """What the models on trial are judged by."""
+    judging = {"eval_data": eval_data, "labels": labels, "metric": metric}
+    return {**judging, "lower_is_better": lower_is_better}
 
 
 @options.takes(judging=judge_words, data=options.needed_data)
@@ -77,8 +50,7 @@ def auto_command(
         ),
     ] = "1%",
     time: Annotated[
-        str | None,
-        option("Most time for the whole walk: 10m, 90s, 1h30m.", panel=_BUDGET),
+        str | None, option("Most time for the whole walk: 10m, 90s, 1h30m.", panel=_BUDGET)
     ] = None,
     device: Device = None,
     rungs: Annotated[
@@ -92,12 +64,23 @@ def auto_command(
     quiet: options.Quiet = False,
     as_json: options.Json = False,
     *,
-    judging: JudgeWords,
-    data: options.GivenData,
+    judging: options.Words,
+    data: options.Words,
 ) -> None:
-    """Find the fastest number format that keeps the model within an accuracy budget, and write that model."""
+    """Find the fastest number format that keeps the model within an accuracy budget, and write that model.
+
+    Examples:
+
+    roundel auto model.onnx -o out.onnx --data calib/ --eval-data val/ --labels folders --max-drop '1 point'
+
+    roundel auto model.onnx -o out.onnx --data calib.npz --max-drop 1% --time 10m --device stx
+
+    roundel auto model.onnx -o out.onnx --data calib/ --metric mine.py:map50 --max-drop 0.005
+
+    Exit code 9: no rung meets the budget, and the best one was written all the same.
+    """
     from roundel.measure.yardstick import measure_of
-    from roundel.report.console import ProgressListener, terminal
+    from roundel.report.console import terminal
     from roundel.report.views import show_ladder, step_line
     from roundel.trials.auto import auto
     from roundel.trials.rungs import RungStep, parse_drop
@@ -123,7 +106,7 @@ def auto_command(
         include=include or (),
         exclude_subgraph=exclude_subgraph or (),
         changes=options.settings_tree(settings),
-        listener=None if silent else ProgressListener(),
+        listener=options.live_line(silent=silent),
         on_step=None if silent else heard,
     )
     if as_json:
@@ -142,21 +125,12 @@ def search_command(
         option("FIELD=a,b,c or FIELD=low..high[:log] of a recipe, preset=a,b, or a YAML file of them."),
     ],
     trials: Annotated[int, option("How many in all, those of earlier runs among them.")] = 20,
-    study: Annotated[
-        Path | None,
-        option("SQLite file of the study: a later run goes on with it."),
-    ] = None,
-    output: Annotated[
-        Path | None,
-        option("Write the best model there.", "--output", "-o"),
-    ] = None,
+    study: Annotated[Path | None, option("SQLite file of the study: a later run goes on with it.")] = None,
+    output: Annotated[Path | None, option("Write the best model there.", "--output", "-o")] = None,
     preset: options.Preset = None,
     recipe: options.RecipeFile = None,
     save_recipe: Annotated[Path | None, option("Write the best recipe there.")] = None,
-    also: Annotated[
-        str | None,
-        option("Further objectives: size, time, npu.", panel=_JUDGE),
-    ] = None,
+    also: Annotated[str | None, option("Further objectives: size, time, npu.", panel=_JUDGE)] = None,
     sampler: Annotated[str, option("tpe or random.")] = "tpe",
     seed: Annotated[int, option("Of the sampler.")] = 0,
     device: Device = None,
@@ -164,12 +138,24 @@ def search_command(
     settings: options.Set = None,
     as_json: options.Json = False,
     *,
-    judging: JudgeWords,
-    data: options.GivenData,
-    work: options.WorkWords,
+    judging: options.Words,
+    data: options.Words,
+    work: options.Words,
 ) -> None:
-    """Search recipe values for the best model, in a study that a later run goes on with (needs Optuna)."""
-    from roundel.report.console import ProgressListener, terminal
+    """Search recipe values for the best model, in a study that a later run goes on with (needs Optuna).
+
+    Examples:
+
+    roundel search model.onnx --data calib/ --space weights.method=minmax,mse --space
+    calibration.margin=1.0..2.0
+
+    roundel search model.onnx --data calib/ --space preset=xint8,a8w8,a16w8 --also size --study my.db -o
+    best.onnx
+
+    roundel search model.onnx --data calib/ --space space.yaml --trials 50 --study my.db   (killed? run it
+    again)
+    """
+    from roundel.report.console import terminal
     from roundel.report.views import show_study
     from roundel.trials.search import search
     from roundel.trials.study import Trial
@@ -198,10 +184,8 @@ def search_command(
         exclude=exclude or (),
         changes=options.settings_tree(settings),
         **work,
-        listener=None if as_json else ProgressListener(),
+        listener=options.live_line(silent=as_json),
         on_trial=None if as_json else heard,
     )
-    if as_json:
-        options.put_json(found.to_dict())
-    else:
-        show_study(terminal(), found.to_dict())
+    tree = found.to_dict()
+    options.put(as_json, tree, lambda console: show_study(console, tree))

@@ -4,33 +4,32 @@ from __future__ import annotations
 
 import sys
 from pathlib import Path
-from typing import Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
 from roundel.cli import options
 from roundel.cli.options import argument, option
 
-EXPLAIN_EXAMPLES = """[bold]Examples[/]
-
-roundel explain model.onnx --preset a16w8
-
-roundel explain model.onnx --tensor /layer1/conv/Conv_output_0
-"""
-INSPECT_EXAMPLES = "[bold]Example[/]\n\nroundel inspect model.onnx --nodes"
-PRESETS_EXAMPLES = (
-    "[bold]Example[/]\n\nroundel presets a8w8 > my.yaml   (then edit it; pass --recipe my.yaml)"
-)
+if TYPE_CHECKING:
+    from rich.console import Console
 
 
 @options.takes(chosen=options.recipe_words)
 def explain_command(
     model: options.Model,
-    chosen: options.RecipeWords,
+    chosen: options.Words,
     tensor: Annotated[str | None, option("Only this tensor.")] = None,
     as_json: options.Json = False,
 ) -> None:
-    """Show what every tensor would become, and why. Needs no data."""
+    """Show what every tensor would become, and why. Needs no data.
+
+    Examples:
+
+    roundel explain model.onnx --preset a16w8
+
+    roundel explain model.onnx --tensor /layer1/conv/Conv_output_0
+    """
     from roundel.inspection import explain
     from roundel.report.console import show_plan, terminal
     from roundel.report.record import plan_json
@@ -48,70 +47,40 @@ def inspect_command(
     nodes: Annotated[bool, option("List every node.", "--nodes")] = False,
     as_json: options.Json = False,
 ) -> None:
-    """Show a model's inputs, operators, types and sizes, and what a preset would quantize."""
+    """Show a model's inputs, operators, types and sizes, and what a preset would quantize.
+
+    Example:
+
+    roundel inspect model.onnx --nodes
+    """
     from roundel.inspection import inspect
-    from roundel.report.console import show_inspection, terminal
+    from roundel.report.console import show_inspection
 
     found = inspect(model, preset=preset)
-    if as_json:
-        options.put_json(found.to_dict(nodes=nodes))
-    else:
-        show_inspection(terminal(), found, nodes=nodes)
+    options.put(as_json, found.to_dict(nodes=nodes), lambda to: show_inspection(to, found, nodes=nodes))
 
 
 def presets_command(
     name: Annotated[str | None, argument("Print this preset as a recipe file.")] = None,
     as_json: options.Json = False,
 ) -> None:
-    """List the presets, or print one as a recipe file."""
+    """List the presets, or print one as a recipe file.
+
+    Example:
+
+    roundel presets a8w8 > my.yaml   (then edit it; pass --recipe my.yaml)
+    """
     from roundel.options import presets
     from roundel.recipe.load import dump_yaml
+    from roundel.report.console import show_presets
 
     recipes = presets(name)
-    if name is not None:
-        (recipe,) = recipes.values()
-        if as_json:
-            options.put_json(recipe.model_dump(mode="json"))
-        else:
-            sys.stdout.write(dump_yaml(recipe))
-    elif as_json:
-        options.put_json({known: recipe.title for known, recipe in recipes.items()})
-    else:
-        from roundel.report.console import show_presets, terminal
-
-        show_presets(terminal(), recipes)
-
-
-CONVERT_EXAMPLES = """[bold]Examples[/]
-
-roundel convert model.onnx -o model.bf16.onnx --data inputs.npz   (and how far its outputs move)
-
-roundel convert model.onnx -o small.onnx --form cast --half-weights
-
-roundel convert model.bf16.onnx -o bare.onnx --strip-functions    (for AMD's tools)
-
-roundel convert model.bf16.onnx -o model.float.onnx --to fp32
-"""
-REPRODUCE_EXAMPLES = """[bold]Examples[/]
-
-roundel reproduce model.a8w8.json
-
-roundel reproduce model.a8w8.json --model other/place/model.onnx --data other/place/calib -o again.onnx
-"""
-DEMO_EXAMPLES = """[bold]Examples[/]
-
-roundel demo
-
-roundel demo -p a8w8 -p a16w8 -o models/
-"""
-TOOLS_EXAMPLES = """[bold]Examples[/]
-
-roundel tools                                                     (lists them)
-
-roundel tools convert_s8s8_to_u8s8 model.onnx model.u8.onnx
-
-roundel tools remove_qdq_between_ops --input_model a.onnx --between_ops 'Mul,Add' --output_model b.onnx
-"""
+    if name is None:
+        titles = {known: recipe.title for known, recipe in recipes.items()}
+        options.put(as_json, titles, lambda to: show_presets(to, recipes))
+        return
+    (recipe,) = recipes.values()
+    options.put(as_json, recipe.model_dump(mode="json"), lambda _: sys.stdout.write(dump_yaml(recipe)))
 
 
 def convert_command(
@@ -132,9 +101,20 @@ def convert_command(
     samples: Annotated[int | None, option("Use at most this many.")] = None,
     as_json: options.Json = False,
 ) -> None:
-    """Convert a whole model to bfloat16 or float16 and back, without calibration."""
+    """Convert a whole model to bfloat16 or float16 and back, without calibration.
+
+    Examples:
+
+    roundel convert model.onnx -o model.bf16.onnx --data inputs.npz   (and how far its outputs move)
+
+    roundel convert model.onnx -o small.onnx --form cast --half-weights
+
+    roundel convert model.bf16.onnx -o bare.onnx --strip-functions    (for AMD's tools)
+
+    roundel convert model.bf16.onnx -o model.float.onnx --to fp32
+    """
     from roundel.conversion import convert
-    from roundel.report.console import show_conversion, terminal
+    from roundel.report.console import show_conversion
 
     result = convert(
         model,
@@ -147,10 +127,8 @@ def convert_command(
         data=data,
         samples=samples,
     )
-    if as_json:
-        options.put_json(result.to_dict())
-    else:
-        show_conversion(terminal(), result.to_dict())
+    tree = result.to_dict()
+    options.put(as_json, tree, lambda to: show_conversion(to, tree))
 
 
 def reproduce_command(
@@ -160,42 +138,49 @@ def reproduce_command(
     output: Annotated[Path | None, option("Keep the new model here.", "--output", "-o")] = None,
     as_json: options.Json = False,
 ) -> None:
-    """Repeat a run from its record and say whether the result has the same bytes; exit code 1 if not."""
-    from roundel.report.console import ProgressListener, terminal
+    """Repeat a run from its record and say whether the result has the same bytes; exit code 1 if not.
+
+    Examples:
+
+    roundel reproduce model.a8w8.json
+
+    roundel reproduce model.a8w8.json --model other/place/model.onnx --data other/place/calib -o again.onnx
+    """
     from roundel.reproduction import reproduce
 
-    told = None if as_json else ProgressListener()
+    told = options.live_line(silent=as_json)
     found = reproduce(record, model=model, data=data, output=output, listener=told)
-    if as_json:
-        options.put_json(found.to_dict())
-    else:
-        console = terminal()
+
+    def show(console: Console) -> None:
         verdict = "the same, byte for byte" if found.matches else "not the same"
         console.print(f"quantized model: {verdict}", highlight=False)
         for difference in found.differences:
             console.print(f"  {difference}", markup=False, highlight=False, soft_wrap=True)
+
+    options.put(as_json, found.to_dict(), show)
     if not found.matches:
         raise typer.Exit(1)
 
 
 def demo_command(
     preset: Annotated[list[str] | None, option("Only these presets.", "--preset", "-p")] = None,
-    output: Annotated[
-        Path | None,
-        option("Keep the models in this folder.", "--output", "-o"),
-    ] = None,
+    output: Annotated[Path | None, option("Keep the models in this folder.", "--output", "-o")] = None,
     as_json: options.Json = False,
 ) -> None:
-    """Quantize the embedded example with every preset and compare the results."""
+    """Quantize the embedded example with every preset and compare the results.
+
+    Examples:
+
+    roundel demo
+
+    roundel demo -p a8w8 -p a16w8 -o models/
+    """
     from roundel.plain import to_plain
-    from roundel.report.console import ProgressListener, show_demo, terminal
+    from roundel.report.console import show_demo
     from roundel.showcase import demo
 
-    rows = demo(preset, output, listener=None if as_json else ProgressListener())
-    if as_json:
-        options.put_json(to_plain(rows))
-    else:
-        show_demo(terminal(), rows)
+    rows = demo(preset, output, listener=options.live_line(silent=as_json))
+    options.put(as_json, to_plain(rows), lambda to: show_demo(to, rows))
 
 
 # The tools read their own arguments, --help included, under the names that the documents give them.
@@ -207,7 +192,16 @@ TOOLS_SETTINGS: dict[str, Any] = {
 
 
 def tools_command(context: typer.Context) -> None:
-    """Converters and utilities for finished models: `roundel tools NAME --help`."""
+    """Converters and utilities for finished models: `roundel tools NAME --help`.
+
+    Examples:
+
+    roundel tools                                                     (lists them)
+
+    roundel tools convert_s8s8_to_u8s8 model.onnx model.u8.onnx
+
+    roundel tools remove_qdq_between_ops --input_model a.onnx --between_ops 'Mul,Add' --output_model b.onnx
+    """
     from roundel.quark.tools import TOOLS, run_tool
 
     name, *arguments = context.args or [""]

@@ -3,51 +3,16 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
 from roundel.cli import options
 from roundel.cli.options import argument, option
 
-INFER_EXAMPLES = """[bold]Examples[/]
+if TYPE_CHECKING:
+    from rich.console import Console
 
-roundel infer model.onnx --data images/ --out baseline_results/
-
-roundel infer model.a8w8.onnx --data images/ --out quantized_results/
-
-roundel evaluate --baseline baseline_results/ --quantized quantized_results/
-"""
-EVALUATE_EXAMPLES = """[bold]Examples[/]
-
-roundel evaluate --baseline baseline_results/ --quantized quantized_results/ --csv scores.csv
-
-roundel evaluate model.onnx model.a8w8.onnx --data val/ --labels folders --mean 0.5 --std 0.5
-
-roundel evaluate model.onnx model.xint8.onnx --data x.npz --labels x.npz --metric mine.py:f1
-"""
-COMPARE_EXAMPLES = """[bold]Examples[/]
-
-roundel compare model.onnx model.a8w8.onnx --data images/ --samples 32
-
-roundel compare model.onnx other-tools.onnx --data inputs.npz --all --csv layers.csv
-
-roundel compare model.onnx model.a8w8.onnx --data images/ --report report.html
-"""
-SENSITIVITY_EXAMPLES = """[bold]Examples[/]
-
-roundel sensitivity model.onnx --data images/
-
-roundel sensitivity model.onnx -p xint8 --data inputs.npz --worst 3 --json
-"""
-LINT_EXAMPLES = """[bold]Examples[/]
-
-roundel lint-data model.onnx --data calib/ --mean 0.485,0.456,0.406 --std 0.229,0.224,0.225
-
-roundel lint-data model.onnx --data calib/ --against val/
-
-Exit code: 0 when there is no warning, 1 when there is one.
-"""
 _FOLDERS, _MODELS = "Two folders of results", "Models on data"
 
 
@@ -55,7 +20,7 @@ _FOLDERS, _MODELS = "Two folders of results", "Models on data"
 def infer_command(
     model: options.EitherModel,
     out: Annotated[Path, option("Folder to write to; created if missing.", "--out", "-o")],
-    data: options.GivenData,
+    data: options.Words,
     output: Annotated[list[str] | None, option("Save only this output of the model.", "--output")] = None,
     images: Annotated[
         bool, option("Save PNG pictures (values 0..1) instead of .npy arrays.", "--images")
@@ -63,12 +28,21 @@ def infer_command(
     quiet: options.Quiet = False,
     as_json: options.Json = False,
 ) -> None:
-    """Run a model over data and save each output, named after its input."""
+    """Run a model over data and save each output, named after its input.
+
+    Examples:
+
+    roundel infer model.onnx --data images/ --out baseline_results/
+
+    roundel infer model.a8w8.onnx --data images/ --out quantized_results/
+
+    roundel evaluate --baseline baseline_results/ --quantized quantized_results/
+    """
     from roundel.measure.runner import infer
     from roundel.plain import to_plain
-    from roundel.report.console import ProgressListener, terminal
+    from roundel.report.console import terminal
 
-    listener = None if quiet or as_json else ProgressListener()
+    listener = options.live_line(silent=quiet or as_json)
     done = infer(model, **data, out=out, outputs=output or (), images=images, listener=listener)
     if as_json:
         options.put_json(to_plain(done))
@@ -127,13 +101,21 @@ def evaluate_command(
     ] = None,
     as_json: options.Json = False,
     *,
-    data: options.GivenData,
-    work: options.WorkWords,
-    kept: options.CheckpointWords,
+    data: options.Words,
+    work: options.Words,
+    kept: options.Words,
 ) -> None:
-    """Judge results: two folders file by file, or models side by side on data."""
+    """Judge results: two folders file by file, or models side by side on data.
+
+    Examples:
+
+    roundel evaluate --baseline baseline_results/ --quantized quantized_results/ --csv scores.csv
+
+    roundel evaluate model.onnx model.a8w8.onnx --data val/ --labels folders --mean 0.5 --std 0.5
+
+    roundel evaluate model.onnx model.xint8.onnx --data x.npz --labels x.npz --metric mine.py:f1
+    """
     from roundel.measure.evaluate import evaluate
-    from roundel.report.console import ProgressListener, terminal
     from roundel.report.views import show_folders, show_models
 
     scores = evaluate(
@@ -146,41 +128,42 @@ def evaluate_command(
         csv=csv,
         **work,
         **kept,
-        listener=None if as_json else ProgressListener(),
+        listener=options.live_line(silent=as_json),
     )
     if isinstance(scores, tuple):
-        tree = [score.to_dict() for score in scores]
-        if as_json:
-            options.put_json({"models": tree})
-        else:
-            show_models(terminal(), tree)
-    elif as_json:
-        options.put_json(scores.to_dict())
+        models_tree = [score.to_dict() for score in scores]
+        options.put(as_json, {"models": models_tree}, lambda to: show_models(to, models_tree))
     else:
-        show_folders(terminal(), scores.to_dict())
+        tree = scores.to_dict()
+        options.put(as_json, tree, lambda to: show_folders(to, tree))
 
 
 @options.takes(data=options.needed_data, work=options.work_words, kept=options.kept_words)
 def compare_command(
     float_model: options.Model,
     quantized_model: Annotated[Path, argument("Its quantized form, from any tool.")],
-    data: options.GivenData,
-    work: options.WorkWords,
-    kept: options.CheckpointWords,
+    data: options.Words,
+    work: options.Words,
+    kept: options.Words,
     everything: Annotated[
         bool, option("All tensors, in order of execution, not only the worst.", "--all")
     ] = False,
     weights: Annotated[bool, option("Also list the weights.", "--weights")] = False,
     csv: Annotated[Path | None, option("Also write all tensors there.", "--csv")] = None,
     report: options.Report = None,
-    device: Annotated[
-        str | None,
-        option("The NPU whose split the report predicts; else stx."),
-    ] = None,
+    device: Annotated[str | None, option("The NPU whose split the report predicts; else stx.")] = None,
     as_json: options.Json = False,
 ) -> None:
-    """Compare a float model and its quantized form tensor by tensor: which layer hurts, and why."""
-    from roundel.report.console import ProgressListener, terminal
+    """Compare a float model and its quantized form tensor by tensor: which layer hurts, and why.
+
+    Examples:
+
+    roundel compare model.onnx model.a8w8.onnx --data images/ --samples 32
+
+    roundel compare model.onnx other-tools.onnx --data inputs.npz --all --csv layers.csv
+
+    roundel compare model.onnx model.a8w8.onnx --data images/ --report report.html
+    """
     from roundel.report.views import show_comparison
     from roundel.reporting import compare
 
@@ -193,14 +176,15 @@ def compare_command(
         device=device,
         **work,
         **kept,
-        listener=None if as_json else ProgressListener(),
+        listener=options.live_line(silent=as_json),
     )
-    if as_json:
-        options.put_json(result.to_dict())
-        return
-    show_comparison(terminal(), result.to_dict(), everything=everything, weights=weights)
-    if report is not None:
-        terminal().print(f"report: {report}", markup=False, highlight=False, soft_wrap=True)
+    tree = result.to_dict()
+
+    def show(console: Console) -> None:
+        show_comparison(console, tree, everything=everything, weights=weights)
+        options.put_report(report)
+
+    options.put(as_json, tree, show)
 
 
 @options.takes(
@@ -208,18 +192,24 @@ def compare_command(
 )
 def sensitivity_command(
     model: options.Model,
-    chosen: options.RecipeWords,
-    data: options.GivenData,
-    work: options.WorkWords,
-    kept: options.CheckpointWords,
+    chosen: options.Words,
+    data: options.Words,
+    work: options.Words,
+    kept: options.Words,
     look: Annotated[int, option("Samples that each layer is measured with.")] = 8,
     worst: Annotated[int, option("Layers that get proposals, at most.")] = 5,
     everything: Annotated[bool, option("List all layers, not only the worst.", "--all")] = False,
     as_json: options.Json = False,
 ) -> None:
-    """Rank the layers by what quantizing them costs at the output, and say what would help."""
+    """Rank the layers by what quantizing them costs at the output, and say what would help.
+
+    Examples:
+
+    roundel sensitivity model.onnx --data images/
+
+    roundel sensitivity model.onnx -p xint8 --data inputs.npz --worst 3 --json
+    """
     from roundel.measure.sensitivity import sensitivity
-    from roundel.report.console import ProgressListener, terminal
     from roundel.report.views import show_sensitivity
 
     found = sensitivity(
@@ -230,33 +220,36 @@ def sensitivity_command(
         worst=worst,
         **work,
         **kept,
-        listener=None if as_json else ProgressListener(),
+        listener=options.live_line(silent=as_json),
     )
-    if as_json:
-        options.put_json(found.to_dict())
-    else:
-        show_sensitivity(terminal(), found.to_dict(), everything=everything)
+    tree = found.to_dict()
+    options.put(as_json, tree, lambda to: show_sensitivity(to, tree, everything=everything))
 
 
 @options.takes(data=options.needed_data)
 def lint_data_command(
     model: options.Model,
-    data: options.GivenData,
+    data: options.Words,
     against: Annotated[
-        Path | None,
-        option("Other data, preprocessed alike, that should look the same (evaluation data)."),
+        Path | None, option("Other data, preprocessed alike, that should look the same (evaluation data).")
     ] = None,
     as_json: options.Json = False,
 ) -> None:
-    """Look for what would spoil a calibration: odd samples, wrong scaling or colours, too few samples."""
+    """Look for what would spoil a calibration: odd samples, wrong scaling or colours, too few samples.
+
+    Examples:
+
+    roundel lint-data model.onnx --data calib/ --mean 0.485,0.456,0.406 --std 0.229,0.224,0.225
+
+    roundel lint-data model.onnx --data calib/ --against val/
+
+    Exit code: 0 when there is no warning, 1 when there is one.
+    """
     from roundel.measure.lint import lint_data
-    from roundel.report.console import ProgressListener, terminal
     from roundel.report.views import show_findings
 
-    report = lint_data(model, **data, against=against, listener=None if as_json else ProgressListener())
-    if as_json:
-        options.put_json(report.to_dict())
-    else:
-        show_findings(terminal(), report.to_dict())
+    report = lint_data(model, **data, against=against, listener=options.live_line(silent=as_json))
+    tree = report.to_dict()
+    options.put(as_json, tree, lambda to: show_findings(to, tree))
     if not report.clean:
         raise typer.Exit(1)

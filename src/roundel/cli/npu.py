@@ -10,29 +10,6 @@ import typer
 from roundel.cli import options
 from roundel.cli.options import argument, option
 
-CHECK_EXAMPLES = """[bold]Examples[/]
-
-roundel check model.onnx --preset xint8 --device stx
-
-roundel check model.int8.onnx --nodes   (a model that any tool has quantized)
-
-Exit code: 0 when no finding is an error, 1 when one is.
-"""
-DEPLOY_EXAMPLES = """[bold]Examples[/]
-
-roundel deploy model.a8w8.onnx --device stx -o kit/
-
-python kit/run.py --random --report
-"""
-REPORT_EXAMPLES = """[bold]Examples[/]
-
-roundel npu-report kit/cache/*/vitisai_ep_report.json
-
-roundel npu-report session.log --model kit/model.onnx --device krk   (beside what `roundel check` predicts)
-
-roundel npu-report session.log --json
-"""
-
 Device = Annotated[str, option("phx, hpt, stx, stx-halo or krk.", "--device", "-d")]
 
 
@@ -46,17 +23,22 @@ def check_command(
     nodes: Annotated[bool, option("List the place of every node, and why.", "--nodes")] = False,
     as_json: options.Json = False,
 ) -> None:
-    """Say what will run on the NPU and what stands in the way. Needs no NPU and no data."""
-    from roundel.report.console import terminal
+    """Say what will run on the NPU and what stands in the way. Needs no NPU and no data.
+
+    Examples:
+
+    roundel check model.onnx --preset xint8 --device stx
+
+    roundel check model.int8.onnx --nodes   (a model that any tool has quantized)
+
+    Exit code: 0 when no finding is an error, 1 when one is.
+    """
     from roundel.report.views import show_check
     from roundel.rules import check
 
     report = check(model, preset=preset, device=device)
     tree = report.to_dict(nodes=nodes)
-    if as_json:
-        options.put_json(tree)
-    else:
-        show_check(terminal(), tree)
+    options.put(as_json, tree, lambda to: show_check(to, tree))
     if not report.passed:
         raise typer.Exit(1)
 
@@ -68,16 +50,19 @@ def deploy_command(
     optimize_level: Annotated[int, option("Effort of the BF16 compiler, 1 to 3.")] = 2,
     as_json: options.Json = False,
 ) -> None:
-    """Write a folder to run a model on a Ryzen AI NPU: model, provider options, run script, instructions."""
+    """Write a folder to run a model on a Ryzen AI NPU: model, provider options, run script, instructions.
+
+    Examples:
+
+    roundel deploy model.a8w8.onnx --device stx -o kit/
+
+    python kit/run.py --random --report
+    """
     from roundel.kit.console import show_kit
     from roundel.kit.kit import deploy
-    from roundel.report.console import terminal
 
     kit = deploy(model, output, device=device, optimize_level=optimize_level)
-    if as_json:
-        options.put_json(kit.to_dict())
-    else:
-        show_kit(terminal(), kit)
+    options.put(as_json, kit.to_dict(), lambda to: show_kit(to, kit))
 
 
 def npu_report_command(
@@ -87,19 +72,24 @@ def npu_report_command(
         option("The model that ran: shows where each operator type went, and what was predicted."),
     ] = None,
     preset: Annotated[
-        str | None,
-        option("Its format; else what it shows, or bf16.", "--preset", "-p"),
+        str | None, option("Its format; else what it shows, or bf16.", "--preset", "-p")
     ] = None,
     device: Annotated[str | None, option("Where it ran; else stx.", "--device", "-d")] = None,
     as_json: options.Json = False,
 ) -> None:
-    """Show which operators ran on the NPU and which on the CPU, from the provider's report or console log."""
+    """Show which operators ran on the NPU and which on the CPU, from the provider's report or console log.
+
+    Examples:
+
+    roundel npu-report kit/cache/*/vitisai_ep_report.json
+
+    roundel npu-report session.log --model kit/model.onnx --device krk   (beside what `roundel check`
+    predicts)
+
+    roundel npu-report session.log --json
+    """
     from roundel.kit.console import show_report
     from roundel.kit.npu_report import npu_report
-    from roundel.report.console import terminal
 
     report = npu_report(file, model=model, preset=preset, device=device)
-    if as_json:
-        options.put_json(report.to_dict())
-    else:
-        show_report(terminal(), report)
+    options.put(as_json, report.to_dict(), lambda to: show_report(to, report))

@@ -8,15 +8,20 @@ import json
 import sys
 from collections.abc import Callable
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any, TypedDict
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
 from roundel.errors import RecipeError
 
 if TYPE_CHECKING:
+    from rich.console import Console
+
     from roundel.data import RandomSpec
-    from roundel.work.executors import Executor
+    from roundel.report.console import ProgressListener
+
+Words = dict[str, Any]
+"""What the user said in several options, under the names that Roundel's functions have for it."""
 
 _DATA, _IMAGES, _WORK = "Data", "Images", "Long runs"
 
@@ -35,8 +40,7 @@ Model = Annotated[Path, argument("The float ONNX model.")]
 EitherModel = Annotated[Path, argument("An ONNX model, float or quantized.")]
 Output = Annotated[Path, option("The file to write.", "--output", "-o")]
 Preset = Annotated[
-    str | None,
-    option("Preset name, a8w8 if not given; see `roundel presets`.", "--preset", "-p"),
+    str | None, option("Preset name, a8w8 if not given; see `roundel presets`.", "--preset", "-p")
 ]
 RecipeFile = Annotated[
     Path | None, option("A recipe file (YAML or JSON) instead of a preset.", "--recipe", "-r")
@@ -47,17 +51,12 @@ Exclude = Annotated[
 ]
 Include = Annotated[list[str] | None, option("Quantize only these (same words as --exclude).", "--include")]
 ExcludeSubgraph = Annotated[
-    list[str] | None,
-    option("Keep in float all between tensors: 'a,b->c,d'.", "--exclude-subgraph"),
+    list[str] | None, option("Keep in float all between tensors: 'a,b->c,d'.", "--exclude-subgraph")
 ]
 Set = Annotated[
-    list[str] | None,
-    option("Change a recipe value, for example -s weights.per_channel=true.", "--set", "-s"),
+    list[str] | None, option("Change a recipe value, for example -s weights.per_channel=true.", "--set", "-s")
 ]
-Report = Annotated[
-    Path | None,
-    option("Also write one HTML page with all of it.", "--report"),
-]
+Report = Annotated[Path | None, option("Also write one HTML page with all of it.", "--report")]
 Samples = Annotated[int | None, option("Use at most this many.", panel=_DATA)]
 Quiet = Annotated[bool, option("Print nothing.", "--quiet", "-q")]
 Json = Annotated[bool, option("Print JSON instead of tables.", "--json")]
@@ -94,57 +93,31 @@ def takes(**shared: Callable[..., object]) -> Callable[[Callable[..., None]], Ca
     return decorated
 
 
-class RecipeWords(TypedDict):
-    """Which recipe, and what differs from it."""
-
-    preset: str | None
-    recipe: Path | None
-    exclude: list[str]
-    include: list[str]
-    changes: dict[str, Any]
-
-
 def recipe_words(
     preset: Preset = None,
     recipe: RecipeFile = None,
     exclude: Exclude = None,
     include: Include = None,
     settings: Set = None,
-) -> RecipeWords:
-    """The options of recipes, as values."""
-    return RecipeWords(
-        preset=preset,
-        recipe=recipe,
-        exclude=exclude or [],
-        include=include or [],
-        changes=settings_tree(settings),
-    )
-
-
-class GivenData(TypedDict):
-    """What the user said about the data, as Roundel's functions take it."""
-
-    data: object
-    samples: int | None
-    mean: list[float] | None
-    std: list[float] | None
-    scale: str | None
-    resize: int | list[int] | None
-    crop: int | list[int] | None
-    layout: str | None
-    bgr: bool
+) -> Words:
+    """Which recipe, and what differs from it."""
+    return {
+        "preset": preset,
+        "recipe": recipe,
+        "exclude": exclude or [],
+        "include": include or [],
+        "changes": settings_tree(settings),
+    }
 
 
 def data_words(
     data: Annotated[
-        Path | None,
-        option("Folder of images, .npy or .npz files, or one .npy/.npz file.", panel=_DATA),
+        Path | None, option("Folder of images, .npy or .npz files, or one .npy/.npz file.", panel=_DATA)
     ] = None,
     samples: Samples = None,
     random: Annotated[int | None, option("Use this many random samples.", panel=_DATA)] = None,
     shape: Annotated[
-        list[str] | None,
-        option("Shape of a random input: NAME=1x3x48x320.", panel=_DATA),
+        list[str] | None, option("Shape of a random input: NAME=1x3x48x320.", panel=_DATA)
     ] = None,
     mean: Annotated[str | None, option("Per channel, e.g. 0.5,0.5,0.5", panel=_IMAGES)] = None,
     std: Annotated[str | None, option("Per channel.", panel=_IMAGES)] = None,
@@ -153,29 +126,29 @@ def data_words(
     crop: Annotated[str | None, option("Centre crop: side, or HEIGHTxWIDTH.", panel=_IMAGES)] = None,
     layout: Annotated[str | None, option("nchw or nhwc.", panel=_IMAGES)] = None,
     bgr: Annotated[bool, option("Blue first.", "--bgr", panel=_IMAGES)] = False,
-) -> GivenData:
-    """The options of data, as values."""
+) -> Words:
+    """What the user says about the data."""
     if data is not None and random is not None:
         raise RecipeError(
             "Both --data and --random were given.",
             expected="one of them",
             hint="Use --data for a real result, --random for a first look.",
         )
-    return GivenData(
-        data=data if random is None else random_data(random, shape),
-        samples=samples,
-        mean=_numbers(mean, "--mean"),
-        std=_numbers(std, "--std"),
-        scale=scale,
-        resize=_pixels(resize, "--resize"),
-        crop=_pixels(crop, "--crop"),
-        layout=layout,
-        bgr=bgr,
-    )
+    return {
+        "data": data if random is None else random_data(random, shape),
+        "samples": samples,
+        "mean": _numbers(mean, "--mean"),
+        "std": _numbers(std, "--std"),
+        "scale": scale,
+        "resize": _pixels(resize, "--resize"),
+        "crop": _pixels(crop, "--crop"),
+        "layout": layout,
+        "bgr": bgr,
+    }
 
 
 @functools.wraps(data_words)
-def needed_data(**words: Any) -> GivenData:
+def needed_data(**words: Any) -> Words:
     """The same, for a command that cannot do without."""
     found = data_words(**words)
     if found["data"] is None:
@@ -185,42 +158,23 @@ def needed_data(**words: Any) -> GivenData:
     return found
 
 
-class CheckpointWords(TypedDict):
-    """Where a run writes down what is done."""
-
-    checkpoint: Path | None
-    resume: bool
-
-
 def kept_words(
     checkpoint: Annotated[
-        Path | None,
-        option("Folder that holds what is done, shard by shard.", panel=_WORK),
+        Path | None, option("Folder that holds what is done, shard by shard.", panel=_WORK)
     ] = None,
     resume: Annotated[bool, option("Go on from the checkpoint.", "--resume", panel=_WORK)] = False,
-) -> CheckpointWords:
-    """The options of checkpoints, as values."""
-    return CheckpointWords(checkpoint=checkpoint, resume=resume)
-
-
-class WorkWords(TypedDict):
-    """Where a run's work is done."""
-
-    executor: Executor | None
+) -> Words:
+    """Where a run writes down what is done."""
+    return {"checkpoint": checkpoint, "resume": resume}
 
 
 def work_words(
     executor: Annotated[
-        str | None,
-        option("local (this process, the default), processes, or ray.", panel=_WORK),
+        str | None, option("local (this process, the default), processes, or ray.", panel=_WORK)
     ] = None,
-    workers: Annotated[
-        int | None,
-        option("How many at once; else one to a core.", panel=_WORK),
-    ] = None,
+    workers: Annotated[int | None, option("How many at once; else one to a core.", panel=_WORK)] = None,
     address: Annotated[
-        str | None,
-        option("Of a running Ray cluster; else one starts here.", panel=_WORK),
+        str | None, option("Of a running Ray cluster; else one starts here.", panel=_WORK)
     ] = None,
     shared_files: Annotated[
         bool,
@@ -228,18 +182,18 @@ def work_words(
             "The cluster sees this machine's files: workers read the data.", "--shared-files", panel=_WORK
         ),
     ] = False,
-) -> WorkWords:
-    """The options of executors, as values; None for this process."""
+) -> Words:
+    """Where a run's work is done; None for this process."""
     if executor is None:
         if workers is not None or address is not None or shared_files:
             raise RecipeError(
                 "--workers, --address and --shared-files need an executor.",
                 expected="--executor processes or --executor ray, too",
             )
-        return WorkWords(executor=None)
+        return {"executor": None}
     from roundel.work.executors import executor as named
 
-    return WorkWords(executor=named(executor, address=address, workers=workers, shared_files=shared_files))
+    return {"executor": named(executor, address=address, workers=workers, shared_files=shared_files)}
 
 
 def settings_tree(settings: list[str] | None) -> dict[str, Any]:
@@ -282,6 +236,31 @@ def settings_tree(settings: list[str] | None) -> dict[str, Any]:
 def put_json(tree: object) -> None:
     """Print what another program reads."""
     sys.stdout.write(json.dumps(tree, indent=1) + "\n")
+
+
+def put(as_json: bool, tree: object, show: Callable[[Console], object]) -> None:
+    """Print the tree for another program, or show it to people."""
+    from roundel.report.console import terminal
+
+    if as_json:
+        put_json(tree)
+    else:
+        show(terminal())
+
+
+def put_report(page: Path | None) -> None:
+    """Say where the page is, if there is one."""
+    from roundel.report.console import terminal
+
+    if page is not None:
+        terminal().print(f"report: {page}", markup=False, highlight=False, soft_wrap=True)
+
+
+def live_line(*, silent: bool) -> ProgressListener | None:
+    """Where progress is shown; nowhere when another program reads, or nobody."""
+    from roundel.report.console import ProgressListener
+
+    return None if silent else ProgressListener()
 
 
 def names(text: str | None) -> list[str]:
