@@ -273,14 +273,14 @@ class Written:
         """Put new codes and scales, or new real numbers, into it."""
         for name, (codes, params) in changed.items():
             if params is None:
-                self._values[name].const_value = ir.tensor(codes, name=name)
+                self._values[name].const_value = ir.Tensor(codes, name=name)
                 continue
             stored = self._values[f"{name}{CODES}"]
             node = stored.consumers()[0]
-            stored.const_value = ir.tensor(codes, name=stored.name)
+            stored.const_value = ir.Tensor(codes, name=stored.name)
             scale = node.inputs[1]
             assert scale is not None
-            scale.const_value = ir.tensor(params.scale, name=scale.name)
+            scale.const_value = ir.Tensor(params.scale, name=scale.name)
 
     def seen_as(self, tensor: str) -> str:
         """The name of the real numbers that readers of a tensor get."""

@@ -103,7 +103,7 @@ class StepwiseRunner:
                 continue
             (constants if is_constant(value) else feeds)[name] = value
         graph = onnx.helper.make_graph(
-            [ir.to_proto(node) for node in nodes],
+            [ir.serde.serialize_node(node) for node in nodes],
             "segment",
             [_info(value) for value in feeds.values()],
             [onnx.helper.make_empty_tensor_value_info(name) for name in wanted],
@@ -174,7 +174,7 @@ def _bodies(node: ir.Node) -> Iterable[ir.Graph]:
 
 def _tensor(value: ir.Value) -> onnx.TensorProto:
     assert value.const_value is not None
-    proto = ir.to_proto(value.const_value)
+    proto = ir.serde.serialize_tensor(value.const_value)
     proto.name = str(value.name)  # a tensor may have been replaced by one without a name
     return proto
 

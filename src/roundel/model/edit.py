@@ -36,7 +36,7 @@ class Names:
 
 def add_constant(graph: ir.Graph, name: str, array: NDArray[Any]) -> ir.Value:
     """A new initializer."""
-    tensor = ir.tensor(array, name=name)
+    tensor = ir.Tensor(array, name=name)
     type_ = ir.TensorType(tensor.dtype)
     value = ir.Value(name=name, shape=ir.Shape(array.shape), type=type_, const_value=tensor)
     graph.register_initializer(value)
@@ -69,7 +69,7 @@ class Editor:
         """
         value = input_at(node, index)
         if value is not None and value.is_initializer() and only_reader(value) is node:
-            value.const_value = ir.tensor(array, name=value.name)
+            value.const_value = ir.Tensor(array, name=value.name)
             value.shape = ir.Shape(array.shape)
             return
         name = base if value is None or not value.name else value.name

@@ -200,7 +200,7 @@ def _from_ir(model: ir.Model, options: ort.SessionOptions, *, lean: bool) -> ort
             value.const_value = ir.ExternalTensor(
                 "lent", 0, tensor.nbytes, tensor.dtype, shape=shape, name=name
             )
-        serialised = ir.to_proto(outline).SerializeToString()
+        serialised = ir.serde.serialize_model(outline).SerializeToString()
     finally:
         for value, tensor in own:
             value.const_value = tensor

@@ -155,7 +155,7 @@ class _Writer:
         state = self.state
         dtype = ir.DataType.from_numpy(state.params[tensor.name].qtype.dtype)
         lazy = ir.LazyTensor(
-            lambda: ir.tensor(weight_codes(array, tensor, state), name=name),
+            lambda: ir.Tensor(weight_codes(array, tensor, state), name=name),
             dtype,
             ir.Shape(array.shape),
             name=name,
@@ -175,7 +175,7 @@ class _Writer:
             return self._cell(tensor, scheme).stored(content, out)
         source = self.values[name]
         if content is not array and leaves:
-            source.const_value = ir.tensor(content, name=name)
+            source.const_value = ir.Tensor(content, name=name)
         elif content is not array:
             source = add_constant(self.graph, self.names(f"{name}_tuned"), content)
         return self._chain(tensor, source, "", out)
