@@ -168,9 +168,8 @@ def _record(state: State, request: Asked, reports: tuple[OutputReport, ...], fil
 
 def _describe(state: State, exported: Exported | None) -> dict[str, Any]:
     loaded = state.loaded
-    name = loaded.path.name if loaded.path else "in memory"
     return {
-        "name": exported.name if exported else name,
+        "name": exported.name if exported else loaded.name,
         "path": str(loaded.path) if loaded.path else None,
         "sha256": file_sha256(loaded.path) if loaded.path else None,
         "bytes": loaded.file_bytes,

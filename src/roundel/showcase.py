@@ -8,10 +8,8 @@ from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
 import numpy as np
-from numpy.typing import NDArray
 
 from roundel.errors import OutputError
 from roundel.example import Example, load_example
@@ -19,7 +17,7 @@ from roundel.model.session import open_session
 from roundel.numerics.metrics import Closeness
 from roundel.pipeline import quantize
 from roundel.recipe.load import load_recipe, preset_names
-from roundel.types import Listener, heard_by
+from roundel.types import Array, Listener, heard_by
 
 
 @dataclass(frozen=True, slots=True)
@@ -77,7 +75,7 @@ def _folder(output: Path | None) -> Iterator[Path]:
         yield Path(name)
 
 
-def _logits(example: Example, path: Path) -> NDArray[Any]:
+def _logits(example: Example, path: Path) -> Array:
     session = open_session(path, simulate=True)
     result = session.run(None, {session.get_inputs()[0].name: example.eval_x})
     return np.asarray(result[0])
@@ -86,8 +84,8 @@ def _logits(example: Example, path: Path) -> NDArray[Any]:
 def _row(
     name: str,
     example: Example,
-    reference: NDArray[Any],
-    logits: NDArray[Any],
+    reference: Array,
+    logits: Array,
     cost: tuple[int, float | None],
 ) -> DemoRow:
     top = logits.argmax(1)

@@ -14,7 +14,7 @@ from roundel.data.lint_values import FirstNorm
 from roundel.model import LoadedModel
 from roundel.plan.types import QuantPlan
 from roundel.recipe.settings import Recipe
-from roundel.types import Listener, QParams, Sample, Silent
+from roundel.types import Array, Listener, QParams, Sample, Silent
 from roundel.work.executors import Work
 
 if TYPE_CHECKING:
@@ -130,8 +130,8 @@ class State:
     plan: QuantPlan = field(default_factory=lambda: QuantPlan({}, {}, {}))
     params: Mapping[str, QParams] = field(default_factory=dict)
     float_scales: Mapping[str, NDArray[np.float32]] = field(default_factory=dict)
-    values: Mapping[str, NDArray[Any]] = field(default_factory=dict)
-    codes: Mapping[str, NDArray[Any]] = field(default_factory=dict)
+    values: Mapping[str, Array] = field(default_factory=dict)
+    codes: Mapping[str, Array] = field(default_factory=dict)
     reads: Mapping[tuple[str, str], QParams | str] = field(default_factory=dict)
     notes: tuple[str, ...] = ()
     recipe: Recipe

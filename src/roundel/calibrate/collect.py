@@ -9,12 +9,11 @@ from collections import defaultdict, deque
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass
+from functools import partial
 from queue import SimpleQueue
-from typing import Any
 
 import numpy as np
 import onnx_ir as ir
-from numpy.typing import NDArray
 
 from roundel.calibrate.observers import INFINITE, NonFiniteError, Observer, StatKind, new_observer
 from roundel.calibrate.runner import Extremes, Runner
@@ -25,8 +24,8 @@ from roundel.model.files import Portable
 from roundel.model.graph import fingerprint, is_constant, values_by_name
 from roundel.model.memory import Budget, budget, within
 from roundel.model.session import give_memory_back
-from roundel.types import Arrays, Sample
-from roundel.work.executors import Work, mapped, usable_cores
+from roundel.types import Array, Arrays, Sample
+from roundel.work.executors import Ready, Work, mapped, usable_cores
 
 
 def open_runner(
@@ -92,7 +91,7 @@ class ObservedShard:
         observers = enumerate(self.stats.values())
         return {f"stat.{n}.{key}": array for n, each in observers for key, array in each.state().items()}
 
-    def append(self, arrays: Mapping[str, NDArray[Any]]) -> None:
+    def append(self, arrays: Mapping[str, Array]) -> None:
         """Add the `state` of a worker whose samples follow those that were seen so far."""
         for number, observer in enumerate(self.stats.values()):
             prefix = f"stat.{number}."
@@ -105,7 +104,7 @@ class ObservedShard:
             observer.reorder(self._positions[name])
         return self.stats
 
-    def _observe(self, arrays: Mapping[str, NDArray[Any]], index: int) -> dict[str, str]:
+    def _observe(self, arrays: Mapping[str, Array], index: int) -> dict[str, str]:
         faults: dict[str, str] = {}
         for name, array in arrays.items():
             if name not in self.stats or array.size == 0:
@@ -173,39 +172,26 @@ class ShardTask:
         """The task of this process, to be sent to others."""
         return cls(Portable.of(model), dict(requests), keep, first, device, budget())
 
-    def open(self, cores: int) -> _Opened:
+    def open(self, cores: int) -> Ready[Shard]:
         """Sessions for the model."""
         model = self.model.model()
         with within(self.memory):
             runner = open_runner(
                 model, self.requests, self.first, cores=cores, samples=cores, device=self.device
             )
-        return _Opened(runner, self.requests, self.keep)
+        return Ready(partial(self._observed, runner), runner.workers)
 
-
-@dataclass(frozen=True, slots=True, eq=False)
-class _Opened:
-    runner: Runner
-    requests: dict[str, StatKind]
-    keep: int
-
-    @property
-    def parallel(self) -> int:
-        return self.runner.workers
-
-    def __call__(self, part: Shard) -> Arrays:
+    def _observed(self, runner: Runner, part: Shard) -> Arrays:
         observed, total = ObservedShard(self.requests), 0.0
         arrays: Arrays = {}
-        reading = None if part.files is None else Reading(part.files)
-        for index, sample in enumerate(reading or part.samples, part.first):
-            if reading is not None and index < self.keep:
+        reading = Reading(part)
+        for index, sample in enumerate(reading, part.first):
+            if part.files is not None and index < self.keep:
                 arrays |= {f"in.{index}.{name}": array for name, array in sample.items()}
-            outputs, seconds = observed.take(self.runner, sample, index, finals=index < self.keep)
+            outputs, seconds = observed.take(runner, sample, index, finals=index < self.keep)
             total += seconds
             arrays |= {f"out.{index}.{name}": array for name, array in outputs.items()}
-        if reading is not None:
-            arrays |= reading.told()
-        return arrays | observed.state() | {"seconds": np.array(total)}
+        return arrays | reading.told() | observed.state() | {"seconds": np.array(total)}
 
 
 def shard_key(
@@ -369,10 +355,10 @@ def _by_workers(
     if head is None:
         return gathered.collected({}, feed.digest)
     task = ShardTask.of(model, requests, keep, feed.example(head), device)
-    memory = None if work.store is None else work.memory(_STEP, shard_key(model, requests, keep, device))
+    key = partial(shard_key, model, requests, keep, device)
     names = [str(value.name) for value in model.graph.outputs]
     whole = ObservedShard(requests)
-    for shard, arrays in mapped(work, task, itertools.chain([head], pieces), memory):
+    for shard, arrays in mapped(work, task, itertools.chain([head], pieces), _STEP, key):
         taken = feed.taken(shard, arrays)
         for index in range(shard.first, min(shard.first + taken, keep)):
             outputs = {name: arrays[f"out.{index}.{name}"] for name in names}

@@ -6,14 +6,14 @@ import enum
 import math
 from collections import Counter
 from collections.abc import Mapping
-from typing import Any, ClassVar, Self
+from typing import ClassVar, Self
 
 import numpy as np
 from numpy.typing import NDArray
 
 from roundel.numerics.histogram import Bins, Histogram, as_real
 from roundel.numerics.scales import power_of_two_least_squares
-from roundel.types import Arrays, QType, ScaleKind, Scheme
+from roundel.types import Array, Arrays, Doubles, QType, ScaleKind, Scheme
 
 
 class StatKind(enum.Enum):
@@ -56,7 +56,7 @@ class MinMaxObserver:
         """Largest value; 0 when nothing was seen."""
         return max(self.highs, default=0.0)
 
-    def update(self, array: NDArray[Any]) -> None:
+    def update(self, array: Array) -> None:
         """Take in the tensor's value for one sample.
 
         Raises:
@@ -107,7 +107,7 @@ class MinMaxObserver:
         }
 
     @classmethod
-    def from_state(cls, state: Mapping[str, NDArray[Any]]) -> Self:
+    def from_state(cls, state: Mapping[str, Array]) -> Self:
         """The inverse of `state`.
 
         Raises:
@@ -122,7 +122,7 @@ class MinMaxObserver:
         observer.count = int(state["count"])
         return observer
 
-    def _take(self, flat: NDArray[np.float32] | NDArray[np.float64]) -> tuple[float, float]:
+    def _take(self, flat: NDArray[np.float32] | Doubles) -> tuple[float, float]:
         if flat.size == 0:
             return 0.0, 0.0
         # Adding zero turns -0.0 into 0.0; NaN survives min and max, so two passes check every element.
@@ -145,7 +145,7 @@ class HistogramObserver(MinMaxObserver):
         super().__init__()
         self.histogram = Histogram()
 
-    def update(self, array: NDArray[Any]) -> None:
+    def update(self, array: Array) -> None:
         """Take in the tensor's value for one sample.
 
         Raises:
@@ -169,7 +169,7 @@ class HistogramObserver(MinMaxObserver):
         return super().state() | self.histogram.state()
 
     @classmethod
-    def from_state(cls, state: Mapping[str, NDArray[Any]]) -> Self:
+    def from_state(cls, state: Mapping[str, Array]) -> Self:
         """The inverse of `state`.
 
         Raises:
@@ -192,7 +192,7 @@ class ExponentObserver(HistogramObserver):
         super().__init__()
         self.exponents: list[int] = []
 
-    def update(self, array: NDArray[Any]) -> None:
+    def update(self, array: Array) -> None:
         """Take in the tensor's value for one sample.
 
         Raises:
@@ -225,7 +225,7 @@ class ExponentObserver(HistogramObserver):
         return super().state() | {"exponents": np.array(sorted(self.exponents), np.int64)}
 
     @classmethod
-    def from_state(cls, state: Mapping[str, NDArray[Any]]) -> Self:
+    def from_state(cls, state: Mapping[str, Array]) -> Self:
         """The inverse of `state`."""
         observer = super().from_state(state)
         exponents = state["exponents"]

@@ -3,17 +3,16 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
-from typing import Any, ClassVar, Literal
+from typing import ClassVar, Literal
 
 import numpy as np
-from numpy.typing import NDArray
 
 from roundel.calibrate.observers import ExponentObserver, HistogramObserver, Observer, StatKind
 from roundel.errors import RecipeError
 from roundel.numerics import scales
 from roundel.numerics.affine import params_from_range, weight_params
 from roundel.numerics.histogram import Bins, Scenario, bins_of, distribution, entropy, percentile
-from roundel.types import PerChannel, PerTensor, QParams, Range, ScaleKind, Scheme
+from roundel.types import Array, PerChannel, PerTensor, QParams, Range, ScaleKind, Scheme
 
 
 @dataclass(frozen=True, slots=True)
@@ -115,23 +114,22 @@ def choose(
     Raises:
         RecipeError: the method needs power-of-two scales and the scheme has others.
     """
-    if isinstance(method, NonOverflow):
-        _require_power_of_two(method, scheme)
-        return scales.non_overflow(stat.low, stat.high, scheme)
-    if isinstance(method, MostCommonPowerOfTwo):
-        _require_power_of_two(method, scheme)
-        return _most_common(stat, scheme)
-    if isinstance(method, PowerOfTwoMse) or (isinstance(method, Mse) and _power_of_two(scheme)):
-        _require_power_of_two(method, scheme)
-        bins = _bins(stat)
-        if isinstance(method, PowerOfTwoMse) and method.percent is not None:
-            cut = percentile(bins, method.percent, symmetric=True)
-            bins = bins.within(cut.low, cut.high)
-        return scales.power_of_two_least_squares(bins, scheme, reader=reader)
-    if isinstance(method, MinMax):
-        found = _extremes(method, stat)
-    else:
-        found = _search(method, _bins(stat), scheme, reader)
+    method = _settled(method, scheme)
+    match method:
+        case NonOverflow():
+            return scales.non_overflow(stat.low, stat.high, scheme)
+        case MostCommonPowerOfTwo():
+            return _most_common(stat, scheme)
+        case PowerOfTwoMse(percent):
+            bins = _bins(stat)
+            if percent is not None:
+                cut = percentile(bins, percent, symmetric=True)
+                bins = bins.within(cut.low, cut.high)
+            return scales.power_of_two_least_squares(bins, scheme, reader=reader)
+        case MinMax():
+            found = _extremes(method, stat)
+        case _:
+            found = _search(method, _bins(stat), scheme, reader)
     return params_from_range(found.low, found.high, scheme)
 
 
@@ -151,7 +149,7 @@ def choose_range(method: Method, stat: Observer) -> Range:
     )
 
 
-def choose_weight(method: Method, array: NDArray[Any], scheme: Scheme) -> QParams:
+def choose_weight(method: Method, array: Array, scheme: Scheme) -> QParams:
     """Scale and zero point of a constant, per tensor or per channel as the scheme says.
 
     A moving average has no meaning for a constant: MinMax takes its extremes.
@@ -159,15 +157,14 @@ def choose_weight(method: Method, array: NDArray[Any], scheme: Scheme) -> QParam
     Raises:
         RecipeError: the method needs power-of-two scales and the scheme has others.
     """
-    if isinstance(method, MinMax):
-        return weight_params(array, scheme)
-    if isinstance(method, NonOverflow | PowerOfTwoMse | MostCommonPowerOfTwo) or (
-        isinstance(method, Mse) and _power_of_two(scheme)
-    ):
-        _require_power_of_two(method, scheme)
-        return scales.weight_power_of_two(array, scheme, clip=not isinstance(method, NonOverflow))
-    if isinstance(method, Mse):
-        return scales.weight_least_squares(array, scheme)
+    method = _settled(method, scheme)
+    match method:
+        case MinMax():
+            return weight_params(array, scheme)
+        case NonOverflow() | PowerOfTwoMse() | MostCommonPowerOfTwo():
+            return scales.weight_power_of_two(array, scheme, clip=not isinstance(method, NonOverflow))
+        case Mse():
+            return scales.weight_least_squares(array, scheme)
     if not isinstance(scheme.granularity, PerChannel):
         found = _search(method, bins_of(array), scheme)
         return params_from_range(found.low, found.high, scheme)
@@ -225,14 +222,15 @@ def _bins(stat: Observer) -> Bins:
     return stat.bins()
 
 
-def _power_of_two(scheme: Scheme) -> bool:
-    return scheme.scale is ScaleKind.POWER_OF_TWO
-
-
-def _require_power_of_two(method: Method, scheme: Scheme) -> None:
-    if not _power_of_two(scheme):
+def _settled(method: Method, scheme: Scheme) -> Method:
+    """The method that chooses this scheme's scales: a least error over exponents is one of its own."""
+    power_of_two = scheme.scale is ScaleKind.POWER_OF_TWO
+    if isinstance(method, Mse) and power_of_two:
+        return PowerOfTwoMse()
+    if isinstance(method, NonOverflow | PowerOfTwoMse | MostCommonPowerOfTwo) and not power_of_two:
         raise RecipeError(
             f"{type(method).__name__} chooses powers of two, and this scheme has other scales.",
             observed=scheme,
             expected="a power-of-two scale",
         )
+    return method

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import replace
-from typing import Any
 
 import numpy as np
 import onnx_ir as ir
@@ -21,7 +20,7 @@ from roundel.plan.adjust import with_own_scales
 from roundel.plan.types import Derived, Fixed, QuantPlan, Role, Shared, TensorPlan
 from roundel.recipe.settings import Recipe, Weights
 from roundel.state import State
-from roundel.types import FloatScheme, QParams, QType, Range, ScaleKind, Scheme
+from roundel.types import Array, Doubles, FloatScheme, QParams, QType, Range, ScaleKind, Scheme
 
 _INT32_ROOM = 2.0**31 - 2**8  # float32 scales round: stay clear of the very edge
 _TINY = float(np.finfo(np.float32).tiny)
@@ -103,7 +102,7 @@ class _Resolver:
         self.plans = dict(plan.tensors)
         self.params: dict[str, QParams] = {}
         self.scales: dict[str, NDArray[np.float32]] = {}
-        self.values: dict[str, NDArray[Any]] = {}
+        self.values: dict[str, Array] = {}
         self.notes: list[str] = []
         self._method = method_of(recipe)
         self._groups: dict[tuple[str, ...], QParams] = {}
@@ -135,21 +134,23 @@ class _Resolver:
 
     def _largest(self, tensor: TensorPlan) -> float:
         if tensor.role is not Role.ACTIVATION:
-            return float(np.abs(self.array(tensor.name)).max(initial=0.0))
+            return self._magnitude(tensor.name)
         if isinstance(tensor.source, Fixed):
             return tensor.source.range.absmax
-        return max(self._magnitude(name) for name in self.plan.leaders(tensor.name))
+        return max(self._led(name) for name in self.plan.leaders(tensor.name))
 
-    def _magnitude(self, name: str) -> float:
+    def _led(self, name: str) -> float:
         """Of one leader of a group."""
         led = self.plan.tensors.get(name)
-        if led is not None and isinstance(led.source, Fixed):
-            return led.source.range.absmax
-        if led is not None and led.role is not Role.ACTIVATION:
-            return float(np.abs(self.array(name)).max(initial=0.0))
+        if led is not None and (led.role is not Role.ACTIVATION or isinstance(led.source, Fixed)):
+            return self._largest(led)
         return ranges.choose_range(self._method, self.stats[name]).absmax
 
-    def array(self, name: str) -> NDArray[Any]:
+    def _magnitude(self, name: str) -> float:
+        """Of a constant's largest number."""
+        return float(np.abs(self.array(name)).max(initial=0.0))
+
+    def array(self, name: str) -> Array:
         """A constant's content."""
         array = constant_array(self.graph.initializers[name])
         assert array is not None
@@ -203,7 +204,7 @@ class _Resolver:
                 continue
             if not isinstance(weight.scheme, Scheme):
                 continue
-            largest = float(np.abs(self.array(bias.name)).max(initial=0.0))
+            largest = self._magnitude(bias.name)
             if largest > 0 and self.plan.leaders(data.name) == leaders:
                 bits = tensor.integer.qtype.bits + _FINER
                 if isinstance(bias.scheme, Scheme) and bias.scheme.qtype is QType.INT16:
@@ -261,7 +262,7 @@ class _Resolver:
             params = replace(params, scale=scale, zero_point=zero)
         return params
 
-    def _widen(self, source: Derived, excess: NDArray[np.float64]) -> None:
+    def _widen(self, source: Derived, excess: Doubles) -> None:
         weight = self.params[source.weight]
         if weight.scale.ndim:
             factor = excess.reshape(source.repeats, -1).max(0) if source.repeats > 1 else excess
@@ -271,7 +272,7 @@ class _Resolver:
         self.params[source.weight] = replace(weight, scale=np.asarray(wider, np.float32))
 
 
-def _excess(content: NDArray[np.float64], params: QParams, limit: float) -> NDArray[np.float64]:
+def _excess(content: Doubles, params: QParams, limit: float) -> Doubles:
     """How many times too large the codes would be; one number for each scale."""
     scale = np.maximum(np.abs(params.scale.astype(np.float64)), 0.0)
     needed = np.maximum(content if scale.ndim else np.asarray(content.max(initial=0.0)), 0.0) / limit

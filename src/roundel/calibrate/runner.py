@@ -10,7 +10,6 @@ from typing import Any
 
 import numpy as np
 import onnx_ir as ir
-from numpy.typing import NDArray
 from onnxruntime.capi import onnxruntime_pybind11_state as ort_state
 
 from roundel.calibrate.tensors import masked_tensors
@@ -18,7 +17,7 @@ from roundel.errors import DataError, ModelError
 from roundel.model.graph import values_by_name
 from roundel.model.memory import budget
 from roundel.model.session import open_session
-from roundel.types import Sample
+from roundel.types import Array, Sample
 
 _MODEL_FAULTS = (ort_state.NotImplemented, ort_state.EPFail, ort_state.InvalidGraph)
 _RUN_FAULTS = (ort_state.Fail, ort_state.RuntimeException, ort_state.InvalidArgument)
@@ -38,7 +37,7 @@ class Extremes:
 class Run:
     """One run: tensors of a group, extremes of others, the model's own outputs if asked for, the time."""
 
-    tensors: dict[str, NDArray[Any]]
+    tensors: dict[str, Array]
     extremes: dict[str, Extremes]
     finals: Sample
     seconds: float
@@ -132,11 +131,11 @@ class Runner:
                     tensors[name] = self._fetch(name, sample, index)
             yield Run(tensors, extremes, {name: arrays[name] for name in own}, seconds)
 
-    def _tamed(self, name: str, array: NDArray[Any]) -> NDArray[Any]:
+    def _tamed(self, name: str, array: Array) -> Array:
         mask = self._masks.get(name)
         return array if mask is None else mask.tamed(array)
 
-    def _fetch(self, name: str, sample: Sample, index: int) -> NDArray[Any]:
+    def _fetch(self, name: str, sample: Sample, index: int) -> Array:
         session = self._spare.get(name)
         if session is None:
             # Another thread may open it, too; the later one stays.
@@ -146,7 +145,7 @@ class Runner:
         return run_session(session, [name], sample, index)[name]
 
 
-def run_session(session: Any, names: list[str], sample: Sample, index: int) -> dict[str, NDArray[Any]]:
+def run_session(session: Any, names: list[str], sample: Sample, index: int) -> dict[str, Array]:
     """One run; ONNX Runtime's exceptions become errors that name the sample.
 
     Raises:

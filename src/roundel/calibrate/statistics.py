@@ -11,15 +11,14 @@ import zlib
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
 import numpy as np
-from numpy.typing import NDArray
 
 from roundel.calibrate.collect import Collected
 from roundel.calibrate.observers import OBSERVERS, Observer, StatKind
 from roundel.data.arrayfiles import load_npz, npz_headers
 from roundel.errors import DataError, OutputError
+from roundel.types import Array
 
 _VERSION = 1
 _MAX_BYTES = 4_000_000_000
@@ -69,7 +68,7 @@ def save_statistics(path: Path | str, collected: Collected, model_key: str) -> N
         "samples_seen": collected.samples_seen,
         "tensors": [[name, observer.kind.value] for name, observer in collected.stats.items()],
     }
-    arrays: dict[str, NDArray[Any]] = {_HEADER: np.frombuffer(json.dumps(header).encode(), np.uint8)}
+    arrays: dict[str, Array] = {_HEADER: np.frombuffer(json.dumps(header).encode(), np.uint8)}
     for number, observer in enumerate(collected.stats.values()):
         # Tensor names may hold slashes and dots; inside the archive a number stands for each.
         arrays |= {f"{number}.{key}": array for key, array in observer.state().items()}
@@ -112,7 +111,7 @@ def load_statistics(path: Path | str) -> Statistics:
         ) from error
 
 
-def _arrays(path: Path) -> dict[str, NDArray[Any]]:
+def _arrays(path: Path) -> dict[str, Array]:
     """What the archive holds, once its headers say that it is numbers, and not too many of them."""
     try:
         headers = npz_headers(path)
@@ -124,7 +123,7 @@ def _arrays(path: Path) -> dict[str, NDArray[Any]]:
         raise ValueError(error.observed) from error
 
 
-def _observer(arrays: Mapping[str, NDArray[Any]], number: int, kind: StatKind) -> Observer:
+def _observer(arrays: Mapping[str, Array], number: int, kind: StatKind) -> Observer:
     prefix = f"{number}."
     state = {key.removeprefix(prefix): array for key, array in arrays.items() if key.startswith(prefix)}
     return OBSERVERS[kind].from_state(state)

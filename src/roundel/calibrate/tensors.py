@@ -11,16 +11,14 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass
 from functools import partial
-from typing import Any
 
 import numpy as np
 import onnx_ir as ir
-from numpy.typing import NDArray
 
 from roundel.model.graph import DEFAULT_DOMAINS, attribute_float, attribute_int, constant_array, op_key
 from roundel.numerics.scales import ReaderFunction
 from roundel.targets.operators import OPERATORS, Trait, ops_with
-from roundel.types import Doubles
+from roundel.types import Array, Doubles
 
 FAR = -1e3
 """A constant at or below it is a mask: no score of a network that works lies there."""
@@ -47,7 +45,7 @@ class Mask:
     gap: float
     axis: int | None
 
-    def tamed(self, array: NDArray[Any]) -> NDArray[Any]:
+    def tamed(self, array: Array) -> Array:
         """The values, with hidden ones `gap` below the best that is not, of the row or of the tensor."""
         hidden = array <= self.floor
         if not hidden.any():
@@ -58,7 +56,7 @@ class Mask:
         return np.where(hidden, best - self.gap, array).astype(array.dtype)
 
 
-def _best(shown: NDArray[Any]) -> float:
+def _best(shown: Array) -> float:
     best = float(shown.max())
     return 0.0 if np.isneginf(best) else best
 

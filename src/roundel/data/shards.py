@@ -131,25 +131,29 @@ _DIGESTS, _TOLD = "digests", "told"
 
 
 class Reading:
-    """In a worker: the samples of some files, one at a time, and what the driver must know of them.
+    """In a worker: the samples of a shard, one at a time, and what the driver must know of them.
 
     Args:
-        files: to read.
+        part: what was sent, or what is to be read.
     """
 
-    def __init__(self, files: Division) -> None:
-        self._samples, self._digests = files.open(), bytearray()
+    def __init__(self, part: Shard) -> None:
+        self._sent, self._digests = part.samples, bytearray()
+        self._read = None if part.files is None else part.files.open()
 
     def __iter__(self) -> Iterator[Sample]:
-        for sample in self._samples:
+        yield from self._sent
+        for sample in self._read or ():
             self._digests += digest_of(sample)
             yield sample
 
     def told(self) -> Arrays:
-        """What is known once all samples have passed."""
+        """What is known once all samples have passed; nothing of samples that the driver has sent."""
+        if self._read is None:
+            return {}
         digests = np.frombuffer(bytes(self._digests), np.uint8)
         seen = len(digests) // DIGEST_SIZE
-        told = {"watch": self._samples.watch.state(), "notes": self._samples.notes, "seen": seen}
+        told = {"watch": self._read.watch.state(), "notes": self._read.notes, "seen": seen}
         return {_DIGESTS: digests, _TOLD: as_array(told)}
 
 

@@ -10,7 +10,6 @@ from typing import Any, Literal
 
 import numpy as np
 import onnx_ir as ir
-from numpy.typing import NDArray
 
 from roundel.data.lint import record_findings
 from roundel.errors import ModelError
@@ -30,7 +29,7 @@ from roundel.qdq.read import StoredTensors, strip_stored
 from roundel.recipe.settings import Data
 from roundel.stages import open_data
 from roundel.targets.operators import is_operand
-from roundel.types import Doubles, Listener, heard_by
+from roundel.types import Array, Doubles, Listener, heard_by
 from roundel.work.executors import Work
 
 _STRANGE_DB = 3.0  # the coarsest formats stay above; a weight below is another weight
@@ -265,7 +264,7 @@ def _pairs(node: ir.Node, bare: ir.Node | None, matches: reference.Matches) -> I
         yield WeightPair(partner, index, value, str(inner.name) if inner is not None else "")
 
 
-def _contents(quantized: ir.Model, values: list[ir.Value]) -> dict[str, NDArray[Any]]:
+def _contents(quantized: ir.Model, values: list[ir.Value]) -> dict[str, Array]:
     """What constants come to behind their DQ or Cast nodes: ONNX Runtime computes them."""
     found, behind = {}, []
     for value in values:
@@ -293,10 +292,10 @@ def _depends_on_constants(value: ir.Value) -> bool:
 
 def _compare(
     pair: WeightPair,
-    wanted: NDArray[Any],
-    array: NDArray[Any],
+    wanted: Array,
+    array: Array,
     storage: types.TensorStorage | None,
-    history: tuple[NDArray[Any], tuple[Doubles, Doubles] | None],
+    history: tuple[Array, tuple[Doubles, Doubles] | None],
 ) -> types.WeightComparison:
     before, factors = history
     node, op = pair.node, op_key(pair.node)
@@ -358,10 +357,10 @@ def _channel_axis(node: ir.Node, role: Role, storage: types.TensorStorage | None
 def _rescaled(
     pair: WeightPair,
     role: Role,
-    wanted: NDArray[Any],
-    array: NDArray[Any],
+    wanted: Array,
+    array: Array,
     factors: tuple[Doubles, Doubles],
-) -> tuple[NDArray[Any], NDArray[Any]]:
+) -> tuple[Array, Array]:
     """Float and stored values in the quantized model's coordinates, one row for each output channel."""
     rows, columns = factors
     if role == "bias":
@@ -374,7 +373,7 @@ def _rescaled(
     return scaled.reshape(groups * outputs, -1), theirs.reshape(groups * outputs, -1)
 
 
-def _ranges(array: NDArray[Any], axis: int | None) -> Ranges:
+def _ranges(array: Array, axis: int | None) -> Ranges:
     rows = (
         array.reshape(1, -1) if axis is None else np.moveaxis(array, axis, 0).reshape(array.shape[axis], -1)
     )

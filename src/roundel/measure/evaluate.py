@@ -9,14 +9,12 @@ from itertools import islice
 from pathlib import Path
 from typing import Any, Unpack
 
-from numpy.typing import NDArray
-
 from roundel.data import Samples
 from roundel.data.lint import record_findings
 from roundel.data.shards import SIZE, SampleDigest
 from roundel.errors import DataError, ModelError, RecipeError
 from roundel.measure.folders import FolderScores, evaluate_folders
-from roundel.measure.runner import PackedPredictor, Predictor, answers
+from roundel.measure.runner import PackedPredictor, Predictor
 from roundel.measure.scores import TOP, Labels, Look, Metric, ScoreTally, look, named_metric, scores
 from roundel.model.files import write_text
 from roundel.model.structure import ModelSource
@@ -26,9 +24,9 @@ from roundel.plain import Card, counted, csv_text, decibel, to_plain
 from roundel.recipe.load import record_paths
 from roundel.recipe.settings import Data
 from roundel.stages import open_data
-from roundel.types import Arrays, InputSpec, Listener, Sample, heard_by
+from roundel.types import Array, Arrays, InputSpec, Listener, Sample, heard_by
 from roundel.work.checkpoints import open_store
-from roundel.work.executors import Executor, Work
+from roundel.work.executors import Executor, Ready, Work, mapped
 
 Inputs = tuple[InputSpec, ...]
 
@@ -287,7 +285,7 @@ def _looked_at(
 
     task, parts = _Task(tuple(predictors), keep), _parts(items, digests=work.store is not None)
     names = [list(predictor.outputs) if keep else [] for predictor in predictors]
-    for part, arrays in answers(work, "evaluate", key, task, parts):
+    for part, arrays in mapped(work, task, parts, "evaluate", key):
         for place, item in enumerate(part.items):
             yield item, [_read(arrays, f"{place}.{model}.", kept) for model, kept in enumerate(names)]
 
@@ -314,28 +312,24 @@ class _Task:
     models: tuple[Predictor | PackedPredictor, ...]
     keep: bool
 
-    def open(self, cores: int) -> _Opened:
-        return _Opened([model.open(cores) for model in self.models], self.keep)
+    def open(self, cores: int) -> Ready[_Part]:
+        predictors = [model.open(cores) for model in self.models]
+        return Ready(lambda part: _part_arrays(predictors, part, keep=self.keep))
 
 
-@dataclass(frozen=True, slots=True, eq=False)
-class _Opened:
-    predictors: Sequence[Predictor]
-    keep: bool
-    parallel: int = 1
-
-    def __call__(self, part: _Part) -> Arrays:
-        arrays: Arrays = {}
-        for place, item in enumerate(part.items):
-            first: list[NDArray[Any]] = []
-            for number, (predictor, sample) in enumerate(zip(self.predictors, item.samples, strict=True)):
-                started = time.perf_counter()
-                results = predictor.run(sample, part.number * SIZE + place)
-                seconds = time.perf_counter() - started
-                one = look(results, first, keep=self.keep, seconds=seconds).arrays()
-                arrays |= {f"{place}.{number}.{key}": array for key, array in one.items()}
-                first = first or [results[predictor.outputs[0]]]
-        return arrays
+def _part_arrays(predictors: Sequence[Predictor], part: _Part, *, keep: bool) -> Arrays:
+    """Every model's look at each item of a part, under the item's place and the model's number."""
+    arrays: Arrays = {}
+    for place, item in enumerate(part.items):
+        first: list[Array] = []
+        for number, (predictor, sample) in enumerate(zip(predictors, item.samples, strict=True)):
+            started = time.perf_counter()
+            results = predictor.run(sample, part.number * SIZE + place)
+            seconds = time.perf_counter() - started
+            one = look(results, first, keep=keep, seconds=seconds).arrays()
+            arrays |= {f"{place}.{number}.{key}": array for key, array in one.items()}
+            first = first or [results[predictor.outputs[0]]]
+    return arrays
 
 
 def _read(arrays: Arrays, prefix: str, outputs: Sequence[str]) -> Look:

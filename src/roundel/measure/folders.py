@@ -9,14 +9,13 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
-from numpy.typing import NDArray
 
 from roundel.data.arrayfiles import Header, load_npy
 from roundel.data.folders import files_below
 from roundel.errors import DataError, OutputError
 from roundel.numerics.metrics import decibels
 from roundel.plain import Card, counted, csv_text, listed, to_plain
-from roundel.types import Listener, heard_by
+from roundel.types import Array, Doubles, Listener, heard_by
 
 if TYPE_CHECKING:
     from PIL.Image import Image
@@ -25,7 +24,7 @@ _COLOURS = (1, 3, 4)
 _LEAST_SIDE = 5  # a smaller plane is a table of numbers, whatever its rank
 
 
-def planes(array: NDArray[Any]) -> NDArray[Any] | None:
+def planes(array: Array) -> Array | None:
     """(planes, height, width) of an array that holds pictures; None for one that does not.
 
     Rank 3 and up: the last two axes are height and width, or the two before a last axis of 1, 3 or 4
@@ -42,7 +41,7 @@ def planes(array: NDArray[Any]) -> NDArray[Any] | None:
     return array.reshape(-1, height, width)
 
 
-def to_picture(array: NDArray[Any], what: str) -> Image:
+def to_picture(array: Array, what: str) -> Image:
     """One picture: floats in 0..1 become 0..255, integers stay; what lies outside is cut off.
 
     Raises:
@@ -89,7 +88,7 @@ class Similarity:
     ssim: float | None
 
 
-def similarity(baseline: NDArray[Any], other: NDArray[Any]) -> Similarity:
+def similarity(baseline: Array, other: Array) -> Similarity:
     """Compare two arrays of one shape.
 
     The peak of 8-bit images is 255. Of other arrays it is the baseline's largest magnitude for PSNR, and the
@@ -106,14 +105,14 @@ def similarity(baseline: NDArray[Any], other: NDArray[Any]) -> Similarity:
     )
 
 
-def _cosine(a: NDArray[np.float64], b: NDArray[np.float64]) -> float:
+def _cosine(a: Doubles, b: Doubles) -> float:
     norm = float(np.linalg.norm(a.ravel()) * np.linalg.norm(b.ravel()))
     if norm == 0:
         return 1.0 if not a.any() and not b.any() else 0.0
     return max(-1.0, min(1.0, float(np.vdot(a, b)) / norm))
 
 
-def ssim(a: NDArray[np.float64], b: NDArray[np.float64], span: float) -> float | None:
+def ssim(a: Doubles, b: Doubles, span: float) -> float | None:
     """Structural similarity, the mean over all planes and places where the window fits.
 
     Args:
@@ -140,7 +139,7 @@ def ssim(a: NDArray[np.float64], b: NDArray[np.float64], span: float) -> float |
     return float(np.mean(values))
 
 
-def _blur(plane: NDArray[np.float64]) -> NDArray[np.float64]:
+def _blur(plane: Doubles) -> Doubles:
     """The Gaussian mean around every place where the window fits, first down, then across."""
     height, width = plane.shape[0] - _SIDE + 1, plane.shape[1] - _SIDE + 1
     rows = sum(weight * plane[i : i + height] for i, weight in enumerate(_KERNEL))
@@ -289,7 +288,7 @@ def _results(folder: Path) -> list[Path]:
     return found
 
 
-def _loaded(one: Path, other: Path) -> tuple[NDArray[Any], NDArray[Any]]:
+def _loaded(one: Path, other: Path) -> tuple[Array, Array]:
     if (one.suffix.lower() == ".npy") != (other.suffix.lower() == ".npy"):
         raise DataError(
             "An array and an image cannot be compared.", where=one, observed=f"its partner is {other}"
@@ -308,7 +307,7 @@ def _loaded(one: Path, other: Path) -> tuple[NDArray[Any], NDArray[Any]]:
     return a, b
 
 
-def _array(path: Path) -> NDArray[Any]:
+def _array(path: Path) -> Array:
     def check(header: Header) -> None:
         if header.dtype.kind not in "fiub":
             raise DataError("A result is not an array of numbers.", where=path, observed=header)
@@ -324,7 +323,7 @@ def _array(path: Path) -> NDArray[Any]:
     return array.astype(np.float64) if array.dtype.kind != "f" else array
 
 
-def _images(one: Path, other: Path) -> tuple[NDArray[Any], NDArray[Any]]:
+def _images(one: Path, other: Path) -> tuple[Array, Array]:
     import PIL.Image
 
     loaded = []

@@ -12,7 +12,6 @@ from typing import Any
 
 import numpy as np
 import onnx_ir as ir
-from numpy.typing import NDArray
 
 from roundel.calibrate.collect import collect
 from roundel.calibrate.observers import Observer, StatKind
@@ -26,7 +25,7 @@ from roundel.plan.types import QuantPlan, Role
 from roundel.recipe.settings import Recipe
 from roundel.state import State
 from roundel.targets.operators import FUSING_CONSUMERS, Trait, ops_with
-from roundel.types import PerChannel, PerTensor, Sample
+from roundel.types import Array, PerChannel, PerTensor, Sample
 
 
 class RemedyKind(enum.Enum):
@@ -356,7 +355,7 @@ def _channel_gain(layer: StoredLayer, model: ir.Model, state: State, recipe: Rec
     return gain if gain >= _HALF else None
 
 
-def _power(error: NDArray[Any]) -> float:
+def _power(error: Array) -> float:
     flat = np.asarray(error, np.float64).ravel()
     return float(flat @ flat)
 

@@ -7,7 +7,6 @@ from dataclasses import dataclass
 from typing import Any, Unpack
 
 import onnx_ir as ir
-from numpy.typing import NDArray
 
 from roundel.calibrate.collect import collect
 from roundel.calibrate.observers import Observer, StatKind
@@ -20,7 +19,7 @@ from roundel.options import DataWords, data_settings, takes_data_words
 from roundel.plain import to_plain
 from roundel.recipe.settings import Data, Recipe
 from roundel.stages import open_data, prepare
-from roundel.types import Listener, Sample, heard_by
+from roundel.types import Array, Listener, Sample, heard_by
 
 _LOOKED_AT = 16  # samples that run through the first layer once more
 _KEPT = 64  # samples that may be read in other ways
@@ -180,7 +179,7 @@ def _readings(
         return []
     session = open_session(model)
 
-    def answer(array: NDArray[Any]) -> NDArray[Any]:
+    def answer(array: Array) -> Array:
         scores = class_scores(session.run([name], {key: array})[0])
         assert scores is not None
         return scores

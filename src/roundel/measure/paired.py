@@ -3,32 +3,30 @@
 from __future__ import annotations
 
 import hashlib
+import itertools
 import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
-from itertools import chain
 from threading import BoundedSemaphore
-from typing import Any
 
 import onnxruntime as ort
-from numpy.typing import NDArray
 
 from roundel.calibrate.runner import grouped, run_session, tensor_bytes
 from roundel.data.shards import SIZE, Reading, Shard, feed_of
 from roundel.errors import DataError
 from roundel.measure.points import Fetch, Point, output_channel_axis
 from roundel.measure.reference import Factors, cut_to
-from roundel.measure.runner import Travelling, answers
+from roundel.measure.runner import Travelling
 from roundel.measure.sums import PointArrays, TensorSums, measure
 from roundel.measure.types import TensorStorage
 from roundel.model.graph import fingerprint
 from roundel.model.memory import collector_paused
 from roundel.model.session import open_session
 from roundel.qdq.nodes import QUARK
-from roundel.types import Arrays, Sample
+from roundel.types import Array, Arrays, Sample
 from roundel.work.checkpoints import as_array, as_tree
-from roundel.work.executors import Work
+from roundel.work.executors import Work, mapped
 
 MAX_LIVE_BYTES = 1_500_000_000
 """Tensors of all runs in flight; a sample that needs more runs once for each group of points."""
@@ -104,7 +102,7 @@ class PairTally:
         return {**arrays, "facts": as_array(facts)}
 
     @staticmethod
-    def from_arrays(arrays: Mapping[str, NDArray[Any]]) -> PairTally:
+    def from_arrays(arrays: Mapping[str, Array]) -> PairTally:
         """The inverse of `arrays`."""
         samples, names, mismatched, seconds = as_tree(arrays["facts"])
         by_point: dict[str, Arrays] = {}
@@ -135,7 +133,7 @@ def compare_samples(
     few = len(head.samples if head.files is None else head.files.files)
     task = _Task(subject, feed.example(head), few if few < SIZE else None)
     total = PairTally()
-    for shard, arrays in answers(work, "compare", subject.key, task, chain([head], pieces)):
+    for shard, arrays in mapped(work, task, itertools.chain([head], pieces), "compare", subject.key):
         total.merge(PairTally.from_arrays(arrays))
         feed.taken(shard, arrays)
         progress(total.samples)
@@ -191,11 +189,10 @@ class _Opened:
 
     def __call__(self, part: Shard) -> Arrays:
         tally = PairTally()
-        reading = None if part.files is None else Reading(part.files)
-        samples = enumerate(reading or part.samples, part.first)
-        for one in self._pool.map(lambda item: self._sample(item[1], item[0]), samples):
+        reading = Reading(part)
+        for one in self._pool.map(self._sample, reading, itertools.count(part.first)):
             tally.merge(one)
-        return tally.arrays() | (reading.told() if reading is not None else {})
+        return tally.arrays() | reading.told()
 
     def _sample(self, sample: Sample, index: int) -> PairTally:
         one, fetches = PairTally(1), self._subject.fetches
@@ -209,7 +206,7 @@ class _Opened:
                 floats[name] = self._subject.factors[name].apply(floats[name])
             halfway = time.perf_counter()
             feed = {**sample, **{fetches[n].feed: a for n, a in floats.items()}}
-            results: dict[str, NDArray[Any]] = {}
+            results: dict[str, Array] = {}
             for session, outputs in group.quantized_sessions:
                 given = {i.name: feed[i.name] for i in session.get_inputs()}
                 results |= run_session(session, outputs, given, index)
@@ -222,9 +219,7 @@ class _Opened:
                 one.seconds["figures"] += time.perf_counter() - finished
         return one
 
-    def _figures(
-        self, point: Point, floats: NDArray[Any], results: Mapping[str, NDArray[Any]], one: PairTally
-    ) -> None:
+    def _figures(self, point: Point, floats: Array, results: Mapping[str, Array], one: PairTally) -> None:
         fetch = self._subject.fetches[point.name]
         shown = results[fetch.shown]
         if shown.shape != floats.shape:

@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 import onnx_ir as ir
@@ -25,7 +24,7 @@ from roundel.recipe.load import known_recipe, read_record
 from roundel.recipe.settings import Prepare, Recipe
 from roundel.stages import prepare
 from roundel.targets.operators import FUSING_CONSUMERS as ACTIVATIONS
-from roundel.types import Doubles
+from roundel.types import Array, Doubles
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -192,13 +191,13 @@ def cut_to(model: ir.Model, outputs: Sequence[str], *, drop_inputs: Collection[s
     return attach(ir.Model(graph, ir_version=model.ir_version))
 
 
-def fixed_values(model: ir.Model, names: Sequence[str]) -> list[NDArray[Any]]:
+def fixed_values(model: ir.Model, names: Sequence[str]) -> list[Array]:
     """What tensors that depend on no input come to: ONNX Runtime computes them."""
     inputs = {str(value.name) for value in model.graph.inputs}
     return list(open_session(cut_to(model, names, drop_inputs=inputs), simulate=True).run(names, {}))
 
 
-Arrays = Mapping[tuple[str, int], NDArray[Any]]
+Arrays = Mapping[tuple[str, int], Array]
 
 _EXPLAINED = 0.1  # of a weight's power may be rounding; what was rescaled besides differs by more
 
@@ -270,7 +269,7 @@ def _foreign(quantized: ir.Model) -> Prepare:
     return _FOREIGN.model_copy(update={"fold_batch_norm": not kept})
 
 
-def layer_constants(model: ir.Model) -> dict[tuple[str, int], NDArray[Any]]:
+def layer_constants(model: ir.Model) -> dict[tuple[str, int], Array]:
     """Float constants that nodes read, by node name and input index."""
     found = {}
     for node in model.graph:
@@ -311,7 +310,7 @@ class Factors:
     axis: int
     values: NDArray[np.float32]
 
-    def apply(self, array: NDArray[Any]) -> NDArray[Any]:
+    def apply(self, array: Array) -> Array:
         """The tensor as the quantized model has it."""
         shape = [1] * array.ndim
         shape[self.axis] = -1
@@ -364,7 +363,7 @@ def find_factors(
     return tensors, layers
 
 
-def _fit(plain: NDArray[Any], stored: NDArray[Any], summed: tuple[int, int]) -> Doubles:
+def _fit(plain: Array, stored: Array, summed: tuple[int, int]) -> Doubles:
     """The factor of each row, or of each column; ones where the layer was not rescaled.
 
     Args:

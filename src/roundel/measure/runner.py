@@ -5,7 +5,7 @@ from __future__ import annotations
 import hashlib
 import tempfile
 import time
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path, PurePosixPath
 from typing import Any, Unpack
@@ -13,7 +13,6 @@ from typing import Any, Unpack
 import numpy as np
 import onnx_ir as ir
 import onnxruntime as ort
-from numpy.typing import NDArray
 
 from roundel.calibrate.runner import run_session
 from roundel.data.arrays import fixed_batch
@@ -31,28 +30,7 @@ from roundel.qdq.functions import attach
 from roundel.qdq.nodes import QUARK
 from roundel.recipe.settings import Data
 from roundel.stages import open_data
-from roundel.types import Arrays, Listener, Sample, heard_by
-from roundel.work.executors import PartT, Task, Work, mapped
-
-
-def answers(
-    work: Work,
-    step: str,
-    key: Callable[[], Mapping[str, str]],
-    task: Task[PartT],
-    parts: Iterable[PartT],
-) -> Iterator[tuple[PartT, Arrays]]:
-    """Every part with what the task makes of it, in the order of the parts.
-
-    Args:
-        work: where, and what is remembered.
-        step: the name under which it is remembered.
-        key: what the results depend on besides the parts.
-        task: turns parts into arrays; it travels by pickle where work is done elsewhere.
-        parts: of the data.
-    """
-    memory = None if work.store is None else work.memory(step, key())
-    return mapped(work, task, parts, memory)
+from roundel.types import Array, Listener, Sample, heard_by
 
 
 class Travelling:
@@ -84,7 +62,7 @@ class Predictor:
         loaded = load_model(source, allow_quantized=True, opaque=QUARK)
         self.model: ir.Model = loaded.model
         self.path = loaded.path
-        self.name = loaded.path.name if loaded.path else "in memory"
+        self.name = loaded.name
         self.file_bytes = loaded.file_bytes
         self.inputs = input_specs(loaded.model)
         self._batch = fixed_batch(self.inputs)
@@ -94,7 +72,7 @@ class Predictor:
         self._session: ort.InferenceSession = open_session(runs, threads=threads, simulate=True)
         self.outputs = tuple(out.name for out in self._session.get_outputs())
 
-    def run(self, sample: Sample, index: int) -> dict[str, NDArray[Any]]:
+    def run(self, sample: Sample, index: int) -> dict[str, Array]:
         """All outputs for one sample.
 
         Where the model has fixed its batch, rows are cut to it; the last part is filled up by repeating its
@@ -171,12 +149,12 @@ class PackedPredictor:
             return Predictor(Path(folder, self.name), threads=threads)
 
 
-def _filled(rows: NDArray[Any], count: int) -> NDArray[Any]:
+def _filled(rows: Array, count: int) -> Array:
     missing = count - len(rows)
     return rows if not missing else np.concatenate([rows, np.repeat(rows[-1:], missing, axis=0)])
 
 
-def _has_rows(array: NDArray[Any], batch: int) -> bool:
+def _has_rows(array: Array, batch: int) -> bool:
     return array.ndim > 0 and len(array) == batch
 
 
@@ -299,7 +277,7 @@ def _file(origin: str, output: str | None, *, images: bool) -> str:
     return str(whole if output is None else PurePosixPath(folder_name(output)) / whole)
 
 
-def _save(path: Path, array: NDArray[Any], output: str, *, images: bool) -> None:
+def _save(path: Path, array: Array, output: str, *, images: bool) -> None:
     _create(path.parent)
     with replacing(path) as temporary:
         if images:

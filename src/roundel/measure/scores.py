@@ -25,7 +25,7 @@ from roundel.data.arrayfiles import load_npy, npz_headers, reading
 from roundel.data.folders import natural_key
 from roundel.errors import DataError, RecipeError, did_you_mean
 from roundel.numerics.metrics import Closeness
-from roundel.types import Arrays
+from roundel.types import Array, Arrays
 
 Metric = Callable[[list[Any], list[Any] | None], Any]
 
@@ -139,7 +139,7 @@ class Look:
     best: NDArray[np.int64]
     same: int
     close: tuple[Closeness, ...] = ()
-    outputs: Mapping[str, NDArray[Any]] | None = None
+    outputs: Mapping[str, Array] | None = None
     seconds: float = 0.0
 
     @property
@@ -160,7 +160,7 @@ class Look:
         return found | {f"out.{name}": array for name, array in (self.outputs or {}).items()}
 
     @staticmethod
-    def from_arrays(arrays: Mapping[str, NDArray[Any]], outputs: Sequence[str]) -> Look:
+    def from_arrays(arrays: Mapping[str, Array], outputs: Sequence[str]) -> Look:
         """The inverse of `arrays`; `outputs` names those that were kept."""
         classes, same = arrays["counts"].tolist()
         return Look(
@@ -175,8 +175,8 @@ class Look:
 
 
 def look(
-    outputs: Mapping[str, NDArray[Any]],
-    wanted: Sequence[NDArray[Any]],
+    outputs: Mapping[str, Array],
+    wanted: Sequence[Array],
     *,
     keep: bool = False,
     seconds: float = 0.0,
@@ -206,7 +206,7 @@ def look(
     return replace(found, classes=table.shape[1], best=best, same=same)
 
 
-def class_scores(array: NDArray[Any]) -> NDArray[Any] | None:
+def class_scores(array: Array) -> Array | None:
     """[rows, classes] of an output that is class scores, None of any other."""
     if array.ndim < 2 or array.shape[1] < 2 or array.size != array.shape[0] * array.shape[1]:
         return None

@@ -16,7 +16,6 @@ from roundel.errors import RecipeError
 from roundel.improve.memory import run_key
 from roundel.improve.probe import QuantizerProbe
 from roundel.measure import layers
-from roundel.measure.runner import answers
 from roundel.model import LoadedModel
 from roundel.model.files import Portable
 from roundel.model.structure import ModelSource
@@ -24,9 +23,9 @@ from roundel.options import DataWords, chosen_recipe, recipe_changes, takes_data
 from roundel.recipe.load import RecipeSource, load_recipe
 from roundel.recipe.settings import Recipe
 from roundel.state import Context, State
-from roundel.types import Arrays, Listener, heard_by
+from roundel.types import Listener, heard_by
 from roundel.work.checkpoints import open_store
-from roundel.work.executors import Executor, Work
+from roundel.work.executors import Executor, Ready, Work, mapped
 
 
 @dataclass(frozen=True, slots=True)
@@ -79,12 +78,13 @@ class _Board:
         def key() -> dict[str, str]:
             return run_key(self.state.model, self.state, self.state.inputs, self.state.recipe)
 
-        return (float(arrays["error"]) for _, arrays in answers(work, step, key, self, questions))
+        return (float(arrays["error"]) for _, arrays in mapped(work, self, questions, step, key))
 
-    def open(self, cores: int) -> _Opened:
+    def open(self, cores: int) -> Ready[ProbeQuestion]:
         state, groups = self.state, [(name,) for name in self.tensors]
         parts = state, groups, state.recipe, state.inputs, state.outputs
-        return _Opened(QuantizerProbe(state.model, *parts, threads=cores))
+        probe = QuantizerProbe(state.model, *parts, threads=cores)
+        return Ready(lambda question: {"error": np.array(_error(probe, question))})
 
 
 _STORED = ("recipe", "plan", "params", "float_scales", "values", "codes", "reads")
@@ -93,15 +93,6 @@ _STORED = ("recipe", "plan", "params", "float_scales", "values", "codes", "reads
 def _arrived(portable: Portable, stored: dict[str, Any], tensors: tuple[str, ...]) -> _Board:
     model = portable.model()
     return _Board(State(model=model, loaded=LoadedModel(model, None, None, 0, ()), **stored), tensors)
-
-
-@dataclass(frozen=True, slots=True, eq=False)
-class _Opened:
-    probe: QuantizerProbe
-    parallel: int = 1
-
-    def __call__(self, part: ProbeQuestion) -> Arrays:
-        return {"error": np.array(_error(self.probe, part))}
 
 
 def _error(probe: QuantizerProbe, question: ProbeQuestion) -> float:
@@ -202,7 +193,7 @@ def _measured(
     whole = _check(board, advised, costs, told, work)
     head = layers.find_head(state.model, state.plan, state.inputs[: counts[0]])
     return layers.Sensitivity(
-        model=state.loaded.path.name if state.loaded.path else "in memory",
+        model=state.loaded.name,
         recipe=settings.name,
         samples=min(counts[0], len(state.inputs)),
         sqnr_db=layers.cost_db(whole),

@@ -5,7 +5,6 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -13,7 +12,7 @@ from numpy.typing import NDArray
 from roundel.measure.types import ChannelError, CoarseHistogram, Difference, TensorStorage
 from roundel.numerics.histogram import Histogram, as_real
 from roundel.numerics.metrics import Closeness
-from roundel.types import Arrays, Doubles
+from roundel.types import Array, Arrays, Doubles
 
 HISTOGRAM_BINS = 64
 HISTOGRAM_VALUES = 1 << 15
@@ -89,7 +88,7 @@ class TensorSums:
         }
 
     @staticmethod
-    def from_arrays(arrays: Mapping[str, NDArray[Any]]) -> TensorSums:
+    def from_arrays(arrays: Mapping[str, Array]) -> TensorSums:
         """The inverse of `arrays`."""
         made = TensorSums(shape=tuple(arrays["shape"].tolist()), signal=arrays["signal"])
         for name, sums in zip(_GAPS, Closeness.rows(arrays["gaps"]), strict=True):
@@ -113,10 +112,10 @@ class PointArrays:
         stored: the float tensor, stored and restored.
     """
 
-    float: NDArray[Any]
-    shown: NDArray[Any]
-    shadow: NDArray[Any] | None
-    stored: NDArray[Any] | None
+    float: Array
+    shown: Array
+    shadow: Array | None
+    stored: Array | None
 
 
 def measure(
@@ -193,7 +192,7 @@ def coarse_histogram(sums: TensorSums) -> CoarseHistogram:
     return CoarseHistogram(low, high, tuple(int(c) for c in counts))
 
 
-def closeness(reference: NDArray[Any], value: NDArray[Any], axis: int | None) -> tuple[Gap, Doubles]:
+def closeness(reference: Array, value: Array, axis: int | None) -> tuple[Gap, Doubles]:
     """The sums of one pair of arrays, and the power of each channel of the first."""
     a, b = _channelled(reference, axis), _channelled(value, axis)
     assert a is not None
@@ -202,7 +201,7 @@ def closeness(reference: NDArray[Any], value: NDArray[Any], axis: int | None) ->
     return _gap(a, b, float(signal.sum()), np.empty_like(a)), signal
 
 
-def _channelled(array: NDArray[Any] | None, axis: int | None) -> NDArray[Any] | None:
+def _channelled(array: Array | None, axis: int | None) -> Array | None:
     """(before, channels, behind), without a copy."""
     if array is None:
         return None
@@ -212,13 +211,13 @@ def _channelled(array: NDArray[Any] | None, axis: int | None) -> NDArray[Any] | 
     return array.reshape(before, array.shape[axis], behind)
 
 
-def _spread(a: NDArray[Any]) -> NDArray[np.float32] | NDArray[np.float64]:
+def _spread(a: Array) -> NDArray[np.float32] | Doubles:
     """Values for a histogram, evenly apart. An odd step meets every column of a map of even width."""
     step = -(-a.size // HISTOGRAM_VALUES) | 1
     return as_real(a.reshape(-1)[::step])
 
 
-def _gap(a: NDArray[Any], b: NDArray[Any], signal: float, d: NDArray[Any]) -> Gap:
+def _gap(a: Array, b: Array, signal: float, d: Array) -> Gap:
     """Sums of b against a. Cosine and norm follow from a.a, a.d and d.d, where rounding cancels.
 
     The difference is left in d.
@@ -235,7 +234,7 @@ def _gap(a: NDArray[Any], b: NDArray[Any], signal: float, d: NDArray[Any]) -> Ga
     return Gap(sums, noise)
 
 
-def _power(a: NDArray[Any]) -> Doubles:
+def _power(a: Array) -> Doubles:
     """Sum of squares of each channel."""
     sums = np.einsum("acb,acb->c", a, a).astype(np.float64)
     if np.isfinite(sums).all():

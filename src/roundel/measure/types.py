@@ -13,10 +13,10 @@ from dataclasses import dataclass, field
 from typing import Any, Literal
 
 import numpy as np
-from numpy.typing import NDArray
 
 from roundel.plain import Card, counted, csv_text, decibel, from_plain, to_plain
 from roundel.qdq.read import StoredTensor
+from roundel.types import Array
 
 COMPARISON_VERSION = 1
 
@@ -65,7 +65,7 @@ class TensorStorage:
         """Whether the tensor has one finite range."""
         return self.scales == 1 and self.scale > 0
 
-    def beyond(self, array: NDArray[Any], low: float, high: float) -> int:
+    def beyond(self, array: Array, low: float, high: float) -> int:
         """How many values, from `low` to `high`, lie more than half a step outside the range."""
         first, last = self.low - self.scale / 2, self.high + self.scale / 2
         if low >= first and high <= last:

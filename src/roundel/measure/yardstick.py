@@ -11,7 +11,6 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-from numpy.typing import NDArray
 
 from roundel.data import Samples
 from roundel.data.samples import JUDGED_EVERY, held_out, learning_part, repeatable
@@ -23,9 +22,9 @@ from roundel.model.structure import ModelSource
 from roundel.numerics.metrics import Closeness
 from roundel.recipe.settings import Recipe
 from roundel.stages import open_data, prepare
-from roundel.types import Listener, Sample, Silent
+from roundel.types import Array, Listener, Sample, Silent
 
-Outputs = dict[str, NDArray[Any]]
+Outputs = dict[str, Array]
 
 _LABELLED = ("top1", "top5")
 BUILTIN = {
@@ -56,7 +55,7 @@ class Measure:
     lower: bool = False
     share: bool = True
     function: scores.Metric | None = None
-    pair: Callable[[NDArray[Any], NDArray[Any]], float] | None = None
+    pair: Callable[[Array, Array], float] | None = None
 
     def text(self, value: float) -> str:
         """A value of it for people."""

@@ -3,12 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
-from typing import Any
 
 import onnx_ir as ir
-from numpy.typing import NDArray
 
-from roundel.model.graph import input_at, is_op, only_reader, opset_version
+from roundel.model.graph import bodies, input_at, is_op, only_reader, opset_version
+from roundel.types import Array
 
 Attributes = Mapping[str, int | float | str | Sequence[int]]
 
@@ -34,7 +33,7 @@ class Names:
         return name
 
 
-def add_constant(graph: ir.Graph, name: str, array: NDArray[Any]) -> ir.Value:
+def add_constant(graph: ir.Graph, name: str, array: Array) -> ir.Value:
     """A new initializer."""
     tensor = ir.Tensor(array, name=name)
     type_ = ir.TensorType(tensor.dtype)
@@ -57,11 +56,11 @@ class Editor:
         self._names = self._names or Names(self.graph)
         return self._names(base)
 
-    def initializer(self, base: str, array: NDArray[Any]) -> ir.Value:
+    def initializer(self, base: str, array: Array) -> ir.Value:
         """A new initializer, named after `base`."""
         return add_constant(self.graph, self.fresh(base), array)
 
-    def set_constant(self, node: ir.Node, index: int, array: NDArray[Any], base: str) -> None:
+    def set_constant(self, node: ir.Node, index: int, array: Array, base: str) -> None:
         """Give a node a constant input of its own.
 
         The initializer keeps its name where the node is its only reader. One that others read too is
@@ -95,7 +94,7 @@ class Editor:
         self,
         value: ir.Value,
         op_type: str,
-        constant: NDArray[Any],
+        constant: Array,
         *,
         readers: Iterable[tuple[ir.Node, int]] | None = None,
         outputs: bool = True,
@@ -186,18 +185,9 @@ def rewrite(model: ir.Model, change: Callable[[Editor, ir.Node], bool], *op_type
 def detach(node: ir.Node) -> None:
     """Withdraw every use that the node and the bodies inside it make of values."""
     node.resize_inputs(0)
-    for attribute in node.attributes.values():
-        if attribute.is_ref():
-            continue
-        if attribute.type == ir.AttributeType.GRAPH:
-            bodies: Iterable[ir.Graph] = (attribute.as_graph(),)
-        elif attribute.type == ir.AttributeType.GRAPHS:
-            bodies = attribute.as_graphs()
-        else:
-            continue
-        for body in bodies:
-            for inner in body:
-                detach(inner)
+    for body in bodies(node):
+        for inner in body:
+            detach(inner)
 
 
 def name_nodes(graph: ir.Graph) -> int:

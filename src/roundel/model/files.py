@@ -12,15 +12,14 @@ from collections.abc import Collection, Iterable, Iterator
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
 import onnx
 import onnx_ir as ir
 from google.protobuf.message import DecodeError  # type: ignore[import-untyped, unused-ignore]
-from numpy.typing import NDArray
 
 from roundel.errors import OutputError
 from roundel.model.graph import weight_bytes
+from roundel.types import Array
 
 _PIECE = 1 << 20
 _STRUCTURE = 256_000_000  # bytes; a model whose weights lie elsewhere is far smaller
@@ -74,11 +73,10 @@ def _data_names(proto: onnx.ModelProto) -> dict[str, list[onnx.StringStringEntry
 
 def external_values(model: ir.Model) -> Iterator[tuple[ir.Value, ir.ExternalTensor]]:
     """Every initializer, in subgraphs too, whose data lie in another file."""
-    for graph in (model.graph, *model.graph.subgraphs()):
-        if isinstance(graph, ir.Graph):
-            for value in graph.initializers.values():
-                if isinstance(value.const_value, ir.ExternalTensor):
-                    yield value, value.const_value
+    for graph in model.graphs():
+        for value in graph.initializers.values():
+            if isinstance(value.const_value, ir.ExternalTensor):
+                yield value, value.const_value
 
 
 def self_contained(model: ir.Model, keep: Collection[str] = ()) -> ir.Model:
@@ -111,13 +109,13 @@ class Portable:
     """
 
     outline: bytes
-    weights: dict[str, NDArray[Any]]
+    weights: dict[str, Array]
 
     @staticmethod
     def of(model: ir.Model) -> Portable:
         """A model, packed; it is not changed."""
         outline = self_contained(model).clone()
-        weights: dict[str, NDArray[Any]] = {}
+        weights: dict[str, Array] = {}
         for name, value in outline.graph.initializers.items():
             tensor = value.const_value
             if tensor is None or tensor.nbytes < _WORTH_CARRYING or tensor.dtype is ir.DataType.STRING:

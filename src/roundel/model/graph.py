@@ -4,14 +4,12 @@ from __future__ import annotations
 
 import hashlib
 from collections.abc import Callable, Collection, Iterable, Iterator
-from typing import Any
 
 import numpy as np
 import onnx_ir as ir
-from numpy.typing import NDArray
 
 from roundel.targets.operators import Trait, ops_with
-from roundel.types import InputSpec
+from roundel.types import Array, InputSpec
 
 FLOAT_TYPES = frozenset({ir.DataType.FLOAT, ir.DataType.FLOAT16, ir.DataType.BFLOAT16, ir.DataType.DOUBLE})
 DEFAULT_DOMAINS = ("", "ai.onnx")
@@ -39,7 +37,7 @@ def is_constant(value: ir.Value | None) -> bool:
     return value is not None and value.const_value is not None and not value.is_graph_input()
 
 
-def constant_array(value: ir.Value | None) -> NDArray[Any] | None:
+def constant_array(value: ir.Value | None) -> Array | None:
     """The array behind an initializer or a Constant node; None for anything a caller can feed."""
     if value is None or value.is_graph_input():
         return None
@@ -47,7 +45,7 @@ def constant_array(value: ir.Value | None) -> NDArray[Any] | None:
     return None if tensor is None else np.asarray(tensor.numpy())
 
 
-def real_constant(value: ir.Value | None) -> NDArray[Any] | None:
+def real_constant(value: ir.Value | None) -> Array | None:
     """The array behind a constant of 16, 32 or 64-bit floats."""
     array = constant_array(value)
     return array if array is not None and array.dtype in _REAL else None
@@ -242,9 +240,18 @@ def iter_values(graph: ir.Graph) -> Iterator[ir.Value]:
 
 def has_subgraph(node: ir.Node) -> bool:
     """Whether the node carries a body (If, Loop, Scan)."""
-    return any(
-        attr.type in (ir.AttributeType.GRAPH, ir.AttributeType.GRAPHS) for attr in node.attributes.values()
-    )
+    return any(True for _ in bodies(node))
+
+
+def bodies(node: ir.Node) -> Iterator[ir.Graph]:
+    """The graphs inside the node (If, Loop, Scan)."""
+    for attribute in node.attributes.values():
+        if attribute.is_ref():
+            continue
+        if attribute.type is ir.AttributeType.GRAPH:
+            yield attribute.as_graph()
+        elif attribute.type is ir.AttributeType.GRAPHS:
+            yield from attribute.as_graphs()
 
 
 def input_specs(model: ir.Model) -> tuple[InputSpec, ...]:

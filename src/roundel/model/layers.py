@@ -14,6 +14,7 @@ from numpy.typing import NDArray
 from roundel.model import graph
 from roundel.model.edit import Editor
 from roundel.targets.operators import LAYERS, Trait, ops_with
+from roundel.types import Array, Doubles
 
 NORMS = ("InstanceNormalization", "LayerNormalization")
 _IMAGES = ops_with(Trait.CONV) | {"InstanceNormalization"}  # channels are their second axis
@@ -76,7 +77,7 @@ class Layer:
         given = self.padding not in ("NOTSET", "VALID") or any((*self.begin, *self.end))
         return given or self.op == "ConvTranspose"
 
-    def blocks(self, weight: NDArray[Any]) -> NDArray[Any]:
+    def blocks(self, weight: Array) -> Array:
         """The weight tensor as blocks, a view where it can be."""
         if self.op in ("Gemm", "MatMul"):
             return (weight if self.transposed else weight.T)[None, :, :, None]
@@ -84,7 +85,7 @@ class Layer:
         split = weight.reshape(self.groups, -1, inputs, math.prod(self.kernel))
         return split.transpose(0, 2, 1, 3) if self.op == "ConvTranspose" else split
 
-    def unblocked(self, blocks: NDArray[Any], shape: tuple[int, ...]) -> NDArray[Any]:
+    def unblocked(self, blocks: Array, shape: tuple[int, ...]) -> Array:
         """The inverse of `blocks`."""
         if self.op == "ConvTranspose":
             blocks = blocks.transpose(0, 2, 1, 3)
@@ -92,17 +93,17 @@ class Layer:
             blocks = blocks[0, :, :, 0].T
         return np.ascontiguousarray(blocks).reshape(shape)
 
-    def matrix(self, weight: NDArray[Any]) -> NDArray[Any]:
+    def matrix(self, weight: Array) -> Array:
         """The weight tensor as (groups, outputs per group, inputs per output)."""
         blocks = self._turned(self.blocks(weight))
         return blocks.reshape(*blocks.shape[:2], -1)
 
-    def tensor(self, matrix: NDArray[Any], shape: tuple[int, ...]) -> NDArray[Any]:
+    def tensor(self, matrix: Array, shape: tuple[int, ...]) -> Array:
         """The inverse of `matrix`."""
         blocks = matrix.reshape(*matrix.shape[:2], -1, math.prod(self.kernel))
         return self.unblocked(self._turned(blocks), shape)
 
-    def _turned(self, blocks: NDArray[Any]) -> NDArray[Any]:
+    def _turned(self, blocks: Array) -> Array:
         """A transposed convolution meets its inputs in the opposite order."""
         return blocks[..., ::-1] if self.op == "ConvTranspose" else blocks
 
@@ -114,7 +115,7 @@ class Layer:
             return np.arange(count)
         return np.sort(rng.choice(count, most, replace=False))
 
-    def targets(self, output: NDArray[Any], places: NDArray[np.intp]) -> NDArray[np.float32]:
+    def targets(self, output: Array, places: NDArray[np.intp]) -> NDArray[np.float32]:
         """(n, groups, outputs per group) at the given places."""
         if self.op in _IMAGES:
             # Gather from the channels-first layout: turning the whole tensor around costs far more.
@@ -124,9 +125,7 @@ class Layer:
             rows = output.reshape(int(np.prod(output.shape[: self.axis])), -1)[places]
         return rows.reshape(len(places), self.groups, -1).astype(np.float32, copy=False)
 
-    def inputs(
-        self, data: NDArray[Any], places: NDArray[np.intp], spatial: tuple[int, ...], zero: int = 0
-    ) -> NDArray[Any]:
+    def inputs(self, data: Array, places: NDArray[np.intp], spatial: tuple[int, ...], zero: int = 0) -> Array:
         """(n, groups, inputs per output): what each place of the output is computed from.
 
         Args:
@@ -143,21 +142,21 @@ class Layer:
         padded = self._stuffed(data, zero) if turned else self._padded(data, spatial, zero)
         extent = tuple((k - 1) * d + 1 for k, d in zip(self.kernel, self.dilations, strict=True))
         axes = tuple(range(2, 2 + len(self.kernel)))
-        windows: NDArray[Any] = sliding_window_view(padded, extent, axis=axes)
+        windows: Array = sliding_window_view(padded, extent, axis=axes)
         steps = self.strides if self.op == "Conv" else (1,) * len(self.kernel)
         batch, *where = np.unravel_index(places, (data.shape[0], *spatial))
         index: Any = (batch, slice(None), *(w * s for w, s in zip(where, steps, strict=True)))
         sparse: Any = (..., *[slice(None, None, d) for d in self.dilations])
-        picked: NDArray[Any] = windows[index][sparse]
+        picked: Array = windows[index][sparse]
         return picked.reshape(len(places), self.groups, -1)
 
-    def _normalized(self, data: NDArray[Any]) -> NDArray[Any]:
+    def _normalized(self, data: Array) -> Array:
         axes = tuple(range(2 if self.op in _IMAGES else self.axis % data.ndim, data.ndim))
         mean = data.mean(axes, keepdims=True)
         epsilon = graph.attribute_float(self.node, "epsilon", 1e-5)
         return np.asarray((data - mean) / np.sqrt(data.var(axes, keepdims=True) + epsilon))
 
-    def _padded(self, data: NDArray[Any], spatial: tuple[int, ...], zero: int) -> NDArray[Any]:
+    def _padded(self, data: Array, spatial: tuple[int, ...], zero: int) -> Array:
         pads = [(0, 0), (0, 0)]
         for i, size in enumerate(spatial):
             extent = (self.kernel[i] - 1) * self.dilations[i] + 1
@@ -166,7 +165,7 @@ class Layer:
             pads.append((self.begin[i], end))
         return np.pad(data, pads, constant_values=zero) if any(p != (0, 0) for p in pads) else data
 
-    def _stuffed(self, data: NDArray[Any], zero: int) -> NDArray[Any]:
+    def _stuffed(self, data: Array, zero: int) -> Array:
         """A transposed convolution is a plain one over the input with zeros between its entries."""
         sizes = [(n - 1) * s + 1 for n, s in zip(data.shape[2:], self.strides, strict=True)]
         wide = np.full((*data.shape[:2], *sizes), zero, data.dtype)
@@ -180,7 +179,7 @@ class Layer:
         return np.pad(wide, low, constant_values=zero)
 
     @property
-    def stored(self) -> NDArray[Any]:
+    def stored(self) -> Array:
         """The weight tensor as it is now."""
         array = graph.constant_array(graph.input_at(self.node, 1))
         assert array is not None, "read_layer has seen it"
@@ -193,18 +192,18 @@ class Layer:
         return int(groups * outputs)
 
     @property
-    def operand(self) -> NDArray[Any]:
+    def operand(self) -> Array:
         """The weight of a layer without groups as (inputs, outputs): a product's right side, as it is now."""
-        rows: NDArray[Any] = self.matrix(self.stored)[0]
+        rows: Array = self.matrix(self.stored)[0]
         return rows.T
 
-    def set_operand(self, editor: Editor, operand: NDArray[Any]) -> None:
+    def set_operand(self, editor: Editor, operand: Array) -> None:
         """Store another weight, (inputs, outputs), in the type of the old one."""
         old = self.stored
         new = self.tensor(operand.T[None], old.shape)
         editor.set_constant(self.node, 1, new.astype(old.dtype), "weight")
 
-    def add_bias(self, editor: Editor, shift: NDArray[np.float64]) -> None:
+    def add_bias(self, editor: Editor, shift: Doubles) -> None:
         """Add a number to each output of a matrix product: in its bias if there is one, else in a new one."""
         slot, dtype = self._bias_slot(), self.stored.dtype
         if slot is None:
@@ -294,6 +293,6 @@ def read_own(node: ir.Node) -> Layer | None:
     return None if layer.op == "ConvTranspose" and sized else layer
 
 
-def rewritable(array: NDArray[Any]) -> bool:
+def rewritable(array: Array) -> bool:
     """Whether a constant can take factors."""
     return array.dtype in _STORED and bool(np.isfinite(array).all())

@@ -26,35 +26,12 @@ OPSET = 17
 # A node takes 16 kB of memory and half a millisecond; large language models have some ten thousand nodes.
 _MOST_NODES = 250_000
 _QUANTIZED_OPS = {
-    "": {
-        "QuantizeLinear",
-        "DequantizeLinear",
-        "DynamicQuantizeLinear",
-        "ConvInteger",
-        "MatMulInteger",
-        "QLinearConv",
-        "QLinearMatMul",
-    },
-    "com.microsoft": {
-        "QuantizeLinear",
-        "DequantizeLinear",
-        "MatMulNBits",
-        "GatherBlockQuantized",
-        "DynamicQuantizeMatMul",
-        "MatMulIntegerToFloat",
-        "QGemm",
-        "QLinearAdd",
-        "QLinearMul",
-        "QLinearConcat",
-        "DynamicQuantizeLSTM",
-        "QAttention",
-    },
-    "com.amd.quark": {
-        "ExtendedQuantizeLinear",
-        "ExtendedDequantizeLinear",
-        "BFPQuantizeDequantize",
-        "MXQuantizeDequantize",
-    },
+    "": "QuantizeLinear DequantizeLinear DynamicQuantizeLinear ConvInteger MatMulInteger QLinearConv"
+    " QLinearMatMul",
+    "com.microsoft": "QuantizeLinear DequantizeLinear MatMulNBits GatherBlockQuantized DynamicQuantizeMatMul"
+    " MatMulIntegerToFloat QGemm QLinearAdd QLinearMul QLinearConcat DynamicQuantizeLSTM QAttention",
+    "com.amd.quark": "ExtendedQuantizeLinear ExtendedDequantizeLinear BFPQuantizeDequantize"
+    " MXQuantizeDequantize",
 }
 _SPARSE = onnx.AttributeProto.SPARSE_TENSOR
 _BODIES = (onnx.AttributeProto.GRAPH, onnx.AttributeProto.GRAPHS)
@@ -76,6 +53,11 @@ class LoadedModel:
     source_opset: int
     notes: tuple[str, ...]
     data_files: tuple[Path, ...] = ()
+
+    @property
+    def name(self) -> str:
+        """Of its file, for people."""
+        return self.path.name if self.path else "in memory"
 
 
 def load_model(
@@ -299,7 +281,7 @@ def _refuse_empty(model: ir.Model, where: object) -> None:
 def quantized_node(model: ir.Model) -> ir.Node | None:
     """A node that only quantized models have, or None."""
     for node in model.graph.all_nodes():
-        if node.op_type in _QUANTIZED_OPS.get(node.domain.removeprefix("ai.onnx"), ()):
+        if node.op_type in _QUANTIZED_OPS.get(node.domain.removeprefix("ai.onnx"), "").split():
             return node
     return None
 

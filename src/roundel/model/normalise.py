@@ -28,38 +28,24 @@ def widen_floats(model: ir.Model) -> list[str]:
     """Turn every 16-bit float tensor, attribute and graph input or output into float32, in place. Exact."""
     notes = []
     for short in _SHORT:
-        changed = sum(_widen_graph(graph, short) for graph in _graphs(model))
+        changed = sum(_widen_graph(graph, short) for graph in model.graphs())
         if changed:
             notes.append(f"widened {changed} {short.name.lower()} tensors to float32")
     return notes
-
-
-def _graphs(model: ir.Model) -> list[ir.Graph]:
-    return [model.graph, *(g for g in model.graph.subgraphs() if isinstance(g, ir.Graph))]
 
 
 def _widen_graph(graph: ir.Graph, short: ir.DataType) -> int:
     changed = 0
     for value in graph.initializers.values():
         if value.const_value is not None and value.const_value.dtype is short:
-            array = value.const_value.numpy().astype(np.float32)
-            value.const_value = ir.tensor(array, name=value.name)
+            value.const_value = ir.tensor(value.const_value.numpy().astype(np.float32), name=value.name)
             value.dtype = _FULL
             changed += 1
-    for value in (*graph.inputs, *graph.outputs):
-        changed += _widen_value(value, short)
-    for node in graph:
-        for value in node.outputs:
-            changed += _widen_value(value, short)
-        changed += _widen_attributes(node, short)
-    return changed
-
-
-def _widen_value(value: ir.Value, short: ir.DataType) -> int:
-    if value.dtype is not short:
-        return 0
-    value.dtype = _FULL
-    return 1
+    for value in (*iter_values(graph), *graph.outputs):
+        if value.dtype is short:
+            value.dtype = _FULL
+            changed += 1
+    return changed + sum(_widen_attributes(node, short) for node in graph)
 
 
 def _widen_attributes(node: ir.Node, short: ir.DataType) -> int:
@@ -186,7 +172,7 @@ def declare_outputs(model: ir.Model) -> None:
 
 def make_readable(model: ir.Model) -> None:
     """Titles and comments that are not UTF-8, which protobuf reads and does not write, with marks instead."""
-    holders: list[Any] = [model, model.graph, *model.graph.subgraphs(), *model.graph.all_nodes()]
+    holders: list[Any] = [model, *model.graphs(), *model.graph.all_nodes()]
     for holder in holders:
         titles = (
             () if isinstance(holder, ir.Node) else ("name", "producer_name", "producer_version", "domain")
@@ -220,7 +206,7 @@ def computes_in_bfloat16(model: ir.Model) -> bool:
 def _bfloat16_uses(model: ir.Model) -> Iterator[tuple[ir.Value, ir.Node | None]]:
     """Each bfloat16 value with each of its readers, and with its maker; None for the model's caller."""
     short = ir.DataType.BFLOAT16
-    for graph in _graphs(model):
+    for graph in model.graphs():
         for value in iter_values(graph):
             maker = value.producer()
             cast = maker is not None and maker.op_type == "Cast" and attribute_int(maker, "to", 0) == short

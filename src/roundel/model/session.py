@@ -49,19 +49,7 @@ def move_to_cuda(session: ort.InferenceSession, device: int) -> None:
 
 _WORTH_TRIMMING = 4_000_000  # bytes of weights
 _WORTH_LENDING = 1024  # bytes; small constants (axes, shapes) are read while the graph is optimised
-_LENDABLE = frozenset(
-    {
-        ir.DataType.FLOAT,
-        ir.DataType.DOUBLE,
-        ir.DataType.FLOAT16,
-        ir.DataType.INT8,
-        ir.DataType.UINT8,
-        ir.DataType.INT16,
-        ir.DataType.UINT16,
-        ir.DataType.INT32,
-        ir.DataType.INT64,
-    }
-)
+_LENDABLE = {"FLOAT", "DOUBLE", "FLOAT16", "INT8", "UINT8", "INT16", "UINT16", "INT32", "INT64"}
 _MANY_NODES = 8000
 _MMAP_THRESHOLD = -3  # of mallopt
 # Where ONNX Runtime looks for the weights of a model that it gets as bytes.
@@ -192,7 +180,7 @@ def _from_ir(model: ir.Model, options: ort.SessionOptions, *, lean: bool) -> ort
             tensor = value.const_value
             if name in mapped or tensor is None:
                 continue
-            if tensor.nbytes < _WORTH_LENDING or tensor.dtype not in _LENDABLE:
+            if tensor.nbytes < _WORTH_LENDING or tensor.dtype.name not in _LENDABLE:
                 continue
             lent[name] = ort.OrtValue.ortvalue_from_numpy(np.ascontiguousarray(tensor.numpy()))
             shape = ir.Shape(tensor.shape.numpy())

@@ -39,7 +39,7 @@ def check_structure(model: ir.Model, where: object) -> None:
     for function in model.functions.values():
         _check_text((*function.opset_imports, function.name, function.domain), "function's name", where)
     _check_versions(model, where)
-    for graph in (model.graph, *model.graph.subgraphs()):
+    for graph in model.graphs():
         _check_names(graph, where)
         for node in graph:
             _check_node(node, imports, f"{where}, {op_key(node)} node '{node.name}'")

@@ -42,7 +42,7 @@ def check(
     findings = [found for rule in RULES for found in rule.findings(facts)]
     findings.sort(key=lambda finding: _ORDER[finding.severity])  # stable: by rule within a severity
     return CheckReport(
-        model=facts.loaded.path.name if facts.loaded.path else "in memory",
+        model=facts.loaded.name,
         quantized=not facts.float_model,
         format=facts.format.value,
         device=facts.device.name,

@@ -13,7 +13,7 @@ import sys
 import uuid
 from abc import ABC, abstractmethod
 from collections import deque
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import ExitStack
 from dataclasses import dataclass
@@ -22,7 +22,7 @@ from typing import Any, BinaryIO, Generic, Protocol, Self, TypeVar, cast
 
 from roundel.errors import DependencyError, ExecutorError, RecipeError, did_you_mean
 from roundel.types import Arrays
-from roundel.work.checkpoints import Memory, Store
+from roundel.work.checkpoints import Store
 from roundel.work.worker import receive, send
 
 RETRIES = 3
@@ -54,6 +54,23 @@ class Opened(Protocol[PartT_contra]):
 
     def __call__(self, part: PartT_contra) -> Arrays:
         """The results of one part."""
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Ready(Generic[PartT]):
+    """An opened task that is one function.
+
+    Attributes:
+        work: gives the results of one part.
+        parallel: how many parts it can work on at once.
+    """
+
+    work: Callable[[PartT], Arrays]
+    parallel: int = 1
+
+    def __call__(self, part: PartT) -> Arrays:
+        """The results of one part."""
+        return self.work(part)
 
 
 class Task(Protocol[PartT_contra]):
@@ -286,21 +303,29 @@ class Work:
         """Whether workers can read the files that this process can."""
         return self.executor is None or self.executor.sees_files
 
-    def memory(self, step: str, key: Mapping[str, str]) -> Memory | None:
-        """What is known about a step."""
-        return None if self.store is None else self.store.memory(step, key)
-
 
 def mapped(
-    work: Work, task: Task[PartT], parts: Iterable[PartT], memory: Memory | None = None
+    work: Work,
+    task: Task[PartT],
+    parts: Iterable[PartT],
+    step: str = "",
+    key: Callable[[], Mapping[str, str]] = dict,
 ) -> Iterator[tuple[PartT, Arrays]]:
     """Every part with its results, in the order of the parts; each is written down when its turn has come.
+
+    Args:
+        work: where, and what is remembered.
+        task: turns parts into arrays; it travels by pickle where work is done elsewhere.
+        parts: of the work.
+        step: the name under which the results are remembered.
+        key: what they depend on besides the parts.
 
     Raises:
         RoundelError: as the task raised it.
         ExecutorError: workers died too often.
         DataError: what was written down is damaged, or of another run.
     """
+    memory = None if work.store is None else work.store.memory(step, key())
     waiting: deque[tuple[PartT, Arrays | Future[Arrays]]] = deque()
     session: Session[PartT] | None = None
 
