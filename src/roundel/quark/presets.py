@@ -87,11 +87,12 @@ _FP16, _BF16 = enums.ExtendedQuantType.QFloat16, enums.ExtendedQuantType.QBFloat
 _BFP, _MX = enums.ExtendedQuantType.QBFP, enums.ExtendedQuantType.QMX
 _MINMAX = enums.CalibrationMethod.MinMax
 
-_FORCE = {"ForceQuantizeNoInputCheck": True}
+FORCE = {"ForceQuantizeNoInputCheck": True}
+ALIGNED = {"AlignSlice": False, "FoldRelu": True, "AlignConcat": True}
 _SYMMETRIC = {"ActivationSymmetric": True}
 _NPU = {"enable_npu_cnn": True}
 _ENCODER = {"enable_npu_transformer": True}
-_FLOAT_SCALE = {**_SYMMETRIC, **_FORCE, "AlignSlice": False, "FoldRelu": True, "AlignConcat": True}
+_FLOAT_SCALE = {**_SYMMETRIC, **FORCE, **ALIGNED}
 _WIDE = {"Percentile": 99.9999}
 _ACCURATE = {**_WIDE, "FastFinetune": DEFAULT_ADAROUND_PARAMS}
 _TUNE = {"include_fast_ft": True}
@@ -143,30 +144,29 @@ def _mixed_bf16(spec: type[QTensorConfig]) -> dict[str, Any]:
 # fmt: off
 _ROWS: tuple[Preset, ...] = (
     Preset("UINT8_DYNAMIC_QUANT", weight=_U8, flags={"use_dynamic_quant": True}),
-    Preset("XINT8", _MSE, activation=_U8, flags=_NPU, options={**_SYMMETRIC, **_FORCE}, tuned=_BOTH),
+    Preset("XINT8", _MSE, activation=_U8, flags=_NPU, options={**_SYMMETRIC, **FORCE}, tuned=_BOTH),
     Preset("VINT8", _MSE, flags={"optimize_model": False}, options={**_SYMMETRIC, **VINT8_OPTIONS}),
-    Preset("S8S8_AAWS", _PERCENTILE, options={**_WIDE, **_FORCE}, tuned=_BOTH),
-    Preset("U8S8_AAWS", _PERCENTILE, activation=_U8, options=_FORCE, tuned=_BOTH),
+    Preset("S8S8_AAWS", _PERCENTILE, options={**_WIDE, **FORCE}, tuned=_BOTH),
+    Preset("U8S8_AAWS", _PERCENTILE, activation=_U8, options=FORCE, tuned=_BOTH),
     Preset("U8U8_AAWA", _PERCENTILE, activation=_U8, weight=_U8,
-           options={"ActivationSymmetric": False, "WeightSymmetric": False, **_FORCE}),
-    Preset("S16S8_ASWS", _PERCENTILE, _EXT, _S16, options={**_SYMMETRIC, **_FORCE}, tuned=_BOTH),
+           options={"ActivationSymmetric": False, "WeightSymmetric": False, **FORCE}),
+    Preset("S16S8_ASWS", _PERCENTILE, _EXT, _S16, options={**_SYMMETRIC, **FORCE}, tuned=_BOTH),
     Preset("A8W8", _MINMAX, _EXT, options=_FLOAT_SCALE, tuned=_BOTH),
     Preset("A16W8", _MINMAX, _EXT, _S16, tuned=_BOTH,
            options={**_FLOAT_SCALE, "AlignEltwiseQuantType": True}),
-    Preset("U16S8_AAWS", _PERCENTILE, _EXT, _U16, options=_FORCE, tuned=_BOTH),
-    Preset("FP16", _MINMAX, _EXT, _FP16, _FP16, options=_FORCE, tuned=_ADAQUANT),
+    Preset("U16S8_AAWS", _PERCENTILE, _EXT, _U16, options=FORCE, tuned=_BOTH),
+    Preset("FP16", _MINMAX, _EXT, _FP16, _FP16, options=FORCE, tuned=_ADAQUANT),
     Preset("BF16", _MINMAX, _EXT, _BF16, _BF16, tuned=_ADAQUANT,
-           options={"QuantizeAllOpTypes": True, **_FORCE}),
+           options={"QuantizeAllOpTypes": True, **FORCE}),
     Preset("BFP16", _MINMAX, _EXT, _BFP, _BFP, tuned=_ADAQUANT,
            options={"BFPAttributes": DEFAULT_BFP_PARAMS}),
-    Preset("MX4", _MINMAX, _EXT, _BFP, _BFP, options=_bfp(bit_width=11), tuned=_ADAQUANT),
-    Preset("MX6", _MINMAX, _EXT, _BFP, _BFP, options=_bfp(bit_width=13), tuned=_ADAQUANT),
-    Preset("MX9", _MINMAX, _EXT, _BFP, _BFP, options=_bfp(bit_width=16), tuned=_ADAQUANT),
+    *(Preset(f"MX{bits}", _MINMAX, _EXT, _BFP, _BFP, options=_bfp(bit_width=width), tuned=_ADAQUANT)
+      for bits, width in ((4, 11), (6, 13), (9, 16))),
     *(Preset(block.name, _MINMAX, _EXT, _MX, _MX, options=_mx(element), tuned=_ADAQUANT)
       for block, element in ELEMENT_OF.items()),
     Preset("S16S16_MIXED_S8S8", _PERCENTILE, _EXT, _S16, _S16, flags={"include_auto_mp": True},
            options={**_WIDE, "Int32Bias": False, "Int16Bias": False, "WeightSymmetric": True,
-                    "ActivationSymmetric": False, **_FORCE, **_mixed(Int8Spec)}),
+                    "ActivationSymmetric": False, **FORCE, **_mixed(Int8Spec)}),
     Preset("BF16_MIXED_BFP16", _MINMAX, _EXT, _BF16, _BF16, flags={"include_auto_mp": True},
            options=_mixed_bf16(BFP16Spec), tuned=_ADAQUANT),
     Preset("BF16_MIXED_MXINT8", _MINMAX, _EXT, _BF16, _BF16, flags={"include_auto_mp": True},
@@ -174,13 +174,13 @@ _ROWS: tuple[Preset, ...] = (
     Preset("BF16_BFP16", _MINMAX, _EXT, _BF16, _BFP, options={"BFPAttributes": DEFAULT_BFP_PARAMS}),
     Preset("BF16_MXINT8", _MINMAX, _EXT, _BF16, _MX, options=_mx("int8")),
     Preset("MX9_INT8", _MINMAX, _EXT, _BFP, _S8, options=_bfp(bit_width=16)),
-    Preset("INT8_CNN_DEFAULT", activation=_U8, options=_FORCE),
-    Preset("INT16_CNN_DEFAULT", _MINMAX, _EXT, _U16, _S16, options=_FORCE),
+    Preset("INT8_CNN_DEFAULT", activation=_U8, options=FORCE),
+    Preset("INT16_CNN_DEFAULT", _MINMAX, _EXT, _U16, _S16, options=FORCE),
     Preset("INT8_TRANSFORMER_DEFAULT", activation=_U8, flags=_ENCODER, options={"CalibMovingAverage": True}),
     Preset("INT16_TRANSFORMER_DEFAULT", _MINMAX, _EXT, _U16, _S16, flags=_ENCODER,
            options={"CalibMovingAverage": True}),
-    Preset("INT8_CNN_ACCURATE", _PERCENTILE, activation=_U8, flags=_TUNE, options={**_ACCURATE, **_FORCE}),
-    Preset("INT16_CNN_ACCURATE", _PERCENTILE, _EXT, _U16, _S16, flags=_TUNE, options={**_ACCURATE, **_FORCE}),
+    Preset("INT8_CNN_ACCURATE", _PERCENTILE, activation=_U8, flags=_TUNE, options={**_ACCURATE, **FORCE}),
+    Preset("INT16_CNN_ACCURATE", _PERCENTILE, _EXT, _U16, _S16, flags=_TUNE, options={**_ACCURATE, **FORCE}),
     Preset("INT8_TRANSFORMER_ACCURATE", _PERCENTILE, activation=_U8, flags={**_ENCODER, **_TUNE},
            options=_ACCURATE),
     Preset("INT16_TRANSFORMER_ACCURATE", _PERCENTILE, _EXT, _U16, _S16, flags={**_ENCODER, **_TUNE},

@@ -10,8 +10,7 @@ from roundel.qdq.functions.blocks import ELEMENT_OF, WIDTHS
 from roundel.quark import enums, specs
 from roundel.quark.config import Config, QuantizationConfig, Settings, readable
 from roundel.quark.errors import QuarkConfigError, named
-from roundel.quark.presets import VINT8_OPTIONS, get_default_config
-from roundel.quark.specs import KINDS, AdaQuantConfig, AdaRoundConfig, AlgoConfig
+from roundel.quark.presets import ALIGNED, FORCE, VINT8_OPTIONS, get_default_config
 from roundel.types import BlockType
 
 
@@ -34,7 +33,7 @@ class QConfig(Settings):
         specific_layer_config: Mapping[specs.QLayerConfig, list[str]] | None = None,
         layer_type_config: Mapping[specs.QLayerConfig | None, list[str]] | None = None,
         exclude: Iterable[Any] | None = None,
-        algo_config: Iterable[AlgoConfig] | None = None,
+        algo_config: Iterable[specs.AlgoConfig] | None = None,
         use_external_data_format: bool = False,
         **kwargs: Any,
     ) -> None:
@@ -84,34 +83,26 @@ class QConfig(Settings):
         return "\n".join(["QConfig(", *lines, ")"])
 
 
-def _algorithm(words: Mapping[str, Any]) -> AlgoConfig:
-    return named("algorithm", words.get("name"), KINDS).from_dict(words)
+def _algorithm(words: Mapping[str, Any]) -> specs.AlgoConfig:
+    return named("algorithm", words.get("name"), specs.KINDS).from_dict(words)
 
 
-_FORCE = {"ForceQuantizeNoInputCheck": True}
-_FLOAT_SCALE = {**_FORCE, "AlignSlice": False, "FoldRelu": True, "AlignConcat": True}
+_FLOAT_SCALE = {**FORCE, **ALIGNED}
 _VINT8 = {**VINT8_OPTIONS, "OptimizeModel": False, "EnableNPUCnn": False}
 
 # name: (activation spec, weight spec, options); the tuned forms of the first three follow from them.
 _ROWS: dict[str, tuple[Any, Any, Mapping[str, Any]]] = {
-    "XINT8": (specs.XInt8Spec, specs.XInt8Spec, _FORCE),
+    "XINT8": (specs.XInt8Spec, specs.XInt8Spec, FORCE),
     "A8W8": (specs.Int8Spec, specs.Int8Spec, _FLOAT_SCALE),
     "A16W8": (specs.Int16Spec, specs.Int8Spec, {**_FLOAT_SCALE, "AlignEltwiseQuantType": True}),
     "VINT8": (specs.XInt8Spec, specs.XInt8Spec, _VINT8),
-    "BF16": (specs.BFloat16Spec, specs.BFloat16Spec, _FORCE),
+    "BF16": (specs.BFloat16Spec, specs.BFloat16Spec, FORCE),
     "BFP16": (specs.BFP16Spec, specs.BFP16Spec, {}),
 }
 _TUNABLE = ("XINT8", "A8W8", "A16W8")
-_TUNERS: Mapping[str, tuple[type[AlgoConfig], ...]] = {
-    "": (),
-    "_ADAROUND": (AdaRoundConfig,),
-    "_ADAQUANT": (AdaQuantConfig,),
-}
-_PRESETS = {
-    f"{name}{suffix}_QCONFIG": (row, tuners)
-    for name, row in _ROWS.items()
-    for suffix, tuners in _TUNERS.items()
-    if name in _TUNABLE or not tuners
+_PRESETS: dict[str, tuple[str, str | None]] = {
+    **{f"{name}_QCONFIG": (name, None) for name in _ROWS},
+    **{f"{name}_{word.upper()}_QCONFIG": (name, word) for name in _TUNABLE for word in specs.TUNERS},
 }
 QCONFIG_NAMES = tuple(_PRESETS)
 
@@ -120,9 +111,10 @@ def qconfig_preset(name: str) -> QConfig | None:
     """The QConfig that a script imports under this name, in a fresh copy; None where there is none."""
     if name not in _PRESETS:
         return None
-    (activation, weight, options), tuners = _PRESETS[name]
+    row, tuner = _PRESETS[name]
+    activation, weight, options = _ROWS[row]
     layer = specs.QLayerConfig(input_tensors=activation(), weight=weight())
-    return QConfig(layer, algo_config=[tuner() for tuner in tuners], extra_options=options)
+    return QConfig(layer, algo_config=[specs.TUNERS[tuner]()] if tuner else [], extra_options=options)
 
 
 _METHODS: Mapping[enums.CalibMethod, Any] = {
@@ -157,10 +149,7 @@ def lowered(config: QConfig | Config | QuantizationConfig) -> QuantizationConfig
         return config
     if isinstance(config, Config):
         return lowered(config.global_quant_config)
-    if not isinstance(config, QConfig):
-        raise QuarkConfigError(
-            "This is not a config.", observed=type(config).__name__, expected="Config(…) or QConfig(…)"
-        )
+    check_config(config, QConfig)
     moving, stored = _specs(config.global_config)
     names, subgraphs = split_excluded(config.exclude)
     classic = QuantizationConfig(
@@ -181,17 +170,29 @@ def lowered(config: QConfig | Config | QuantizationConfig) -> QuantizationConfig
     return with_algorithms(classic, config.algo_config)
 
 
-def with_algorithms(config: QuantizationConfig, algorithms: list[AlgoConfig]) -> QuantizationConfig:
+def check_config(config: object, *kinds: type) -> None:
+    """Refuse what is no config.
+
+    Raises:
+        QuarkConfigError: it is of no kind that is taken.
+    """
+    if not isinstance(config, kinds):
+        raise QuarkConfigError(
+            "This is not a config.", observed=type(config).__name__, expected="Config(…) or QConfig(…)"
+        )
+
+
+def with_algorithms(config: QuantizationConfig, algorithms: list[specs.AlgoConfig]) -> QuantizationConfig:
     """A copy of the config with the algorithms' flags and options.
 
     Raises:
         QuarkConfigError: two of them exclude each other.
     """
-    tuning = [a for a in algorithms if isinstance(a, AdaRoundConfig | AdaQuantConfig)]
+    tuning = [type(a).__name__ for a in algorithms if isinstance(a, tuple(specs.TUNERS.values()))]
     if len(tuning) > 1:
         raise QuarkConfigError(
             "AdaRound and AdaQuant cannot both tune a model.",
-            observed=", ".join(type(a).__name__ for a in tuning),
+            observed=", ".join(tuning),
             expected="one of them",
         )
     flags: dict[str, Any] = {}

@@ -14,8 +14,7 @@ from roundel.pipeline import quantize
 from roundel.quark.config import Config, QuantizationConfig
 from roundel.quark.enums import CalibrationMethod, QuantFormat, QuantType
 from roundel.quark.errors import QuarkConfigError, QuarkDataError, QuarkModelMissingError
-from roundel.quark.qconfig import QConfig, lowered
-from roundel.quark.request import normalised
+from roundel.quark.qconfig import QConfig, check_config
 from roundel.quark.runtime import random_spec, show_evaluation
 from roundel.quark.specs import AlgoConfig
 from roundel.quark.translate import Translation, translate
@@ -36,10 +35,7 @@ class ModelQuantizer:
     """
 
     def __init__(self, config: Config | QConfig) -> None:
-        if not isinstance(config, Config | QConfig):
-            raise QuarkConfigError(
-                "This is not a config.", observed=type(config).__name__, expected="Config(…) or QConfig(…)"
-            )
+        check_config(config, Config, QConfig)
         self.config: Config | QConfig = config
 
     def quantize_model(
@@ -66,7 +62,6 @@ class ModelQuantizer:
             RoundelError: something is wrong with the config, the model or the data; nothing was written.
         """
         _check_source(model_input)
-        settings = normalised(lowered(self.config))
         told = translate(self.config, model_input, algorithms or ())
         with _temporary_folder(told.run.get("temporary_folder")):
             result = quantize(
@@ -75,19 +70,19 @@ class ModelQuantizer:
                 recipe=told.recipe,
                 data=_data(told, calibration_data_reader, calibration_data_path),
                 stats=told.run.get("statistics"),
-                listener=ProgressListener() if settings.print_summary else None,
+                listener=ProgressListener() if told.config.print_summary else None,
             )
-        _report(model_input, result, told, settings)
+        _report(model_input, result, told)
         return result.model if model_output is None else None
 
 
-def _report(source: Model, result: QuantizeResult, told: Translation, settings: QuantizationConfig) -> None:
+def _report(source: Model, result: QuantizeResult, told: Translation) -> None:
     console = terminal()
-    if settings.print_summary:
+    if told.config.print_summary:
         show_summary(console, result.record)
         for note in told.notes:
             console.print(f"note: {note}", highlight=False, markup=False)
-    if settings.debug_mode:
+    if told.config.debug_mode:
         show_plan(console, result.plan)
     if "evaluate" in told.run:
         show_evaluation(console, source, result, told.run.get("evaluation_data"))

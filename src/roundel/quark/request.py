@@ -14,7 +14,7 @@ from roundel.quark.errors import QuarkConfigError
 from roundel.quark.presets import config_names, get_default_config
 from roundel.recipe.load import load_preset
 from roundel.recipe.settings import Prepare
-from roundel.types import BlockType
+from roundel.types import BlockType, QType
 
 _ROUNDING = {0: "half_away", 1: "half_up", 2: "half_even"}
 _ELEMENTS: dict[str, str] = {element: block.value for block, element in ELEMENT_OF.items()}
@@ -113,7 +113,7 @@ _OLD_BLOCK_FORMATS = {
     enums.VitisQuantFormat.BFPFixNeuron: enums.ExtendedQuantType.QBFP,
     enums.VitisQuantFormat.MXFixNeuron: enums.ExtendedQuantType.QMX,
 }
-_INTEGERS = frozenset({"int8", "uint8", "int16", "uint16"})
+INTEGERS = frozenset(kind.value for kind in QType)
 _FLOATS = frozenset({"bfloat16", "float16"})
 
 
@@ -179,12 +179,12 @@ class Request:
     @property
     def integer_activations(self) -> bool:
         """Whether activations are integers."""
-        return self.activation in _INTEGERS
+        return self.activation in INTEGERS
 
     @property
     def integer_weights(self) -> bool:
         """Whether weights are integers."""
-        return self.weight in _INTEGERS
+        return self.weight in INTEGERS
 
     @property
     def short_floats(self) -> bool:
@@ -194,12 +194,12 @@ class Request:
     @property
     def block_activations(self) -> bool:
         """Whether activations are stored in blocks."""
-        return self.activation not in _INTEGERS | _FLOATS
+        return self.activation not in INTEGERS | _FLOATS
 
     @property
     def blocks(self) -> bool:
         """Whether any tensor is stored in blocks."""
-        return self.block_activations or self.weight not in _INTEGERS | _FLOATS
+        return self.block_activations or self.weight not in INTEGERS | _FLOATS
 
     @property
     def few_bits(self) -> bool:

@@ -22,6 +22,7 @@ from roundel.model.files import write_text
 from roundel.pipeline import quantize
 from roundel.quark import enums, specs
 from roundel.quark.errors import QuarkConfigError, named
+from roundel.quark.presets import ALIGNED
 from roundel.quark.qconfig import QConfig
 from roundel.quark.translate import translate
 from roundel.recipe.settings import Data
@@ -38,10 +39,6 @@ _WORDS: Mapping[str, Any] = {
     "calibration_method": enums.CalibMethod,
     "scale_type": enums.ScaleType,
     "quant_granularity": enums.QuantGranularity,
-}
-_TUNERS: Mapping[str, type[specs.AlgoConfig]] = {
-    "adaround": specs.AdaRoundConfig,
-    "adaquant": specs.AdaQuantConfig,
 }
 _TUNING = ("algorithms", "adaround_params", "adaquant_params")
 
@@ -157,9 +154,9 @@ def qconfig_of(params: Params) -> QConfig:
     weight = _spec(given.pop("weight", None), given.pop("weight_params", {}), "weight")
     algorithms: list[specs.AlgoConfig] = []
     tuner = given.pop("algorithms", None)
-    options = {name: given.pop(f"{name}_params", {}) for name in _TUNERS}
+    options = {name: given.pop(f"{name}_params", {}) for name in specs.TUNERS}
     if tuner is not None:
-        algorithms.append(named("algorithm", tuner, _TUNERS)(**_split(options[tuner])))
+        algorithms.append(named("algorithm", tuner, specs.TUNERS)(**_split(options[tuner])))
     equalize, steps = given.pop("cle_algo", None), given.pop("cle_params", {})
     if equalize is not None:
         algorithms.append(specs.CLEConfig(**steps))
@@ -265,7 +262,7 @@ def _shipped(activation: str, weight: str, methods: list[str], most: int, **more
     }
 
 
-_FLOAT_SCALE = {"AlignSlice": [False], "FoldRelu": [True], "AlignConcat": [True]}
+_FLOAT_SCALE = {key: [value] for key, value in ALIGNED.items()}
 _SHIPPED: Mapping[str, Params] = {
     "XINT8_SEARCH": _shipped("XInt8Spec", "XInt8Spec", ["MinMSE"], 20000),
     "A8W8_SEARCH": _shipped(

@@ -18,7 +18,7 @@ from roundel.plan import build_plan
 from roundel.quark.enums import recipe_type
 from roundel.quark.errors import QuarkConfigError
 from roundel.quark.qconfig import QConfig, split_excluded
-from roundel.quark.request import Request, block_type
+from roundel.quark.request import INTEGERS, Request, block_type
 from roundel.quark.specs import Int32, QLayerConfig, QTensorConfig
 from roundel.recipe.settings import Recipe
 from roundel.targets.operators import operator_set
@@ -105,9 +105,6 @@ def _bounds(entry: Mapping[str, Any], request: Request, where: str) -> tuple[flo
     kind, scale, zero = QType(word), float(entry["scale"]), int(entry["zero_point"])
     low = kind.qmin + (1 if kind.signed and zero == 0 else 0)
     return (low - zero) * scale, (kind.qmax - zero) * scale
-
-
-_INTEGERS = frozenset(kind.value for kind in QType)
 
 
 def selected(
@@ -318,6 +315,4 @@ def _check_bias(layer: QLayerConfig) -> None:
 
 def _treatment(spec: QTensorConfig, request: Request) -> dict[str, Any]:
     word = spec.kind.block or block_type(recipe_type(spec.kind.quant_type, str(spec)), request.options)
-    if word not in _INTEGERS:
-        return {"type": word}
-    return {"type": word, "symmetric": spec.symmetric}
+    return {"type": word, **({"symmetric": spec.symmetric} if word in INTEGERS else {})}

@@ -49,22 +49,15 @@ DATA_TYPES: dict[str, type[DataType]] = {
 }
 
 
+@dataclass(eq=False, repr=False)
 class QTensorConfig(Settings):
     """How one kind of tensor is stored and calibrated."""
 
-    def __init__(
-        self,
-        symmetric: bool,
-        scale_type: ScaleType,
-        calibration_method: CalibMethod,
-        quant_granularity: QuantGranularity,
-        data_type: Any,
-    ) -> None:
-        self.symmetric = symmetric
-        self.scale_type = scale_type
-        self.calibration_method = calibration_method
-        self.quant_granularity = quant_granularity
-        self.data_type = data_type
+    symmetric: bool
+    scale_type: ScaleType
+    calibration_method: CalibMethod
+    quant_granularity: QuantGranularity
+    data_type: Any
 
     def set_symmetric(self, symmetric: bool) -> None:
         """Change the symmetry."""
@@ -399,6 +392,7 @@ class AutoMixprecisionConfig(AlgoConfig):
     shared_param_mode: str = "propagate"
 
 
+TUNERS: dict[str, type[AlgoConfig]] = {"adaround": AdaRoundConfig, "adaquant": AdaQuantConfig}
 KINDS: dict[str, type[AlgoConfig]] = {
     kind.__name__: kind
     for kind in (

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import Any
 
 from roundel.model.load import ModelSource
@@ -40,12 +40,8 @@ def without_sense(request: Request, values: dict[str, Any], origin: Mapping[str,
             continue
         value = values.pop(path)
         if path in origin and value:
-            kind = (
-                request.activation
-                if request.activation == request.weight
-                else (f"{request.activation} and {request.weight}")
-            )
-            yield f"{origin[path]} means nothing for {kind}"
+            kinds = dict.fromkeys((request.activation, request.weight))
+            yield f"{origin[path]} means nothing for {' and '.join(kinds)}"
 
 
 def _meaningless(request: Request, values: Mapping[str, Any]) -> Iterator[str]:
@@ -69,14 +65,16 @@ class Translation:
     """What a config means.
 
     Attributes:
+        config: in the classic API's words, every setting in one place.
         recipe: everything that decides the model.
         run: everything else that the config says about the run, by name.
         notes: what its reader should know.
     """
 
+    config: QuantizationConfig
     recipe: Recipe
-    run: Mapping[str, Any] = field(default_factory=dict)
-    notes: tuple[str, ...] = ()
+    run: Mapping[str, Any]
+    notes: tuple[str, ...]
 
 
 def translate(
@@ -104,7 +102,7 @@ def translate(
         _collect(values, chosen)
         notes += found
         recipe = _recipe(values, run)
-    return Translation(recipe, run, tuple(notes))
+    return Translation(request.config, recipe, run, tuple(notes))
 
 
 def _apply_options(request: Request, values: dict[str, Any], notes: list[str]) -> dict[str, Any]:

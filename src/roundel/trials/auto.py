@@ -4,33 +4,22 @@ from __future__ import annotations
 
 import time as clock
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any, Unpack
 
 from roundel.errors import RecipeError, VerifyError
 from roundel.measure.scores import Metric
-from roundel.measure.yardstick import Question
+from roundel.measure.yardstick import Question, Yardstick
 from roundel.model.files import write_text
 from roundel.model.structure import ModelSource
 from roundel.options import DataWords, recipe_changes, takes_data_words
 from roundel.outputs import model_targets, refuse_overwriting
 from roundel.recipe.load import load_recipe
 from roundel.result import QuantizeResult
+from roundel.trials import rungs as ladders
 from roundel.trials.engine import Engine, OutOfTime, TitledListener, trying, what_is_read
-from roundel.trials.rungs import (
-    AutoResult,
-    Drop,
-    Rung,
-    RungForecast,
-    RungStep,
-    RungVerdict,
-    chosen_rungs,
-    mixtures,
-    out_of_reach,
-    parse_drop,
-    parse_time,
-)
+from roundel.trials.rungs import AutoResult, Drop, Rung, RungForecast, RungStep, RungVerdict
 from roundel.types import Listener, Silent
 
 
@@ -87,45 +76,22 @@ def auto(
     question = Question(data, eval_data, labels, metric, lower_is_better)
     ladder = {} if output is None else {"output's ladder": ladder_path(Path(output))}
     refuse_overwriting({**model_targets(output), **ladder}, what_is_read(model, question))
-    start, limit = clock.perf_counter(), parse_time(time)
+    start, limit = clock.perf_counter(), ladders.parse_time(time)
     deadline = None if limit is None else start + limit
-    task = _Task(chosen_rungs(rungs), parse_drop(max_drop), device, settings, start, deadline)
+    chosen, budget = ladders.chosen_rungs(rungs), ladders.parse_drop(max_drop)
     _check_metric(metric)
-    recipes = [load_recipe(rung.preset, task.changes) for rung in task.ladder]
-    out = out_of_reach(task.ladder, task.device)
+    recipes = [load_recipe(rung.preset, settings) for rung in chosen]
+    out = ladders.out_of_reach(chosen, device)
     target, told = None if output is None else Path(output), listener or Silent()
     with trying(model, recipes[0], question, told, device) as engine:
-        walk = _Walk(engine, task, (told, on_step))
-        walk.up(out)
+        walk = _Walk(engine, budget, settings, start, deadline, told, on_step)
+        walk.up(chosen, out)
         if walk.best is None:
             raise _nothing(walk.steps)
         found = walk.finished(target)
         if target is not None:
             write_text(ladder_path(target), found.to_json())
         return found
-
-
-@dataclass(frozen=True, slots=True, eq=False)
-class _Task:
-    """What was asked for.
-
-    Attributes:
-        ladder: the rungs.
-        budget: what may be lost.
-        device: the NPU it is for.
-        changes: recipe values for every rung.
-        start, deadline: on the clock.
-    """
-
-    ladder: Sequence[Rung]
-    budget: Drop
-    device: str | None
-    changes: Mapping[str, Any]
-    start: float
-    deadline: float | None
-
-
-Heard = tuple[Listener, Callable[[RungStep], None] | None]
 
 
 def _check_metric(metric: object) -> None:
@@ -142,24 +108,42 @@ def ladder_path(model_path: Path) -> Path:
     return model_path.with_suffix(".auto.json")
 
 
+@dataclass(slots=True, eq=False)
 class _Walk:
-    """The state of one walk."""
+    """The state of one walk.
 
-    def __init__(self, engine: Engine, task: _Task, heard: Heard) -> None:
-        self._engine, self._task = engine, task
-        self._yardstick = engine.judging.yardstick
-        self._told, self._heard = heard
-        self.steps: list[RungStep] = []
-        self.best: tuple[int, QuantizeResult] | None = None
+    Attributes:
+        engine: makes and judges models.
+        budget: what may be lost.
+        changes: recipe values for every rung.
+        start, deadline: on the clock.
+        told: hears about progress.
+        heard: called with each rung when it is done.
+        steps: the rungs so far.
+        best: place and model of the one to hand over.
+    """
+
+    engine: Engine
+    budget: Drop
+    changes: Mapping[str, Any]
+    start: float
+    deadline: float | None
+    told: Listener
+    heard: Callable[[RungStep], None] | None
+    steps: list[RungStep] = field(default_factory=list)
+    best: tuple[int, QuantizeResult] | None = None
+
+    @property
+    def _yardstick(self) -> Yardstick:
+        return self.engine.judging.yardstick
 
     @property
     def _met(self) -> bool:
         return any(step.verdict is RungVerdict.MEETS for step in self.steps)
 
-    def up(self, out: Mapping[str, str]) -> None:
+    def up(self, ladder: Sequence[Rung], out: Mapping[str, str]) -> None:
         """Try the rungs until one meets the budget, but for those that are out for a reason."""
-        ladder, deadline = self._task.ladder, self._task.deadline
-        forecast = None if deadline is None else self._forecast()
+        forecast = None if self.deadline is None else self._forecast()
         for place, rung in enumerate(ladder):
             # Where all of A16W8 meets the budget, a part of it may do, and runs faster.
             if self._met and not (rung.mixed and self.steps[-1].rung == "a16w8"):
@@ -167,9 +151,9 @@ class _Walk:
             why = out.get(rung.name) or self._pointless(rung)
             if why is None and self.best is not None:
                 behind = [r for r in ladder[place + 1 :] if r.name not in out]
-                why = _too_long(rung, behind, forecast, deadline)
+                why = _too_long(rung, behind, forecast, self.deadline)
             if why:
-                self._note(RungStep(rung.name, rung.title, RungVerdict.SKIPPED, why, preset=rung.preset))
+                self._note(RungStep.of(rung, RungVerdict.SKIPPED, why))
                 continue
             start = clock.perf_counter()
             self._try(rung)
@@ -195,11 +179,11 @@ class _Walk:
             metric=self._yardstick.measure.name,
             metric_words=self._yardstick.measure.words,
             reference=self._yardstick.reference.value,
-            max_drop=str(self._task.budget),
-            judged_on=self._engine.judging.words,
+            max_drop=str(self.budget),
+            judged_on=self.engine.judging.words,
             result=result,
             path=target,
-            seconds=clock.perf_counter() - self._task.start,
+            seconds=clock.perf_counter() - self.start,
             notes=tuple(self._notes()),
         )
 
@@ -207,7 +191,7 @@ class _Walk:
         """Make and judge a rung's model, or its models one after the other."""
         start = clock.perf_counter()
         # Whatever the time, the first model is finished: there must be something to hand over.
-        told = TitledListener(self._told, rung.name, None if self.best is None else self._task.deadline)
+        told = TitledListener(self.told, rung.name, None if self.best is None else self.deadline)
         try:
             for name, title, changes in self._variants(rung, told):
                 self._judge(replace(rung, name=name, title=title, changes=changes), told, start)
@@ -220,38 +204,33 @@ class _Walk:
             why = f"its model is not legal: {error.what}"
         else:
             return
-        took = clock.perf_counter() - start
-        self._note(
-            RungStep(rung.name, rung.title, RungVerdict.STOPPED, why, preset=rung.preset, seconds=took)
-        )
+        self._note(RungStep.of(rung, RungVerdict.STOPPED, why, seconds=clock.perf_counter() - start))
 
     def _variants(self, rung: Rung, told: Listener) -> Iterator[tuple[str, str, Mapping[str, Any]]]:
         if not rung.mixed:
-            yield rung.name, rung.title, self._task.changes
+            yield rung.name, rung.title, self.changes
             return
-        learn, changes = self._engine.judging.learn, self._task.changes
-        for mixture in mixtures(self._engine.model, rung.preset, learn, changes, told):
+        learn = self.engine.judging.learn
+        for mixture in ladders.mixtures(self.engine.model, rung.preset, learn, self.changes, told):
             count = f"{mixture.layers} of {mixture.of} layers in A16W8"
             yield f"mixed {mixture.layers}/{mixture.of}", count, mixture.changes
 
     def _judge(self, rung: Rung, told: Listener, start: float) -> None:
-        engine, yardstick = self._engine, self._yardstick
+        engine, yardstick = self.engine, self._yardstick
         stats = engine.folder / f"{rung.family}.stats" if rung.family in ("xint8", "float") else None
         result = engine.make(engine.path, rung.preset, told, changes=rung.changes, stats=stats)
         found = engine.judge(told)
-        lost = self._task.budget.of(yardstick.reference.value, found.value, lower=yardstick.measure.lower)
-        met = self._task.budget.allows(lost)
-        step = RungStep(
-            rung=rung.name,
-            title=rung.title,
-            verdict=RungVerdict.MEETS if met else RungVerdict.FAILS,
+        lost = self.budget.of(yardstick.reference.value, found.value, lower=yardstick.measure.lower)
+        met = self.budget.allows(lost)
+        step = RungStep.of(
+            rung,
+            RungVerdict.MEETS if met else RungVerdict.FAILS,
             metric=found.value,
             drop=lost,
             sqnr_db=found.sqnr_db,
             npu_share=engine.npu_share(),
             file_bytes=engine.file_bytes(),
             seconds=clock.perf_counter() - start,
-            preset=rung.preset,
             changes=rung.changes,
         )
         self._remember(step, result)
@@ -270,9 +249,9 @@ class _Walk:
 
     def _note(self, step: RungStep) -> None:
         self.steps.append(step)
-        if self._heard is not None:
-            self._told.close()
-            self._heard(step)
+        if self.heard is not None:
+            self.told.close()
+            self.heard(step)
 
     def _pointless(self, rung: Rung) -> str | None:
         wide = next((s for s in self.steps if s.rung == "a16w8" and s.metric is not None), None)
@@ -281,20 +260,20 @@ class _Walk:
         return None
 
     def _forecast(self) -> RungForecast:
-        yardstick, learn = self._yardstick, self._engine.judging.learn
+        yardstick, learn = self._yardstick, self.engine.judging.learn
         one = yardstick.reference.seconds / max(yardstick.samples, 1)
         learned = learn.count if learn.count is not None else sum(1 for _ in learn)
         return RungForecast(one * learned, yardstick.reference.seconds)
 
     def _notes(self) -> Iterator[str]:
-        yardstick, budget = self._yardstick, self._task.budget
+        yardstick, budget = self._yardstick, self.budget
         step = yardstick.resolution
         if step is not None and budget.of(1.0, 1.0 - step) > budget.amount > 0:
             yield (
                 f"{yardstick.rows} rows judge, so {yardstick.measure.name} moves in steps of {step:.2%}:"
                 f" a budget of {budget} cannot be told from none; more evaluation data would tell"
             )
-        if self._engine.judging.learn.description.get("random"):
+        if self.engine.judging.learn.description.get("random"):
             yield "judged on random data: the figures mean nothing for real inputs"
 
 

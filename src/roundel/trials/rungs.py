@@ -200,6 +200,11 @@ class RungStep:
     preset: str = ""
     changes: Mapping[str, Any] = field(default_factory=dict)
 
+    @classmethod
+    def of(cls, rung: Rung, verdict: RungVerdict, reason: str = "", **figures: Any) -> RungStep:
+        """A rung as it ended."""
+        return cls(rung.name, rung.title, verdict, reason, preset=rung.preset, **figures)
+
     def to_dict(self) -> dict[str, Any]:
         """Plain values; an infinite number becomes a string."""
         return dict(to_plain(self))

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Mapping
+from typing import Any
 
 import numpy as np
 import onnx
@@ -114,11 +115,7 @@ def _narrow_attributes(node: ir.Node) -> None:
 
 _FORMS = {"with_cast": "cast", "customqdq": "pair", "simulate_bf16": "plain"}
 _FORMAT = tool.Parameter(
-    "form",
-    "with_cast, customqdq or simulate_bf16",
-    ("--format",),
-    default="with_cast",
-    positional=False,
+    "form", "with_cast, customqdq or simulate_bf16", ("--format",), default="with_cast", positional=False
 )
 
 
@@ -136,24 +133,19 @@ def _to_bf16(source: str, target: str, form: str, external_data: bool) -> str:
     return f"{counts} in bfloat16"
 
 
-def _to_fp32(source: str, target: str, external_data: bool) -> str:
-    convert(source, target, to="fp32", external_data=external_data)
-    return "all tensors in float32"
-
-
 def _to_bfp16(source: str, target: str, external_data: bool) -> str:
     result = quantize(source, target, recipe="bfp16", changes={"output": {"external_data": external_data}})
     return f"{len(result.plan.tensors)} tensors in bfp16"
 
 
-def _to_casts(source: str, target: str, external_data: bool) -> str:
-    convert(source, target, to="bf16", form="cast", external_data=external_data)
-    return "bfloat16 tensors in the form 'cast'"
+def _converting(name: str, summary: str, said: str, **how: Any) -> tool.Tool:
+    """A tool that converts a whole model, as `roundel.convert` does."""
 
+    def work(source: str, target: str, external_data: bool) -> str:
+        convert(source, target, external_data=external_data, **how)
+        return said
 
-def _to_plain(source: str, target: str, external_data: bool) -> str:
-    convert(source, target, to="bf16", form="plain", external_data=external_data)
-    return "bfloat16 tensors in the form 'plain'"
+    return tool.from_file_to_file(name, summary, work, _FILES)
 
 
 @tool.on_copy
@@ -178,33 +170,34 @@ def insert_clip_bfloat16_qdq(model: ir.Model) -> str:
 
 _KEEP_IO = tool.switch("keep_io_types", "graph inputs and outputs stay float32", "--keep_io_types")
 _FILES = (tool.SOURCE, tool.TARGET, tool.EXTERNAL)
-_FROM = {"fp32": "A float32 model", "fp16": "A float16 model"}
 
 FLOAT_TOOLS = (
     *(
-        tool.from_file_to_file(
-            f"convert_{name}_to_bf16", f"{what} in bfloat16.", _to_bf16, (*_FILES, _FORMAT)
+        tool.from_file_to_file(f"convert_{name}_to_{form}", f"{what} in {words}.", work, parameters)
+        for form, words, work, parameters in (
+            ("bf16", "bfloat16", _to_bf16, (*_FILES, _FORMAT)),
+            ("bfp16", "block floating point", _to_bfp16, _FILES),
         )
-        for name, what in _FROM.items()
-    ),
-    *(
-        tool.from_file_to_file(
-            f"convert_{name}_to_bfp16", f"{what} in block floating point.", _to_bfp16, _FILES
-        )
-        for name, what in _FROM.items()
+        for name, what in (("fp32", "A float32 model"), ("fp16", "A float16 model"))
     ),
     tool.rewriting("A float32 model in float16.", convert_fp32_to_fp16, _KEEP_IO),
-    tool.from_file_to_file(
-        "convert_fp16_to_fp32", "A float16 model, or any short-float form, in float32.", _to_fp32, _FILES
+    _converting(
+        "convert_fp16_to_fp32",
+        "A float16 model, or any short-float form, in float32.",
+        "all tensors in float32",
+        to="fp32",
     ),
-    tool.from_file_to_file(
-        "replace_bfloat16_qdq_cast", "bfloat16 pairs of AMD's operators as Cast pairs.", _to_casts, _FILES
+    _converting(
+        "replace_bfloat16_qdq_cast",
+        "bfloat16 pairs of AMD's operators as Cast pairs.",
+        "bfloat16 tensors in the form 'cast'",
+        form="cast",
     ),
-    tool.from_file_to_file(
+    _converting(
         "remove_bf16_cast",
         "bfloat16 casts between nodes taken out; constants keep their rounding.",
-        _to_plain,
-        _FILES,
+        "bfloat16 tensors in the form 'plain'",
+        form="plain",
     ),
     tool.rewriting("A Clip before each bfloat16 activation.", insert_clip_bfloat16_qdq),
 )

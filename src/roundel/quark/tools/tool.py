@@ -107,19 +107,14 @@ class Tool:
             "by_place", nargs="*", metavar="VALUE", help=f"by place: {order}" if order else ""
         )
         for parameter in self.parameters:
-            if parameter.switch:
-                parser.add_argument(
-                    *parameter.flags, dest=parameter.name, action="store_true", help=parameter.help
-                )
-            else:
-                parser.add_argument(
-                    *parameter.flags,
-                    dest=parameter.name,
-                    type=parameter.kind,
-                    default=parameter.default,
-                    metavar=parameter.name.upper(),
-                    help=parameter.help,
-                )
+            how: dict[str, Any] = {"action": "store_true"}
+            if not parameter.switch:
+                how = {
+                    "type": parameter.kind,
+                    "default": parameter.default,
+                    "metavar": parameter.name.upper(),
+                }
+            parser.add_argument(*parameter.flags, dest=parameter.name, help=parameter.help, **how)
         return parser
 
     def _value(self, parser: argparse.ArgumentParser, parameter: Parameter, text: str) -> Any:
