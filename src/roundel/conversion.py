@@ -11,7 +11,7 @@ from typing import Any, Literal, get_args
 import onnx_ir as ir
 
 from roundel.calibrate.resolve import resolve
-from roundel.errors import ModelError, RecipeError, did_you_mean
+from roundel.errors import ModelError, RecipeError
 from roundel.gate import OutputReport, compare_outputs
 from roundel.model import load_model
 from roundel.model.files import staged_or_temporary
@@ -136,10 +136,7 @@ def convert(
 def _check_options(to: str, form: str, *, half_weights: bool, strip_functions: bool) -> None:
     for word, option, choices in ((to, "to", get_args(Target)), (form, "form", get_args(Form))):
         if word not in choices:
-            hint = did_you_mean(word, choices)
-            raise RecipeError(
-                f"There is no {option} '{word}'.", where=option, expected=", ".join(choices), hint=hint
-            )
+            raise RecipeError.unknown(f"There is no {option} '{word}'.", word, choices, where=option)
     if to == "fp32" and (half_weights or form != "pair"):
         raise RecipeError(
             "A float32 model has no short floats to write in a form or to store in 16 bits.",

@@ -6,7 +6,7 @@ import importlib.util
 from dataclasses import dataclass
 from typing import Any
 
-from roundel.errors import DependencyError, RecipeError, did_you_mean
+from roundel.errors import DependencyError, RecipeError
 from roundel.model.session import runtime_has_cuda
 from roundel.model.structure import ModelSource
 from roundel.recipe.settings import Recipe
@@ -62,13 +62,8 @@ def choose_execution(asked: str | None, recipe: Recipe) -> Execution:
     if asked is None:
         return Execution(recipe)
     if asked not in CHOICES:
-        raise RecipeError(
-            "Unknown place to run.",
-            where="--device-exec",
-            observed=asked,
-            expected=", ".join(CHOICES),
-            hint=did_you_mean(asked, CHOICES),
-        )
+        what = "Unknown place to run."
+        raise RecipeError.unknown(what, asked, CHOICES, where="--device-exec", observed=asked)
     tunes = recipe.finetuning != "none"
     lacks = {"calibration": _runtime_lacks()} | ({"fine-tuning": _torch_lacks()} if tunes else {})
     if asked == "cuda":

@@ -12,7 +12,7 @@ from typing import Any
 import typer
 from typer.core import TyperGroup
 
-from roundel.cli import choose, look, measure, npu, quantize
+from roundel.cli import choose, look, measure, quantize
 from roundel.errors import RoundelError
 from roundel.version import VERSION
 
@@ -41,9 +41,9 @@ app = typer.Typer(
 
 _COMMANDS: tuple[Callable[..., None], ...] = (
     *(quantize.quantize_command, choose.auto_command, choose.search_command, look.convert_command),
-    *(npu.check_command, look.explain_command, look.inspect_command),
+    *(look.check_command, look.explain_command, look.inspect_command),
     *(measure.infer_command, measure.evaluate_command, measure.compare_command),
-    *(measure.sensitivity_command, measure.lint_data_command, npu.deploy_command, npu.npu_report_command),
+    *(measure.sensitivity_command, measure.lint_data_command, look.deploy_command, look.npu_report_command),
     *(look.tools_command, look.reproduce_command, look.presets_command, look.demo_command),
 )
 _BARE = ("tools", "presets", "demo")  # do something without a word

@@ -106,7 +106,7 @@ def flattened(search_space: Space) -> dict[str, Choice | Span]:
     flat: dict[str, Choice | Span] = {}
     for key, value in search_space.items():
         if not isinstance(value, Mapping):
-            flat[key] = _choice(key, _listed(key, value))
+            flat[key] = _choice(key, value)
             continue
         _condition(key, value)
         for inner, values in value.items():
@@ -160,11 +160,8 @@ def qconfig_of(params: Params) -> QConfig:
     equalize, steps = given.pop("cle_algo", None), given.pop("cle_params", {})
     if equalize is not None:
         algorithms.append(specs.CLEConfig(**steps))
-    return QConfig(
-        specs.QLayerConfig(input_tensors=activation, weight=weight),
-        algo_config=algorithms,
-        **given,
-    )
+    layer = specs.QLayerConfig(input_tensors=activation, weight=weight)
+    return QConfig(layer, algo_config=algorithms, **given)
 
 
 def _spec(name: Any, params: Mapping[str, Any], where: str) -> specs.QTensorConfig:
@@ -202,17 +199,12 @@ def _condition(key: str, group: Mapping[str, Any]) -> Any:
     return condition
 
 
-def _listed(key: str, value: Any) -> list[Any]:
-    if not isinstance(value, list | tuple) or not value:
-        raise QuarkConfigError(
-            "A field of a search space is a list of values.", where=key, observed=repr(value)[:120]
-        )
-    return list(value)
-
-
 def _choice(key: str, values: Any) -> Choice:
+    if not isinstance(values, list | tuple) or not values:
+        what = "A field of a search space is a list of values."
+        raise QuarkConfigError(what, where=key, observed=repr(values)[:120])
     try:
-        return Choice.of(_listed(key, values))
+        return Choice.of(values)
     except TypeError as error:
         raise QuarkConfigError(
             "The values of a search space are plain: texts, numbers, lists.", where=key, observed=error

@@ -20,7 +20,7 @@ from dataclasses import dataclass
 from queue import SimpleQueue
 from typing import Any, BinaryIO, Generic, Protocol, Self, TypeVar, cast
 
-from roundel.errors import DependencyError, ExecutorError, RecipeError, did_you_mean
+from roundel.errors import DependencyError, ExecutorError, RecipeError
 from roundel.types import Arrays
 from roundel.work.checkpoints import Store
 from roundel.work.worker import receive, send
@@ -373,9 +373,7 @@ def executor(
         RecipeError: there is no such executor, or an option does not belong to it.
     """
     if name not in NAMES:
-        raise RecipeError(
-            f"There is no executor '{name}'.", expected=", ".join(NAMES), hint=did_you_mean(name, NAMES)
-        )
+        raise RecipeError.unknown(f"There is no executor '{name}'.", name, NAMES)
     if workers is not None and workers < 1:
         raise RecipeError("There are too few workers.", observed=workers, expected="1 or more")
     if shared_files and address is None:

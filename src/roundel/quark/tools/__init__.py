@@ -29,11 +29,7 @@ def operator_pairs(text: str) -> list[tuple[str, str]]:
 
 
 _BETWEEN = Parameter(
-    "between_ops",
-    "'Conv,Relu;Mul,Add'",
-    ("--between_ops",),
-    operator_pairs,
-    positional=False,
+    "between_ops", "'Conv,Relu;Mul,Add'", ("--between_ops",), operator_pairs, positional=False
 )
 _SHAPES = Parameter(
     "fix_shapes", "'input_1:[1,3,224,224];input_2:[1,96]'", ("--fix_shapes",), shapes, None, positional=False
