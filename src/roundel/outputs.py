@@ -13,7 +13,7 @@ from google.protobuf.message import DecodeError  # type: ignore[import-untyped, 
 
 from roundel.data.folders import ARRAY_SUFFIXES, IMAGE_SUFFIXES, files_below
 from roundel.errors import OutputError
-from roundel.model.files import check_writable, same_file
+from roundel.model.files import check_writable, external_values, same_file
 from roundel.recipe.load import record_path
 
 _NO_MODELS = frozenset({".json", ".yaml", ".yml", ".csv", ".txt", ".py", *ARRAY_SUFFIXES, *IMAGE_SUFFIXES})
@@ -68,10 +68,7 @@ def metric_file(metric: object) -> Path | None:
 
 def external_tensors(model: ir.Model) -> Iterator[ir.ExternalTensor]:
     """Every tensor, in subgraphs, functions and attributes, too, whose values lie in another file."""
-    for graph in model.graphs():
-        for value in graph.initializers.values():
-            if isinstance(value.const_value, ir.ExternalTensor):
-                yield value.const_value
+    yield from (tensor for _, tensor in external_values(model))
     bodies: list[ir.Graph | ir.Function] = [model.graph, *model.functions.values()]
     for node in (node for body in bodies for node in body.all_nodes()):
         for attribute in node.attributes.values():

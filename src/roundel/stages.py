@@ -19,12 +19,11 @@ import onnx_ir as ir
 
 from roundel.calibrate.collect import Collected
 from roundel.calibrate.collect import collect as observe
-from roundel.calibrate.observers import OBSERVERS, StatKind
+from roundel.calibrate.observers import OBSERVERS, Statistics, StatKind, load_statistics, save_statistics
 from roundel.calibrate.positions import refine
 from roundel.calibrate.resolve import requests_for
 from roundel.calibrate.resolve import resolve as scales_of
 from roundel.calibrate.runner import run_session
-from roundel.calibrate.statistics import Statistics, load_statistics, save_statistics
 from roundel.data import ImagePreprocess, RandomSpec, SampleDigest, Samples, open_samples
 from roundel.data.kept import KeptSamples
 from roundel.data.lint import range_findings

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import enum
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any, Protocol
@@ -16,6 +16,11 @@ FloatArray = NDArray[np.floating[Any]]
 Doubles = NDArray[np.float64]
 Arrays = dict[str, Array]
 Sample = Arrays
+
+
+def below(arrays: Mapping[str, Array], prefix: str) -> Arrays:
+    """Those whose names begin so, by the rest of their names."""
+    return {name.removeprefix(prefix): array for name, array in arrays.items() if name.startswith(prefix)}
 
 
 class QType(enum.Enum):

@@ -24,7 +24,7 @@ from roundel.model.files import Portable
 from roundel.model.graph import fingerprint, is_constant, values_by_name
 from roundel.model.memory import Budget, budget, within
 from roundel.model.session import give_memory_back
-from roundel.types import Array, Arrays, Sample
+from roundel.types import Array, Arrays, Sample, below
 from roundel.work.executors import Ready, Work, mapped, usable_cores
 
 
@@ -94,9 +94,7 @@ class ObservedShard:
     def append(self, arrays: Mapping[str, Array]) -> None:
         """Add the `state` of a worker whose samples follow those that were seen so far."""
         for number, observer in enumerate(self.stats.values()):
-            prefix = f"stat.{number}."
-            state = {k.removeprefix(prefix): a for k, a in arrays.items() if k.startswith(prefix)}
-            _merge(observer, type(observer).from_state(state))
+            _merge(observer, type(observer).from_state(below(arrays, f"stat.{number}.")))
 
     def in_sample_order(self) -> dict[str, Observer]:
         """The observers, with their samples in the order of the data whatever worker took them."""

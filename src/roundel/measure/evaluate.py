@@ -24,7 +24,7 @@ from roundel.plain import Card, counted, csv_text, decibel, to_plain
 from roundel.recipe.load import record_paths
 from roundel.recipe.settings import Data
 from roundel.stages import open_data
-from roundel.types import Array, Arrays, InputSpec, Listener, Sample, heard_by
+from roundel.types import Array, Arrays, InputSpec, Listener, Sample, below, heard_by
 from roundel.work.checkpoints import open_store
 from roundel.work.executors import Executor, Ready, Work, mapped
 
@@ -287,7 +287,10 @@ def _looked_at(
     names = [list(predictor.outputs) if keep else [] for predictor in predictors]
     for part, arrays in mapped(work, task, parts, "evaluate", key):
         for place, item in enumerate(part.items):
-            yield item, [_read(arrays, f"{place}.{model}.", kept) for model, kept in enumerate(names)]
+            yield (
+                item,
+                [Look.from_arrays(below(arrays, f"{place}.{m}."), kept) for m, kept in enumerate(names)],
+            )
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -330,11 +333,6 @@ def _part_arrays(predictors: Sequence[Predictor], part: _Part, *, keep: bool) ->
             arrays |= {f"{place}.{number}.{key}": array for key, array in one.items()}
             first = first or [results[predictor.outputs[0]]]
     return arrays
-
-
-def _read(arrays: Arrays, prefix: str, outputs: Sequence[str]) -> Look:
-    own = {key.removeprefix(prefix): array for key, array in arrays.items() if key.startswith(prefix)}
-    return Look.from_arrays(own, outputs)
 
 
 def _no_classes(predictor: Predictor, first: Look) -> DataError:

@@ -11,6 +11,7 @@ import onnx_ir as ir
 from roundel.calibrate.collect import collect
 from roundel.calibrate.observers import Observer, StatKind
 from roundel.data import lint, lint_values
+from roundel.measure.reference import cut_to
 from roundel.measure.scores import class_scores
 from roundel.model.graph import input_specs, is_constant, is_float32, iter_values, values_by_name
 from roundel.model.session import open_session
@@ -150,10 +151,7 @@ def model_findings(
     for norm in norms:
         if norm.tensor not in values or not inputs:
             continue
-        clone = model.clone()
-        clone.graph.outputs.clear()
-        clone.graph.outputs.append(values_by_name(clone.graph)[norm.tensor])
-        session = open_session(clone)
+        session = open_session(cut_to(model, [norm.tensor]))
         arrays = [session.run([norm.tensor], sample)[0] for sample in inputs[:_LOOKED_AT]]
         found = lint_values.norm_finding(norm, arrays)
         findings += [] if found is None else [found]

@@ -8,11 +8,9 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import closing
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
-
-import numpy as np
 
 from roundel.data import Samples
+from roundel.data.kept import KeptSamples
 from roundel.data.samples import JUDGED_EVERY, held_out, learning_part, repeatable
 from roundel.errors import DataError, RecipeError, did_you_mean
 from roundel.measure import scores
@@ -98,12 +96,11 @@ def _cosine(close: Sequence[Closeness]) -> float:
 
 
 class Yardstick:
-    """Judges models by one metric on the same data; the float model's outputs wait on disk.
+    """Judges models by one metric on the same data; the float model's outputs are kept.
 
     Args:
         model: the float model.
         samples: the data; it can be read more than once.
-        folder: an empty folder for the float model's outputs.
         labels: as `roundel.evaluate_models` takes them; their order is that of all samples.
         metric: a builtin's name, 'module:function', 'file.py:function', a function, a measure, or None: top1
             with labels, else agreement for class scores and fidelity for anything else.
@@ -119,7 +116,6 @@ class Yardstick:
         self,
         model: ModelSource,
         samples: Samples,
-        folder: Path,
         *,
         labels: object = None,
         metric: str | scores.Metric | Measure | None = None,
@@ -127,7 +123,7 @@ class Yardstick:
         every: int | None = None,
         listener: Listener | None = None,
     ) -> None:
-        self._samples, self._folder, self._every = samples, folder, every
+        self._samples, self._every, self._wanted = samples, every, KeptSamples()
         self._labels: list[list[int] | None] = []
         self._known = labels is not None
         told, predictor, start = listener or Silent(), Predictor(model), time.perf_counter()
@@ -152,7 +148,7 @@ class Yardstick:
         kept = (item for item in self._items() if item[1])
         for done, (index, _, _, sample) in enumerate(kept):
             outputs = predictor.run(sample, index)
-            self._add(tally, outputs, self._remembered(done), self.measure, self._labels[done])
+            self._add(tally, outputs, self._wanted[done], self.measure, self._labels[done])
             told.advance(done + 1)
         return Judgement(self._value(tally), _sqnr_db(self._close(tally)), time.perf_counter() - start)
 
@@ -170,7 +166,7 @@ class Yardstick:
             first = first if first is not None else outputs
             main = next(iter(outputs.values()))
             self._labels.append(truth.of(origin, len(main) if main.ndim > 1 else 1))
-            self._remember(len(self._labels) - 1, outputs)
+            self._wanted.append(outputs)
             self._add(tally, outputs, outputs, given, self._labels[-1])
             told.advance(len(self._labels))
         if first is None:
@@ -206,14 +202,6 @@ class Yardstick:
         with closing(self._samples.named()) as named:
             for index, (origin, sample) in enumerate(named):
                 yield index, self._every is None or held_out(index, self._every), origin, sample
-
-    def _remember(self, index: int, outputs: Outputs) -> None:
-        arrays: dict[str, Any] = {str(place): array for place, array in enumerate(outputs.values())}
-        np.savez(self._folder / f"{index}.npz", **arrays)
-
-    def _remembered(self, index: int) -> Outputs:
-        with np.load(self._folder / f"{index}.npz", allow_pickle=False) as file:
-            return {name: file[str(place)] for place, name in enumerate(self.outputs)}
 
     def _value(self, tally: scores.ScoreTally) -> float:
         measure = self.measure
@@ -339,16 +327,13 @@ class Judging:
     words: str
 
 
-def prepare_judging(
-    model: ModelSource, recipe: Recipe, question: Question, folder: Path, told: Listener
-) -> Judging:
+def prepare_judging(model: ModelSource, recipe: Recipe, question: Question, told: Listener) -> Judging:
     """Open the data and run the float model over what judges.
 
     Args:
         model: the float model.
         recipe: how files become samples, and shapes that are fixed.
         question: data, labels and metric.
-        folder: an empty folder that lives as long as the result.
         told: hears about progress.
 
     Raises:
@@ -367,7 +352,6 @@ def prepare_judging(
     yardstick = Yardstick(
         model,
         judge,
-        folder,
         labels=question.labels,
         metric=question.metric,
         lower=question.lower,

@@ -8,7 +8,7 @@ import mmap
 import os
 import re
 import tempfile
-from collections.abc import Collection, Iterable, Iterator
+from collections.abc import Callable, Collection, Iterable, Iterator
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
@@ -99,9 +99,36 @@ def self_contained(model: ir.Model, keep: Collection[str] = ()) -> ir.Model:
 _WORTH_CARRYING = 1024  # bytes; smaller constants stay in the outline
 
 
+@contextmanager
+def weights_apart(
+    model: ir.Model, least: int, wanted: Callable[[str, ir.TensorProtocol], bool]
+) -> Iterator[dict[str, ir.TensorProtocol]]:
+    """For the block, leave names in the place of large weights, which it gets: protobuf alone ends at 2 GB.
+
+    Args:
+        model: in the end it is as it was.
+        least: bytes; smaller constants stay.
+        wanted: whether a weight is to be taken out, by its name.
+    """
+    apart: dict[str, ir.TensorProtocol] = {}
+    values = model.graph.initializers
+    try:
+        for name, value in values.items():
+            tensor = value.const_value
+            if tensor is not None and tensor.nbytes >= least and wanted(name, tensor):
+                apart[name], shape = tensor, ir.Shape(tensor.shape.numpy())
+                value.const_value = ir.ExternalTensor(
+                    "apart", 0, tensor.nbytes, tensor.dtype, shape=shape, name=name
+                )
+        yield apart
+    finally:
+        for name, tensor in apart.items():
+            values[name].const_value = tensor
+
+
 @dataclass(frozen=True, slots=True, eq=False)
 class Portable:
-    """A model as plain bytes and arrays, which pickle well: protobuf alone ends at 2 GB.
+    """A model as plain bytes and arrays, which pickle well.
 
     Attributes:
         outline: the graph without its large constants.
@@ -114,16 +141,10 @@ class Portable:
     @staticmethod
     def of(model: ir.Model) -> Portable:
         """A model, packed; it is not changed."""
-        outline = self_contained(model).clone()
-        weights: dict[str, Array] = {}
-        for name, value in outline.graph.initializers.items():
-            tensor = value.const_value
-            if tensor is None or tensor.nbytes < _WORTH_CARRYING or tensor.dtype is ir.DataType.STRING:
-                continue
-            weights[name] = tensor.numpy()
-            shape = ir.Shape(tensor.shape.numpy())
-            value.const_value = ir.ExternalTensor("carried", 0, None, tensor.dtype, shape=shape, name=name)
-        return Portable(ir.to_proto(outline).SerializeToString(), weights)
+        outline = self_contained(model)
+        with weights_apart(outline, _WORTH_CARRYING, lambda _, t: t.dtype is not ir.DataType.STRING) as apart:
+            content = ir.to_proto(outline).SerializeToString()
+        return Portable(content, {name: tensor.numpy() for name, tensor in apart.items()})
 
     def model(self) -> ir.Model:
         """The model again."""

@@ -15,7 +15,7 @@ from google.protobuf.message import DecodeError  # type: ignore[import-untyped, 
 from onnxruntime.capi import onnxruntime_pybind11_state as ort_state
 
 from roundel.errors import DependencyError, ModelError
-from roundel.model.files import external_values, self_contained
+from roundel.model.files import external_values, self_contained, weights_apart
 from roundel.model.graph import weight_bytes
 from roundel.model.memory import Outline, budget, outline_of
 
@@ -173,25 +173,14 @@ def _from_ir(model: ir.Model, options: ort.SessionOptions, *, lean: bool) -> ort
     folder = _data_folder(model) if lean else None
     mapped = {name for name, value in model.graph.initializers.items() if _lies_in(value, folder)}
     outline = self_contained(model, keep=mapped)
-    lent: dict[str, ort.OrtValue] = {}
-    own: list[tuple[ir.Value, ir.TensorProtocol]] = []
-    try:
-        for name, value in outline.graph.initializers.items():
-            tensor = value.const_value
-            if name in mapped or tensor is None:
-                continue
-            if tensor.nbytes < _WORTH_LENDING or tensor.dtype.name not in _LENDABLE:
-                continue
-            lent[name] = ort.OrtValue.ortvalue_from_numpy(np.ascontiguousarray(tensor.numpy()))
-            shape = ir.Shape(tensor.shape.numpy())
-            own.append((value, tensor))
-            value.const_value = ir.ExternalTensor(
-                "lent", 0, tensor.nbytes, tensor.dtype, shape=shape, name=name
-            )
-        serialised = ir.serde.serialize_model(outline).SerializeToString()
-    finally:
-        for value, tensor in own:
-            value.const_value = tensor
+    with weights_apart(
+        outline, _WORTH_LENDING, lambda name, t: name not in mapped and t.dtype.name in _LENDABLE
+    ) as apart:
+        serialised = ir.to_proto(outline).SerializeToString()
+    lent = {
+        name: ort.OrtValue.ortvalue_from_numpy(np.ascontiguousarray(tensor.numpy()))
+        for name, tensor in apart.items()
+    }
     if lent:
         options.add_external_initializers(list(lent), list(lent.values()))
     if folder is not None:

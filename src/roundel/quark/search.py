@@ -5,7 +5,6 @@ from __future__ import annotations
 import copy
 import itertools
 import json
-import tempfile
 from collections.abc import Callable, Mapping
 from functools import partial
 from pathlib import Path
@@ -351,16 +350,15 @@ class AutoSearchPro:
         for key, why in _IDLE.items():
             if self.config[key] != _USUAL[key]:
                 terminal().print(f"note: {key}: {why}", highlight=False, markup=False)
-        with tempfile.TemporaryDirectory(prefix="roundel-search-") as folder:
-            work = _Work(self.config, self._metric, Path(folder), self._output)
-            space, algorithm = self._space, self.config["search_algo"]
-            if self.config["two_stage_search"]:
-                calibration = without_tuning(space)
-                best = self._stage(work, calibration, _GRID, "calibration_", None)
-                if "algorithms" not in space:
-                    return self._finished(best)
-                space = tuning_of(space, best)
-            return self._finished(self._stage(work, space, algorithm, "", self.config["n_trials"]))
+        work = _Work(self.config, self._metric, self._output)
+        space, algorithm = self._space, self.config["search_algo"]
+        if self.config["two_stage_search"]:
+            calibration = without_tuning(space)
+            best = self._stage(work, calibration, _GRID, "calibration_", None)
+            if "algorithms" not in space:
+                return self._finished(best)
+            space = tuning_of(space, best)
+        return self._finished(self._stage(work, space, algorithm, "", self.config["n_trials"]))
 
     def _stage(self, work: _Work, space: Params, algorithm: str, prefix: str, trials: int | None) -> Params:
         """The best combination of one study."""
@@ -403,7 +401,7 @@ class AutoSearchPro:
 class _Work:
     """Makes and judges models: by a measure, or by the script's own evaluator."""
 
-    def __init__(self, config: Mapping[str, Any], measure: Measure, folder: Path, output: Path) -> None:
+    def __init__(self, config: Mapping[str, Any], measure: Measure, output: Path) -> None:
         self._model, given = config["model_input"], config["eval_data_reader"]
         self._known, self._output = dict[str, tuple[float, ...]](), output
         inputs = load_model(self._model, allow_quantized=True).model
@@ -417,7 +415,7 @@ class _Work:
             self._figure = lambda path: reference - float(evaluator(str(path)))
         else:
             self.direction = "minimize" if measure.lower else "maximize"
-            yardstick = Yardstick(self._model, judge, folder, metric=measure)
+            yardstick = Yardstick(self._model, judge, metric=measure)
             self._figure = lambda path: yardstick.judge(path).value
 
     def evaluate(self, params: Params, name: str) -> tuple[float, ...]:

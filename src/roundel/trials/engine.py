@@ -124,11 +124,9 @@ def trying(
         RoundelError: data, labels or metric do not fit the model.
     """
     with tempfile.TemporaryDirectory(prefix="roundel-trials-") as name:
-        folder, outputs = Path(name), Path(name) / "float"
-        outputs.mkdir()
         try:
-            judging = prepare_judging(model, recipe, question, outputs, told)
-            yield Engine(model, judging, folder, device, executor)
+            judging = prepare_judging(model, recipe, question, told)
+            yield Engine(model, judging, Path(name), device, executor)
         finally:
             told.close()
 

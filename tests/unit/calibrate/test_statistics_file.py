@@ -6,8 +6,13 @@ import numpy as np
 import pytest
 
 from roundel.calibrate.collect import Collected
-from roundel.calibrate.observers import HistogramObserver, MinMaxObserver
-from roundel.calibrate.statistics import Statistics, load_statistics, save_statistics
+from roundel.calibrate.observers import (
+    HistogramObserver,
+    MinMaxObserver,
+    Statistics,
+    load_statistics,
+    save_statistics,
+)
 from roundel.errors import DataError, OutputError
 
 
