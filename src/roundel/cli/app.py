@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import inspect
 import logging
-import re
 import sys
 from collections.abc import Callable
 from typing import Any
@@ -52,12 +51,12 @@ _BARE = ("tools", "presets", "demo")  # do something without a word
 def _add(command: Callable[..., None]) -> None:
     """A function NAME_command; its docstring ends in the examples, which stand below the options."""
     name = command.__name__.removesuffix("_command").replace("_", "-")
-    text, title, examples = re.split(r"\n\n(Examples?):\n\n", inspect.getdoc(command) or "")
-    lines = (" ".join(example.splitlines()) for example in examples.split("\n\n"))
+    text, word, below = (inspect.getdoc(command) or "").partition("\n\nExample")
+    title, *lines = (" ".join(line.splitlines()) for line in f"{word.strip()}{below}".split("\n\n"))
     app.command(
         name,
         help=text,
-        epilog="\n\n".join([f"[bold]{title}[/]", *lines]),
+        epilog="\n\n".join([f"[bold]{title.removesuffix(':')}[/]", *lines]),
         no_args_is_help=name not in _BARE,
         context_settings=look.TOOLS_SETTINGS if name == "tools" else None,
     )(command)

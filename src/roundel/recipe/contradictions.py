@@ -54,6 +54,11 @@ def _override_types(recipe: Recipe) -> set[str]:
     return {str(word) for word in given if word is not None}
 
 
+def _types(recipe: Recipe) -> set[str]:
+    """All that some tensor may have."""
+    return {recipe.activations.type, recipe.weights.type, *_override_types(recipe)}
+
+
 def _mixed(recipe: Recipe) -> Iterator[str]:
     mixed = recipe.mixed
     for name in _changed(mixed, tuple(type(mixed).model_fields)) if mixed.type is None else ():
@@ -106,9 +111,8 @@ def _float_words(recipe: Recipe) -> Iterator[str]:
     more = recipe.activations.scaled or recipe.weights.scaled or recipe.floats.clip
     if recipe.floats.form == "plain" and more:
         yield "floats.form plain leaves no place for a scale or a clip; use pair or cast"
-    types = {recipe.activations.type, recipe.weights.type, *_override_types(recipe)}
-    floats = types & {"bfloat16", "float16"}
-    blocks = types & {t.value for t in BlockType}
+    types = _types(recipe)
+    floats, blocks = types & {"bfloat16", "float16"}, types & _BLOCKS
     if recipe.output.strip_functions and not (blocks or (floats and recipe.floats.form == "pair")):
         yield "output.strip_functions means AMD's operators, and this recipe writes none"
     if floats:
@@ -122,7 +126,7 @@ def _float_words(recipe: Recipe) -> Iterator[str]:
 def _block_words(recipe: Recipe) -> Iterator[str]:
     """What only some of the block formats have."""
     options = recipe.blocks
-    types = {recipe.activations.type, recipe.weights.type, *_override_types(recipe)} & _BLOCKS
+    types = _types(recipe) & _BLOCKS
     if not types:
         if options != type(options)():
             yield "the section 'blocks' means block formats, which this recipe does not use"

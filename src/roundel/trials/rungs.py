@@ -7,8 +7,10 @@ import importlib.util
 import json
 import math
 import re
+from bisect import bisect_left
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
+from itertools import accumulate
 from pathlib import Path
 from types import MappingProxyType
 from typing import TYPE_CHECKING, Any
@@ -134,25 +136,15 @@ def grown(layers: Sequence[LayerCost], changes: Mapping[str, Any]) -> Iterator[M
     """The sets, from the costs of the layers' activations."""
     moving = [layer for layer in layers if layer.activations > 0]
     ranked = sorted(moving, key=lambda layer: -layer.activations)
-    total, before = sum(layer.activations for layer in ranked), 0
-    for share in _SHARES:
-        count = _reaching(ranked, share * total)
+    reached, before = list(accumulate(layer.activations for layer in ranked)), 0
+    for share in _SHARES if ranked else ():
+        count = min(bisect_left(reached, share * reached[-1]) + 1, len(ranked))
         if count > before:
             nodes = [name for layer in ranked[:count] for name in layer.nodes]
             own = list(changes.get("overrides", ()))
             override = {"overrides": [*own, {"nodes": nodes, "type": _WIDE}]}
             yield Mixture(count, len(layers), merge(dict(changes), override))
         before = max(before, count)
-
-
-def _reaching(ranked: Sequence[LayerCost], wanted: float) -> int:
-    """How many of the first layers it takes."""
-    reached = 0.0
-    for count, layer in enumerate(ranked, 1):
-        reached += layer.activations
-        if reached >= wanted:
-            return count
-    return len(ranked)
 
 
 LADDER_VERSION = 1

@@ -13,8 +13,8 @@ from roundel.quark.errors import QuarkConfigError
 from roundel.quark.options.fields import shapes
 from roundel.quark.presets import get_default_config
 from roundel.quark.quantizer import ModelQuantizer
-from roundel.quark.tools import floats, operators, retyping, views
-from roundel.quark.tools.tool import EXTERNAL, SOURCE, TARGET, Parameter, Tool, rewriting, switch, words
+from roundel.quark.tools import floats, operators, retyping, tool, views
+from roundel.quark.tools.tool import Parameter, Tool, option, rewriting, switch, words
 
 
 def operator_pairs(text: str) -> list[tuple[str, str]]:
@@ -28,28 +28,15 @@ def operator_pairs(text: str) -> list[tuple[str, str]]:
     return found
 
 
-_BETWEEN = Parameter(
-    "between_ops", "'Conv,Relu;Mul,Add'", ("--between_ops",), operator_pairs, positional=False
-)
-_SHAPES = Parameter(
-    "fix_shapes", "'input_1:[1,3,224,224];input_2:[1,96]'", ("--fix_shapes",), shapes, None, positional=False
-)
+_BETWEEN = option("between_ops", "'Conv,Relu;Mul,Add'", operator_pairs)
+_SHAPES = option("fix_shapes", "'input_1:[1,3,224,224];input_2:[1,96]'", shapes, None)
 _OPSET = Parameter("target_opset", "for example 17", ("--target_opset",), int)
-_TYPES = Parameter(
-    "op_types", "'Conv,Gemm'; all when not given", ("--op_types",), words, (), positional=False
-)
-_INFINITE = Parameter(
-    "replace_inf_value", "in place of infinity", ("--replace_inf_value",), float, 10000.0, positional=False
-)
+_TYPES = option("op_types", "'Conv,Gemm'; all when not given", words, ())
+_INFINITE = option("replace_inf_value", "in place of infinity", float, 10000.0)
 _REVERSE = switch("reverse_conversion", "older names to today's", "--reverse_conversion")
-
-_EXCLUDE = Parameter(
-    "exclude_nodes", "node names, separated by ;", ("--exclude_nodes",), default="", positional=False
-)
-_SUBGRAPHS = Parameter(
-    "exclude_subgraphs", "'([start, …], [end, …]); …'", ("--exclude_subgraphs",), default="", positional=False
-)
-_CONFIG = Parameter("config", "preset name", ("--config",), default="XINT8", positional=False)
+_EXCLUDE = option("exclude_nodes", "node names, separated by ;", default="")
+_SUBGRAPHS = option("exclude_subgraphs", "'([start, …], [end, …]); …'", default="")
+_CONFIG = option("config", "preset name", default="XINT8")
 
 
 def random_quantize(
@@ -113,10 +100,10 @@ _ALL: tuple[Tool, ...] = (
         "random_quantize",
         "Quantizes with random data: for a look at placement and speed.",
         random_quantize,
-        (SOURCE, TARGET, _CONFIG, _EXCLUDE, _SUBGRAPHS, EXTERNAL),
+        (tool.SOURCE, tool.TARGET, _CONFIG, _EXCLUDE, _SUBGRAPHS, tool.EXTERNAL),
     ),
 )
-TOOLS: Mapping[str, Tool] = {tool.name: tool for tool in _ALL}
+TOOLS: Mapping[str, Tool] = {known.name: known for known in _ALL}
 
 
 def tool_named(name: str) -> Tool:
@@ -140,10 +127,10 @@ def run_tool(name: str, arguments: list[str]) -> int:
 def tool_module(path: str) -> ModuleType:
     """A module `quark.onnx.tools.NAME` with the tool's function and its `main`."""
     module = ModuleType(path)
-    tool = tool_named(path.rpartition(".")[2])
+    found = tool_named(path.rpartition(".")[2])
 
     def main() -> None:
-        run_tool(tool.name, sys.argv[1:])
+        run_tool(found.name, sys.argv[1:])
 
-    vars(module).update({"__doc__": tool.summary, "main": main, "run_main": main, **tool.exports})
+    vars(module).update({"__doc__": found.summary, "main": main, "run_main": main, **found.exports})
     return module

@@ -61,6 +61,11 @@ def switch(name: str, line: str, *flags: str) -> Parameter:
     return Parameter(name, line, flags, default=False, positional=False, switch=True)
 
 
+def option(name: str, line: str, kind: Callable[[str], Any] = str, default: Any = REQUIRED) -> Parameter:
+    """What is given as `--name VALUE` only."""
+    return Parameter(name, line, (f"--{name}",), kind, default, positional=False)
+
+
 EXTERNAL = switch(
     "external_data", "keep the weights in a file of their own", "--save_as_external_data", "--external_data"
 )
