@@ -16,6 +16,7 @@ import numpy as np
 import onnx_ir as ir
 from numpy.typing import NDArray
 
+from roundel.calibrate.resolve import resolve as scales_of
 from roundel.improve.probe import QuantizerProbe, run_size
 from roundel.numerics.affine import bias_params, round_scale
 from roundel.numerics.metrics import Closeness
@@ -35,9 +36,49 @@ _WORTH = 0.1  # share of the whole error that makes a tensor worth a search
 _MOST = 12  # tensors that are searched
 _LEAST_PATIENCE, _PATIENCE = 2, 4  # of them in a row, the worst first, that stay: the rest will, too
 _GAIN = 0.95  # a step must leave less than this share of the error
+_CLEAR_GAIN = 0.8  # and another choice for all tensors at once, less than this
+_FEW_SAMPLES = 32
 _STEPS = 4
 _FACTORS = {ScaleKind.POWER_OF_TWO: 0.5}
 _FACTOR = 0.8
+
+
+def as_wide_as_seen(state: State, samples: Sequence[Sample], outputs: Sequence[Sample]) -> State:
+    """With all ranges of activations as wide as what calibration saw, where that is clearly better.
+
+    A few samples show little of a tensor's tails: what seems best for them cuts off other samples' values.
+
+    Args:
+        state: calibrated by the squared error.
+        samples, outputs: inputs that may be learned from, and the float model's outputs for them.
+    """
+    groups = _searched(state)
+    if not groups or len(samples) > _FEW_SAMPLES:
+        return state
+    wide = scales_of(replace(state, recipe=state.recipe.merged({"calibration": {"method": "minmax"}}))).params
+    scales = {n[0]: wide[n[0]].scale for n in groups if _only_wider(state.params[n[0]], wide[n[0]])}
+    if not scales:
+        return state
+    probe = QuantizerProbe(state.model, state, groups, state.recipe, samples, outputs)
+    count = _tried(run_size(state.model.graph, samples[0]))
+    usual: dict[str, NDArray[np.float32] | None] = {names[0]: None for names in groups}
+    now, then = probe.error(usual, count), probe.error({**usual, **scales}, count)
+    if not then.noise < _CLEAR_GAIN * now.noise:
+        return state
+    moved = {name: names[0] for names in groups for name in names if names[0] in scales}
+    return _moved(state, {n: replace(state.params[n], scale=scales[first]) for n, first in moved.items()})
+
+
+def _only_wider(now: QParams, then: QParams) -> bool:
+    return np.array_equal(now.zero_point, then.zero_point) and not np.array_equal(now.scale, then.scale)
+
+
+def _searched(state: State) -> list[tuple[str, ...]]:
+    return [names for names in movable(state) if state.params[names[0]].qtype.bits <= _BITS]
+
+
+def _tried(size: int) -> int:
+    return _at_most(_MEASURED, 1, _TRIED_ELEMENTS // size)
 
 
 def choose_ranges(
@@ -58,7 +99,7 @@ def choose_ranges(
         recipe: formats.
         progress: told the number of tensors, and how many are done.
     """
-    groups = [names for names in movable(state) if state.params[names[0]].qtype.bits <= _BITS]
+    groups = _searched(state)
     if not groups or not samples:
         return state, ()
     if progress is not None:
@@ -71,7 +112,7 @@ def choose_ranges(
     least = max(_WORTH * total, *sorted(noise)[-_MOST - 1 : -_MOST], 0.0)
     moved: dict[str, QParams] = {}
     reports: list[LayerReport] = []
-    tried = _at_most(_MEASURED, 1, _TRIED_ELEMENTS // size)
+    tried = _tried(size)
     patience = _at_most(_PATIENCE, _LEAST_PATIENCE, tried)
     worst = sorted((i for i in range(len(groups)) if noise[i] > least), key=lambda i: -noise[i])
     for index in worst:

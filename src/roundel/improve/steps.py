@@ -17,7 +17,7 @@ from roundel.improve.equalize import equalize
 from roundel.improve.finetune import finetune
 from roundel.improve.memory import once, run_key
 from roundel.improve.mixed import mix_layers
-from roundel.improve.ranges import choose_ranges
+from roundel.improve.ranges import as_wide_as_seen, choose_ranges
 from roundel.improve.rotate import rotate
 from roundel.improve.rounding import choose_rounding
 from roundel.improve.smooth import find_groups, look_at_channels, smooth
@@ -244,6 +244,14 @@ def _mixed(state: State, context: Context) -> State:
     return mix_layers(state, context.told)
 
 
+def _widened(state: State, context: Context) -> State:
+    context.told.step("try wider ranges")
+    inputs, outputs = judges.to_learn(state)
+    held = held_out_count(len(inputs))
+    found = as_wide_as_seen(state, inputs[:-held], outputs[:-held])
+    return found if found is state else refine(state.model, found, state.recipe.npu)
+
+
 def _ranges(state: State, context: Context) -> State:
     inputs, outputs = judges.to_learn(state)
     held = held_out_count(len(inputs))
@@ -313,6 +321,12 @@ def _memory(step: str, state: State, context: Context) -> Memory | None:
 PLAN_STEPS = (Step("mixed precision", lambda s: s.recipe.mixed.searched, _mixed, None),)
 
 STATE_STEPS = (
+    Step(
+        "wider ranges",
+        lambda s: _learns(s) and s.recipe.improve.ranges and s.recipe.calibration.method == "mse",
+        _widened,
+        judges.unseen,
+    ),
     Step("ranges", lambda s: _learns(s) and s.recipe.improve.ranges, _ranges, judges.unseen),
     # Before rounding, which makes up in integer layers for what is still missing behind these.
     Step(

@@ -10,7 +10,7 @@ import pytest
 
 from helpers import build, node, normal
 from roundel.improve.probe import QuantizerProbe
-from roundel.improve.ranges import choose_ranges, movable
+from roundel.improve.ranges import as_wide_as_seen, choose_ranges, movable
 from roundel.model.session import open_session
 from roundel.numerics.affine import fake_quantize
 from roundel.numerics.metrics import Closeness
@@ -108,3 +108,31 @@ def test_sixteen_bits_keep_the_room_that_they_have() -> None:
     assert movable(state)
     moved, reports = choose_ranges(model, state, samples, outputs, recipe)
     assert (moved, reports) == (state, ())
+
+
+def with_rare_peaks(*last: ir.Node) -> Case:
+    """Conv, Relu and what follows, on pictures in which a few pixels are much brighter than the rest."""
+    model = build(
+        [node("Conv", ["x", "w"], ["c"], name="conv"), node("Relu", ["c"], ["r"], name="relu"), *last],
+        {"x": [1, 3, 64, 64]},
+        ["y"],
+        {"w": normal(8, 3, 1, 1)},
+    )
+    recipe = load_recipe("a8w8", {"effort": "fast"})
+    data = [{"x": normal(1, 3, 64, 64, seed=i) ** 3} for i in range(8)]
+    state = resolve(collect(plan(prepare(model, recipe)), data))
+    return state.model, state, state.inputs, state.outputs, recipe
+
+
+def test_ranges_become_as_wide_as_seen_where_peaks_count() -> None:
+    _, state, samples, outputs, _ = with_rare_peaks(node("GlobalMaxPool", ["r"], ["y"], name="pool"))
+    wide = as_wide_as_seen(state, samples, outputs)
+    seen = max(float(out["y"].max()) for out in outputs)
+    assert float(wide.params["r"].scale) * 127 == pytest.approx(seen, rel=1e-5)
+    assert float(state.params["r"].scale) * 127 < 0.9 * seen
+    assert wide.same_as(as_wide_as_seen(wide, samples, outputs)), "there is nothing wider"
+
+
+def test_ranges_stay_where_peaks_hardly_count() -> None:
+    _, state, samples, outputs, _ = with_rare_peaks(node("GlobalAveragePool", ["r"], ["y"], name="pool"))
+    assert as_wide_as_seen(state, samples, outputs) is state
