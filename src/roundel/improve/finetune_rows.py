@@ -5,7 +5,9 @@ from __future__ import annotations
 import hashlib
 import math
 import tempfile
+from collections import deque
 from collections.abc import Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from typing import Any
 
@@ -23,6 +25,7 @@ from roundel.types import Doubles, QParams
 _ROWS = 256  # places of each sample
 _GROUPED_WORK = 512  # rows x kernel size of a grouped layer: few weights for each channel need few rows
 _LEAST_ROWS = 16
+_THREADS = 2  # more of them wait for each other
 _MOST_ELEMENTS = 96_000_000  # of one layer's inputs
 _IN_MEMORY = 4  # times what else is kept of one kind: rows of a layer are read again and again
 _MOST_IN_SAMPLE = 2_000_000  # of one sample's inputs: bounds the time of a step
@@ -97,12 +100,16 @@ def gather_rows(unit: Unit, seen: SeenRows, shape: tuple[int, int, int], seed: i
     inputs = _empty((starts[-1], groups, size), dtype)
     targets = _empty((starts[-1], groups, channels), np.dtype(np.float32))
     linear = None if seen.linear is None else _empty(targets.shape, targets.dtype)
-    for index, (out, where) in enumerate(zip(seen.outputs, places, strict=True)):
-        rows = slice(starts[index], starts[index + 1])
+
+    def gather(index: int) -> None:
+        out, where, rows = seen.outputs[index], places[index], slice(starts[index], starts[index + 1])
         targets[rows] = unit.layer.targets(out, where)
         inputs[rows] = unit.layer.inputs(_shifted(unit, seen, index), where, out.shape[2:])
         if linear is not None and seen.linear is not None:
             linear[rows] = unit.layer.targets(seen.linear[index], where)
+
+    with ThreadPoolExecutor(_THREADS) as pool:
+        deque(pool.map(gather, range(len(places))), maxlen=0)
     return Rows(inputs, targets, linear, starts, held_from(len(seen.outputs)))
 
 

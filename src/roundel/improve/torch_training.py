@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import itertools
 import math
 from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -14,13 +17,14 @@ from roundel.improve.constants import Constants, Format, Held, LayerWeights, Tun
 from roundel.improve.finetune_rows import Rows, layer_seed, solved_codes
 from roundel.improve.layers import Activation, Unit
 from roundel.recipe.settings import Finetune
-from roundel.types import Doubles
+from roundel.types import Doubles, QParams
 
 Tensor = Any  # torch is optional, and mypy does not follow it
 _CHUNK = 8_000_000  # elements of the inputs computed with at once
 _LOOK_ROWS = 4096
 _LOOK_ELEMENTS = 32_000_000
 _REFITS = 3
+_HALVED = 64  # places of a sample of which every other one is enough for a step
 
 
 class TorchLayer:
@@ -97,19 +101,41 @@ def tensor(array: Any, device: str) -> Tensor:
 
 
 class LayerFeed:
-    """Hands out a layer's rows as tensors on a device."""
+    """Hands out a layer's rows as tensors on a device.
+
+    A step learns from every other place of its samples: their neighbours say much the same.
+    """
 
     def __init__(self, rows: Rows, device: str) -> None:
         self.rows = rows
         self._inputs = torch.from_numpy(rows.inputs).to(device)
         self._targets = torch.from_numpy(rows.targets).to(device)
+        each = {stop - start for start, stop in itertools.pairwise(rows.starts)}
+        self._stride = 2 if min(each) >= _HALVED else 1
+        count = each.pop() if len(each) == 1 else 0
+        self.even = count > 0 and count % self._stride == 0
 
-    def batch(self, generator: Any, size: int) -> tuple[Tensor, Tensor]:
-        """All rows of a few random samples to learn from."""
+    def draws(self, generator: Any, steps: int, size: int) -> Tensor:
+        """For each step, the samples to learn from and the first place in each, (steps, 2, size)."""
+        found = []
+        for _ in range(steps):
+            some = torch.randperm(self.rows.held_from, generator=generator)[:size]
+            found.append(torch.stack([some, torch.randint(self._stride, some.shape, generator=generator)]))
+        return torch.stack(found)
+
+    def batch(self, drawn: Tensor) -> tuple[Tensor, Tensor]:
+        """The rows of one draw."""
+        if self.even:
+            some, first = drawn
+            inputs, targets = (self._pieces(side)[some, :, first] for side in (self._inputs, self._targets))
+            return inputs.flatten(0, 1).to(torch.float32), targets.flatten(0, 1)
         starts = self.rows.starts
-        chosen = torch.randperm(self.rows.held_from, generator=generator)[:size].tolist()
-        slices = [slice(starts[i], starts[i + 1]) for i in chosen]
+        slices = [slice(starts[i] + at, starts[i + 1], self._stride) for i, at in drawn.T.tolist()]
         return _cut(self._inputs, slices), _cut(self._targets, slices)
+
+    def _pieces(self, side: Tensor) -> Tensor:
+        """(samples, places, stride, …)."""
+        return side.view(len(self.rows.starts) - 1, -1, self._stride, *side.shape[1:])
 
     def look(self) -> list[tuple[Tensor, Tensor]]:
         """Evenly spread rows to learn from: enough to watch the error, few enough to do so often."""
@@ -192,17 +218,36 @@ class AdaRound:
         self._base = tensor(base, device)
         self._alpha = tensor(inverse_rectified(share), device).requires_grad_(True)
         self._bias = tensor(weights.bias, device)
-        self._settings = settings
-        self._up = rectified(self._alpha)
+        self._reg_param = settings.reg_param
+        self._share = self._up = self._codes = self._base
+        self.on_device = True  # all steps, from the first to the last
 
     def parameters(self) -> list[Tensor]:
         """What the optimiser moves."""
         return [self._alpha]
 
     def soft_codes(self) -> Tensor:
-        """Codes between two whole numbers."""
-        self._up = rectified(self._alpha)
-        return self._base + self._up
+        """Codes between two whole numbers; their gradient goes further with `pass_back`."""
+        with torch.no_grad():
+            self._share = torch.sigmoid(self._alpha)
+            self._up = rectified(self._share)
+        self._codes = (self._base + self._up).requires_grad_(True)
+        return self._codes
+
+    def pass_back(self, exponent: Tensor | None) -> None:
+        """From the codes' gradient to that of what learns; autograd would read large weights twice as often.
+
+        Args:
+            exponent: of the regulariser, 1 - |2 u - 1| ** exponent for a code u above the lower one.
+        """
+        with torch.no_grad():
+            gradient = self._codes.grad
+            if exponent is not None:
+                away = torch.mul(self._up, 2).sub_(1)
+                pull = away.abs().pow_(exponent - 1).copysign_(away)
+                gradient.sub_(pull.mul_(2 * self._reg_param * exponent))
+            slope = torch.addcmul(self._share, self._share, self._share, value=-1).mul_(_STRETCH)
+            self._alpha.grad = gradient.mul_(slope).mul_((self._up > 0) & (self._up < 1))
 
     def hard_codes(self) -> Tensor:
         """The codes as they would be written now."""
@@ -212,17 +257,6 @@ class AdaRound:
     def bias(self) -> Tensor:
         """The fixed bias."""
         return self._bias
-
-    def set_bias(self, bias: Tensor) -> None:
-        """Another fixed bias."""
-        self._bias = bias
-
-    def penalty(self, step: int) -> Tensor:
-        """What being between two codes costs, as of the last soft codes; nothing during the warm start."""
-        exponent = beta(step, self._settings)
-        if exponent is None:
-            return torch.zeros((), device=self._alpha.device)
-        return self._settings.reg_param * (1 - (2 * self._up - 1).abs().pow(exponent)).sum()
 
 
 class AdaQuant:
@@ -243,7 +277,11 @@ class AdaQuant:
         self._weight = tensor(start, device).requires_grad_(True)
         learns = settings.update_bias and weights.bias_params is not None
         self._format = weights.bias_params if learns else None
+        self.on_device = self._hold is None and not isinstance(self._format, Held)
         self._bias = tensor(weights.bias, device).requires_grad_(learns)
+        if isinstance(self._format, QParams):
+            step = np.broadcast_to(self._format.scale.reshape(-1), (weights.bias.size,))
+            self._bias_step = tensor(step.reshape(weights.bias.shape), device)
 
     def parameters(self) -> list[Tensor]:
         """What the optimiser moves."""
@@ -262,16 +300,15 @@ class AdaQuant:
 
     def bias(self) -> Tensor:
         """The bias as its format holds it."""
-        return self._bias if self._format is None else _stored(self._bias, self._format)
+        if self._format is None:
+            return self._bias
+        if not isinstance(self._format, QParams):
+            return straight_held(self._bias.reshape(-1), self._format.hold).reshape(self._bias.shape)
+        low, high = self._format.qtype.qmin + 1, self._format.qtype.qmax
+        return torch.clamp(straight_round(self._bias / self._bias_step), low, high) * self._bias_step
 
-    def set_bias(self, bias: Tensor) -> None:
-        """Start from another bias."""
-        with torch.no_grad():
-            self._bias.copy_(bias)
-
-    def penalty(self, step: int) -> Tensor:
+    def pass_back(self, exponent: Tensor | None) -> None:
         """Nothing: rounding is part of the forward pass."""
-        return torch.zeros((), device=self._weight.device)
 
 
 def rounding_start(weights: LayerWeights) -> tuple[Doubles, Doubles]:
@@ -295,9 +332,9 @@ def inverse_rectified(share: Doubles) -> Doubles:
     return np.asarray(-np.log(_STRETCH / (share - _SHIFT) - 1))
 
 
-def rectified(alpha: Tensor) -> Tensor:
-    """A sigmoid stretched beyond 0 and 1 and cut there."""
-    return torch.clamp(torch.sigmoid(alpha) * _STRETCH + _SHIFT, 0, 1)
+def rectified(share: Tensor) -> Tensor:
+    """A sigmoid's value stretched beyond 0 and 1 and cut there."""
+    return torch.clamp(share * _STRETCH + _SHIFT, 0, 1)
 
 
 def beta(step: int, settings: Finetune) -> float | None:
@@ -308,14 +345,6 @@ def beta(step: int, settings: Finetune) -> float | None:
     first, last = settings.beta_range
     way = (step - warm) / max(settings.iterations - warm, 1)
     return last + (first - last) * (1 + math.cos(math.pi * way)) / 2
-
-
-def _stored(bias: Tensor, params: Format) -> Tensor:
-    if isinstance(params, Held):
-        return straight_held(bias.reshape(-1), params.hold).reshape(bias.shape)
-    scale = tensor(np.broadcast_to(params.scale.reshape(-1), (bias.numel(),)), str(bias.device))
-    codes = straight_round(bias / scale.reshape(bias.shape))
-    return torch.clamp(codes, params.qtype.qmin + 1, params.qtype.qmax) * scale.reshape(bias.shape)
 
 
 Learner = AdaRound | AdaQuant
@@ -330,6 +359,9 @@ RATES = {"adaround": 0.1, "adaquant": 1e-5}
 _LOOKS = 10
 _PATIENCE = 3
 _LEAST_GAIN = 1e-3  # a loss that falls by less has stopped falling
+_UNRECORDED = 3  # first steps on a GPU: they set up what a recording cannot
+_STEP_ROWS = 128  # of one sample, more or less
+_WORTH_HALVING = 20_000_000  # products in a step of a layer
 _CLEAR_GAIN = 0.01  # solved codes can be made from all rows, learned ones cannot: these must win clearly
 
 
@@ -380,7 +412,7 @@ def tune(task: TrainingTask, heard: Heard) -> TrainingOutcome:
     solved = solved_codes(task.weights, task.rows)
     now = bench.measured(bench.state_codes, bench.state_bias)
     first = bench.candidate(bench.state_codes if solved is None else tensor(solved.taught, task.device))
-    codes, bias, steps = train(task, bench, first, lambda share, loss: heard(share, loss / max(power, 1e-30)))
+    codes, bias, steps = train(task, bench, first, heard)
     learned = bench.candidate(codes, bias)
     before, best = now.error, learned
     if solved is not None:
@@ -442,33 +474,129 @@ class TrainingBench:
 def train(
     task: TrainingTask, bench: TrainingBench, start: Candidate, heard: Heard
 ) -> tuple[Tensor, Tensor, int]:
-    """Follow the gradient: codes and bias of the best look on the way, and the number of steps taken."""
-    settings = task.settings
-    weights = replace(task.weights, codes=as_doubles(start.codes))
-    learner = LEARNERS[task.algorithm](weights, settings, task.device)
-    learner.set_bias(start.bias)
-    generator = torch.Generator().manual_seed(layer_seed(settings.seed, task.unit.layer.name))
+    """Follow the gradient: codes and bias of the best look on the way, and the number of steps taken.
+
+    The outputs of a large layer learn in two halves side by side: they do not depend on each other.
+    """
+    weights = replace(task.weights, codes=as_doubles(start.codes), bias=as_doubles(start.bias))
+    task = replace(task, weights=weights)
+    if not _in_halves(task):
+        return follow(task, bench, heard)
+    middle = weights.shape[1] // 2
+    halves = [_part(task, slice(None, middle)), _part(task, slice(middle, None))]
+
+    def half(number: int) -> tuple[Tensor, Tensor, int]:
+        told = heard if number == 0 else lambda share, loss: None
+        return follow(halves[number], TrainingBench(halves[number]), told)
+
+    with ThreadPoolExecutor(len(halves)) as pool:
+        codes, biases, steps = zip(*pool.map(half, range(len(halves))), strict=True)
+    return torch.cat(codes, 1), torch.cat(biases, 1), max(steps)
+
+
+def _in_halves(task: TrainingTask) -> bool:
+    groups, outputs, size = task.weights.shape
+    activation = task.unit.activation
+    alone = activation is None or (activation.slope is None and activation.op != "Softmax")
+    work = task.settings.batch_size * _STEP_ROWS * groups * outputs * size
+    usual = task.algorithm == "adaround" and task.weights.hold is None and task.device == "cpu"
+    return usual and alone and outputs > 1 and work >= _WORTH_HALVING
+
+
+def _part(task: TrainingTask, cut: slice) -> TrainingTask:
+    """Some of the outputs."""
+    names = "real", "codes", "scale", "low", "high", "bias"
+    whole = {name: getattr(task.weights, name) for name in names}
+    some = {name: array[:, cut] if array.shape[1] > 1 else array for name, array in whole.items()}
+    rows = replace(task.rows, targets=task.rows.targets[:, :, cut], linear=None)
+    return replace(task, weights=replace(task.weights, **some), rows=rows)
+
+
+def follow(task: TrainingTask, bench: TrainingBench, heard: Heard) -> tuple[Tensor, Tensor, int]:
+    """Steps down the gradient from the weights' own codes, until no look is better any more."""
+    settings, power = task.settings, max(task.rows.power(), 1e-30)
+    learner = LEARNERS[task.algorithm](task.weights, settings, task.device)
+    descent = Descent(task, bench, learner)
     watch = LossWatch(settings, task.algorithm)
     best = learner.hard_codes(), learner.bias().detach().clone()
     watch.see(0, bench.error(learner))
-    rate = RATES[task.algorithm] if settings.learning_rate is None else settings.learning_rate
-    optimiser = torch.optim.Adam(learner.parameters(), lr=rate, fused=True)
-    step = 0
-    for step in range(1, settings.iterations + 1):
-        optimiser.zero_grad()
-        codes, bias = learner.soft_codes(), learner.bias()
-        x, y = bench.feed.batch(generator, settings.batch_size)
-        loss = learner.penalty(step - 1) + reconstruction(bench.layer.outputs(x, codes, bias), y)
-        loss.backward()
-        optimiser.step()
-        if watch.due(step):
-            error = bench.error(learner)
-            heard(step / settings.iterations, error)
-            if watch.see(step, error):
-                best = learner.hard_codes(), learner.bias().detach().clone()
-            if watch.stalled:
-                break
-    return *best, step
+    while descent.done < settings.iterations and not watch.stalled:
+        descent.go(watch.next(descent.done))
+        error = bench.error(learner)
+        heard(descent.done / settings.iterations, error / power)
+        if watch.see(descent.done, error):
+            best = learner.hard_codes(), learner.bias().detach().clone()
+    return *best, descent.done
+
+
+class Descent:
+    """One step after the other; on a GPU as a recording, for its kernels take longer to start than to run."""
+
+    def __init__(self, task: TrainingTask, bench: TrainingBench, learner: Learner) -> None:
+        settings, device = task.settings, task.device
+        self.done, self._bench, self._learner = 0, bench, learner
+        generator = torch.Generator().manual_seed(layer_seed(settings.seed, task.unit.layer.name))
+        self._draws = bench.feed.draws(generator, settings.iterations, settings.batch_size)
+        betas = [beta(step, settings) for step in range(settings.iterations)]
+        self._warm = sum(exponent is None for exponent in betas) if task.algorithm == "adaround" else 0
+        self._exponents = torch.tensor([exponent or 0.0 for exponent in betas])
+        rate = RATES[task.algorithm] if settings.learning_rate is None else settings.learning_rate
+        on_gpu = device != "cpu"
+        self._optimiser = torch.optim.Adam(learner.parameters(), lr=rate, fused=True, capturable=on_gpu)
+        self._records = on_gpu and bench.feed.even and learner.on_device
+        self._graphs: dict[bool, Any] = {}
+        if on_gpu:
+            self._exponents = self._exponents.to(device)
+        if self._records:
+            self._draws, self._at = self._draws.to(device), torch.zeros(1, dtype=torch.int64, device=device)
+            self._aside = torch.cuda.Stream(device)
+
+    def go(self, last: int) -> None:
+        """All steps up to this one."""
+        for step in range(self.done, last):
+            anneals = step >= self._warm
+            if not self._records:
+                self._step(self._draws[step], self._exponents[step], anneals)
+            elif step < _UNRECORDED:
+                with self._on_side():
+                    self._counted_step(anneals)
+            else:
+                if anneals not in self._graphs:
+                    self._graphs = {anneals: self._recorded(anneals)}
+                self._graphs[anneals].replay()
+        self.done = last
+
+    @contextmanager
+    def _on_side(self) -> Iterator[None]:
+        """On another stream than usual: what is to be recorded must have run there before."""
+        self._aside.wait_stream(torch.cuda.current_stream())
+        with torch.cuda.stream(self._aside):
+            yield
+        torch.cuda.current_stream().wait_stream(self._aside)
+
+    def _recorded(self, anneals: bool) -> Any:
+        graph = torch.cuda.CUDAGraph()
+        self._optimiser.zero_grad()
+        with torch.cuda.graph(graph, stream=self._aside):
+            self._counted_step(anneals)
+        return graph
+
+    def _counted_step(self, anneals: bool) -> None:
+        """The step whose number the device knows: a recording has no numbers of its own."""
+        drawn, exponent = (
+            self._draws.index_select(0, self._at)[0],
+            self._exponents.index_select(0, self._at)[0],
+        )
+        self._step(drawn, exponent, anneals)
+        self._at += 1
+
+    def _step(self, drawn: Tensor, exponent: Tensor, anneals: bool) -> None:
+        self._optimiser.zero_grad()
+        codes, bias = self._learner.soft_codes(), self._learner.bias()
+        x, y = self._bench.feed.batch(drawn)
+        reconstruction(self._bench.layer.outputs(x, codes, bias), y).backward()
+        self._learner.pass_back(exponent if anneals else None)
+        self._optimiser.step()
 
 
 class LossWatch:
@@ -482,9 +610,9 @@ class LossWatch:
         self.best = float("inf")
         self._mark, self._misses = float("inf"), 0
 
-    def due(self, step: int) -> bool:
-        """Whether to look after this step."""
-        return step % self._period == 0 or step == self._last
+    def next(self, step: int) -> int:
+        """The step to look after next."""
+        return min((step // self._period + 1) * self._period, self._last)
 
     def see(self, step: int, error: float) -> bool:
         """Note an error; whether it is the best so far."""

@@ -168,7 +168,7 @@ def test_the_rectified_sigmoid_and_its_inverse() -> None:
     share = np.linspace(0, 1, 11)
     alpha = inverse_rectified(share)
     np.testing.assert_allclose(alpha, -np.log(1.2 / (share + 0.1) - 1))
-    np.testing.assert_allclose(rectified(torch.from_numpy(alpha)).numpy(), share, atol=1e-12)
+    np.testing.assert_allclose(rectified(torch.sigmoid(torch.from_numpy(alpha))).numpy(), share, atol=1e-12)
 
 
 def test_the_exponent_follows_a_cosine() -> None:
@@ -179,15 +179,24 @@ def test_the_exponent_follows_a_cosine() -> None:
         assert beta(step, settings) == pytest.approx(expected)
 
 
-def test_the_regulariser_is_a_sum() -> None:
-    one = np.ones((1, 1, 1))
-    weights = LayerWeights(
-        np.full((1, 1, 3), 0.3), np.zeros((1, 1, 3)), one, -127 * one, 127 * one, 1.0, np.zeros((1, 1)), None
-    )
-    learner = AdaRound(weights, Finetune(iterations=10, warm_start=0.0), "cpu")
-    penalty = learner.penalty(0)
-    assert penalty is not None
-    assert penalty.item() == pytest.approx(0.01 * 3 * (1 - 0.4**20), rel=1e-4)
+@pytest.mark.parametrize("exponent", [None, 20.0, 2.5])
+def test_the_gradient_is_that_of_the_loss_and_the_regulariser(exponent: float | None) -> None:
+    one, generator = np.ones((1, 1, 1)), np.random.default_rng(0)
+    real = generator.normal(0, 3, (1, 3, 5))
+    weights = LayerWeights(real, np.rint(real), one, -127 * one, 127 * one, 1.0, np.zeros((1, 3)), None)
+    learner = AdaRound(weights, Finetune(reg_param=0.5), "cpu")
+    pull = torch.from_numpy(generator.normal(0, 1, real.shape).astype(np.float32))
+    (learner.soft_codes() * pull).sum().backward()
+    learner.pass_back(None if exponent is None else torch.tensor(exponent))
+
+    alpha = learner.parameters()[0].detach().clone().requires_grad_(True)
+    up = rectified(torch.sigmoid(alpha))
+    loss = (up * pull).sum()
+    if exponent is not None:
+        loss = loss + 0.5 * (1 - (2 * up - 1).abs().pow(exponent)).sum()
+    loss.backward()
+    assert alpha.grad is not None
+    torch.testing.assert_close(learner.parameters()[0].grad, alpha.grad)
 
 
 @pytest.mark.parametrize(
