@@ -70,11 +70,7 @@ def _passes(o: Prepare) -> Iterator[tuple[bool, str, Callable[[ir.Model], int]]]
     yield o.batch_norm_to_conv, "batch norm to conv", batch_norm_to_conv  # those that could not be folded
     yield o.nchw_to_nhwc, "nchw to nhwc", nchw_to_nhwc
     yield o.explicit_conv_attributes, "explicit conv attributes", explicit_attributes
-    yield (
-        o.scale_clip_bounds,
-        "scale clip bounds",
-        scale_clip_bounds,
-    )  # needs weights of their own
+    yield (o.scale_clip_bounds, "scale clip bounds", scale_clip_bounds)  # needs weights of their own
     yield True, "dead code", remove_dead_code
 
 

@@ -230,11 +230,7 @@ def _write_conv(_: Editor, node: ir.Node) -> bool:
     if not kernel:
         return False
     window = _window(node, kernel)
-    written = {
-        "kernel_shape": window.kernel,
-        "strides": window.strides,
-        "dilations": window.dilations,
-    }
+    written = {"kernel_shape": window.kernel, "strides": window.strides, "dilations": window.dilations}
     pads = _pads(node, window)
     changed = _write(node, written, pads)
     if "group" not in node.attributes:

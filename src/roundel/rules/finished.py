@@ -177,12 +177,7 @@ def _position(name: str | None, stored: Mapping[str, StoredTensor]) -> int | Non
     return None if name is None else stored[name].position
 
 
-@rule(
-    "Q11",
-    "another format",
-    "The rules of the format asked for were applied.",
-    AGAIN,
-)
+@rule("Q11", "another format", "The rules of the format asked for were applied.", AGAIN)
 def _other_format(facts: Facts) -> Iterator[Finding]:
     known = facts.recognised
     if known is not None and facts.asked and known.format is not facts.format:

@@ -16,9 +16,9 @@ from roundel.model.graph import (
     rank,
     static_shape,
 )
-from roundel.plan.float_parts import MOVERS, find_detection_head, joins_scores
+from roundel.plan.float_parts import find_detection_head, joins_scores, maker_behind
 from roundel.rules.facts import Facts
-from roundel.rules.patterns import channel_shuffle, conv_before, is_depthwise, maker_of, norm_after_concat
+from roundel.rules.patterns import channel_shuffle, conv_before, is_depthwise, norm_after_concat
 from roundel.rules.types import Finding, NodePlace, Severity, rule
 from roundel.targets.npu import Compiler, Format
 from roundel.targets.operators import GATES, LAYERS, Trait, ops_with
@@ -239,9 +239,7 @@ def _heads(facts: Facts) -> Iterator[Finding]:
 
 def _meaning(value: ir.Value | None) -> str | None:
     """What kind of number a Concat input holds, looking back through operators that only move values."""
-    node = None if value is None else value.producer()
-    while node is not None and op_key(node) in MOVERS:
-        node = maker_of(node)
+    node = maker_behind(value)
     if node is None:
         return None
     op = op_key(node)
@@ -256,9 +254,7 @@ def _meaning(value: ir.Value | None) -> str | None:
 
 def _after_softmax(node: ir.Node) -> bool:
     """The expectation over bins: a layer that reads a Softmax."""
-    source = maker_of(node)
-    while source is not None and op_key(source) in MOVERS:
-        source = maker_of(source)
+    source = maker_behind(node.inputs[0])
     return source is not None and op_key(source) == "Softmax"
 
 

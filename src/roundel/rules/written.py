@@ -160,12 +160,7 @@ def stored_tensors(judged: Finished) -> tuple[StoredTensor, ...]:
     return tuple(judged.stored.tensors.values()) if judged.stored is not None else ()
 
 
-@rule(
-    "Q01",
-    "scales",
-    "XINT8 shifts instead of multiplying: every scale is 2**-n.",
-    AGAIN,
-)
+@rule("Q01", "scales", "XINT8 shifts instead of multiplying: every scale is 2**-n.", AGAIN)
 def _powers(judged: Finished) -> Iterator[Finding]:
     for tensor in stored_tensors(judged) if judged.powers else ():
         if not tensor.power_of_two:
