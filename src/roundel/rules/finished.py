@@ -69,7 +69,7 @@ def _zero_points(facts: Facts) -> Iterator[Finding]:
 def _bias_types(facts: Facts) -> Iterator[Finding]:
     if facts.stored is None or not facts.format.integer:
         return
-    for node in facts.given.graph:
+    for node in facts.graph:
         value = node.inputs[2] if op_key(node) in BIASED_LAYERS and len(node.inputs) > 2 else None
         if value is None or not is_constant(value):
             continue
@@ -122,7 +122,7 @@ def _bias_scales(facts: Facts) -> Iterator[Finding]:
     if facts.stored is None:
         return
     known = facts.stored.tensors
-    for node in facts.given.graph:
+    for node in facts.graph:
         if op_key(node) not in BIASED_LAYERS or len(node.inputs) < 3:
             continue
         data, weight, bias = (known.get(str(v.name)) if v is not None else None for v in node.inputs[:3])
@@ -147,7 +147,7 @@ def _bias_scales(facts: Facts) -> Iterator[Finding]:
 def _other_forms(facts: Facts) -> Iterator[Finding]:
     if facts.stored is None:
         return
-    for node in facts.given.graph:
+    for node in facts.graph:
         if op_key(node) in OTHER_FORMS:
             yield Finding(Severity.ERROR, f"{op_key(node)} node", str(node.name))
 

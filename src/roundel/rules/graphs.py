@@ -86,7 +86,7 @@ def _open_dims(value: ir.Value) -> int:
 
 
 def _fed(facts: Facts) -> list[ir.Value]:
-    return [v for v in facts.given.graph.inputs if v.name not in facts.given.graph.initializers]
+    return [v for v in facts.graph.inputs if v.name not in facts.graph.initializers]
 
 
 @rule(
@@ -122,7 +122,7 @@ def _few_convs(facts: Facts) -> Iterator[Finding]:
     "Export with the loop unrolled, or cut the model there and loop on the host.",
 )
 def _control_flow(facts: Facts) -> Iterator[Finding]:
-    for node in facts.given.graph:
+    for node in facts.graph:
         if has_subgraph(node):
             bodies = [a.as_graph() for a in node.attributes.values() if a.type is ir.AttributeType.GRAPH]
             inside = sum(len(body) for body in bodies)
@@ -137,7 +137,7 @@ def _control_flow(facts: Facts) -> Iterator[Finding]:
 )
 def _weights(facts: Facts) -> Iterator[Finding]:
     seen: set[ir.Value] = set()
-    for node in facts.given.graph:
+    for node in facts.graph:
         for index, value in enumerate(node.inputs):
             array = constant_array(value)
             if value is None or value in seen or array is None or value.dtype not in FLOAT_TYPES:

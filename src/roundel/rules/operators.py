@@ -18,7 +18,7 @@ from roundel.model.graph import (
 )
 from roundel.plan.float_parts import find_detection_head, joins_scores, maker_behind
 from roundel.rules.facts import Facts
-from roundel.rules.patterns import channel_shuffle, conv_before, is_depthwise, norm_after_concat
+from roundel.rules.placement import channel_shuffle, conv_before, is_depthwise, norm_after_concat
 from roundel.rules.types import Finding, NodePlace, Severity, rule
 from roundel.targets.npu import Compiler, Format
 from roundel.targets.operators import GATES, LAYERS, Trait, ops_with
@@ -36,7 +36,7 @@ _POOLS = ops_with(Trait.POOL)  # those without a window have no ceil_mode and no
 )
 def _implicit_attributes(facts: Facts) -> Iterator[Finding]:
     automatic = facts.float_model and facts.recipe.prepare.explicit_conv_attributes
-    for node in facts.given.graph:
+    for node in facts.graph:
         if op_key(node) not in _CONVS:
             continue
         missing = [name for name in _CONV_ATTRIBUTES if name not in node.attributes]
@@ -52,7 +52,7 @@ def _implicit_attributes(facts: Facts) -> Iterator[Finding]:
     "Pad explicitly before the pool and set ceil_mode to 0, then export again.",
 )
 def _pools(facts: Facts) -> Iterator[Finding]:
-    for node in facts.given.graph:
+    for node in facts.graph:
         if op_key(node) not in _POOLS:
             continue
         ceil = attribute_int(node, "ceil_mode", 0)
@@ -125,10 +125,10 @@ def _outside_table(facts: Facts) -> Iterator[Finding]:
 def _bf16_doubts(facts: Facts) -> Iterator[Finding]:
     if facts.format is not Format.BF16:
         return
-    outputs = facts.given.graph.outputs
+    outputs = facts.graph.outputs
     if len(outputs) > 1:
         yield Finding(Severity.WARNING, f"BF16 with {len(outputs)} outputs", str(outputs[0].name))
-    for node in facts.given.graph:
+    for node in facts.graph:
         if op_key(node) == "PRelu":
             shape = static_shape(node.inputs[1])
             yield Finding(Severity.WARNING, f"PRelu with slopes {list(shape or ())} in BF16", str(node.name))
@@ -158,7 +158,7 @@ def _conv_and_activation(facts: Facts) -> Iterator[Finding]:
         else:
             low, high = clip_bounds(node) or (None, None)
             bounds = "computed" if high is None else f"{low or 0:g}, {high:g}"
-            automatic = facts.float_model and facts.legaliser.becomes_relu(node)
+            automatic = facts.float_model and facts.becomes_relu(node)
             text = f"Conv + Clip({bounds}) '{node.name}'{cost}"
             yield Finding(Severity.WARNING, text, str(conv.name), automatic=automatic)
 
@@ -202,7 +202,7 @@ def _norms(facts: Facts) -> Iterator[Finding]:
     converted = facts.float_model and facts.recipe.prepare.batch_norm_to_conv
     # In XINT8 the depthwise Conv that takes its place falls to the CPU with the Relu behind it.
     automatic = converted and facts.format in (Format.A8W8, Format.A16W8)
-    for node in facts.given.graph:
+    for node in facts.graph:
         concat = norm_after_concat(node) if facts.format.integer else None
         if concat is not None:
             text = f"BatchNormalization behind Concat '{concat.name}' of {len(concat.inputs)} tensors"
@@ -224,8 +224,8 @@ _BY_ITSELF = "Effort fast and high do so behind the last layers."
 def _heads(facts: Facts) -> Iterator[Finding]:
     if not facts.format.integer:
         return
-    head = find_detection_head(facts.given.graph)
-    for node in facts.given.graph:
+    head = find_detection_head(facts.graph)
+    for node in facts.graph:
         if op_key(node) != "Concat":
             continue
         meanings = {meaning for value in node.inputs if (meaning := _meaning(value)) is not None}
@@ -234,7 +234,7 @@ def _heads(facts: Facts) -> Iterator[Finding]:
             meanings.add("values of another kind")
         if certain and meanings - certain:
             text = f"Concat of {len(node.inputs)}: {' with '.join(sorted(meanings))}"
-            yield Finding(Severity.WARNING, text, str(node.name), _exclusion(facts.given.graph, node))
+            yield Finding(Severity.WARNING, text, str(node.name), _exclusion(facts.graph, node))
 
 
 def _meaning(value: ir.Value | None) -> str | None:

@@ -8,10 +8,9 @@ from __future__ import annotations
 
 import gc
 import sys
-from collections.abc import Collection, Iterable, Iterator, Mapping
+from collections.abc import Collection, Iterator, Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Protocol
 
 import numpy as np
 import onnx
@@ -24,7 +23,7 @@ from roundel.model.graph import is_constant, only_reader, op_key
 from roundel.model.session import open_session
 from roundel.qdq.read import PAIRS, StoredTensor, StoredTensors, strip_pairs
 from roundel.recipe.settings import Recipe
-from roundel.rules.patterns import is_gain, maker_of
+from roundel.rules.placement import is_gain, maker_of
 from roundel.rules.types import Finding, Severity, rule, rules_of
 from roundel.targets.operators import AVERAGE_POOLS, FUSING_CONSUMERS
 from roundel.targets.shifts import XINT8_LIMITS
@@ -36,36 +35,20 @@ _TINY = float(np.finfo(np.float32).tiny)
 _CHAIN = 3  # activation and gain may follow before the pair does
 
 
-class Finished(Protocol):
-    """A model with Q/DQ pairs, as these rules see it."""
-
-    @property
-    def graph(self) -> ir.Graph:
-        """Its graph in float, the pairs taken out."""
-
-    @property
-    def stored(self) -> StoredTensors | None:
-        """What the pairs held; None for a float model."""
-
-    @property
-    def powers(self) -> bool:
-        """Whether every scale must be a power of two."""
-
-    @property
-    def limits(self) -> frozenset[str]:
-        """The families of shift limits that must hold."""
-
-    @property
-    def computed(self) -> Iterable[ir.Node]:
-        """The nodes for which they must."""
-
-
 @dataclass(frozen=True, slots=True, eq=False)
 class Written:
-    """What a run has written, and what its recipe promises of it."""
+    """A model with Q/DQ pairs, as these rules see it.
+
+    Attributes:
+        graph: its graph in float, the pairs taken out.
+        stored: what the pairs held; None for a float model.
+        powers: whether every scale must be a power of two.
+        limits: the families of shift limits that must hold.
+        computed: the nodes for which they must.
+    """
 
     graph: ir.Graph
-    stored: StoredTensors
+    stored: StoredTensors | None
     powers: bool
     limits: frozenset[str]
     computed: tuple[ir.Node, ...]
@@ -155,13 +138,13 @@ def _check_onnx(path: Path) -> None:
         onnx.checker.check_model(proto)
 
 
-def stored_tensors(judged: Finished) -> tuple[StoredTensor, ...]:
+def stored_tensors(judged: Written) -> tuple[StoredTensor, ...]:
     """What the pairs held; nothing for a float model."""
     return tuple(judged.stored.tensors.values()) if judged.stored is not None else ()
 
 
 @rule("Q01", "scales", "XINT8 shifts instead of multiplying: every scale is 2**-n.", AGAIN)
-def _powers(judged: Finished) -> Iterator[Finding]:
+def _powers(judged: Written) -> Iterator[Finding]:
     for tensor in stored_tensors(judged) if judged.powers else ():
         if not tensor.power_of_two:
             text = f"scale {tensor.scale.reshape(-1)[0]:.6g} is no power of two"
@@ -174,7 +157,7 @@ def _powers(judged: Finished) -> Iterator[Finding]:
     "A scale is a constant, positive and finite, and no smaller than the smallest normal float32.",
     "Quantize the float model again, statically.",
 )
-def _illegal_scales(judged: Finished) -> Iterator[Finding]:
+def _illegal_scales(judged: Written) -> Iterator[Finding]:
     for tensor in stored_tensors(judged):
         broken = ~(np.isfinite(tensor.scale) & (tensor.scale > 0))
         # A bias of zeros may have any scale: its step is the product of two others.
@@ -195,7 +178,7 @@ def _illegal_scales(judged: Finished) -> Iterator[Finding]:
     "A tensor has one scale and one zero point, or one of each for every entry of its axis.",
     "Quantize the float model again.",
 )
-def _illegal_shapes(judged: Finished) -> Iterator[Finding]:
+def _illegal_shapes(judged: Written) -> Iterator[Finding]:
     for tensor in stored_tensors(judged):
         if tensor.zero_point.size != tensor.scale.size:
             text = f"{tensor.zero_point.size} zero points for {tensor.scale.size} scales"
@@ -217,7 +200,7 @@ def _illegal_shapes(judged: Finished) -> Iterator[Finding]:
     "A pair whose halves differ rescales the tensor; compilers assume that they are equal.",
     "Give Q and DQ the same constants.",
 )
-def _disagreeing(judged: Finished) -> Iterator[Finding]:
+def _disagreeing(judged: Written) -> Iterator[Finding]:
     for name in judged.stored.mismatched if judged.stored is not None else ():
         yield Finding(Severity.ERROR, "Q and DQ of one pair have different scales or zero points", name)
 
@@ -228,7 +211,7 @@ def _disagreeing(judged: Finished) -> Iterator[Finding]:
     "The NPU's shifters reach only so far; beyond them the compiler refuses or the result is wrong.",
     "Move the scales within reach (recipe section npu); preset xint8 does.",
 )
-def _shifts(judged: Finished) -> Iterator[Finding]:
+def _shifts(judged: Written) -> Iterator[Finding]:
     if judged.stored is None or not judged.limits:
         return
     stored = judged.stored.tensors
