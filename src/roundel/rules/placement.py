@@ -1,4 +1,4 @@
-"""Where nodes are expected to run: the patterns that decide, and NPU nodes in groups that data leaves once."""
+"""Where nodes are expected to run: the patterns that decide, and the islands of those on the NPU."""
 
 from __future__ import annotations
 
