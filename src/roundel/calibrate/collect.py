@@ -15,7 +15,7 @@ from queue import SimpleQueue
 import numpy as np
 import onnx_ir as ir
 
-from roundel.calibrate.observers import INFINITE, NonFiniteError, Observer, StatKind, new_observer
+from roundel.calibrate.observers import INFINITE, OBSERVERS, NonFiniteError, Observer, StatKind
 from roundel.calibrate.runner import Extremes, Runner
 from roundel.data.kept import KeptSamples
 from roundel.data.shards import Reading, SampleDigest, Shard, feed_of
@@ -58,7 +58,7 @@ class ObservedShard:
     """
 
     def __init__(self, requests: Mapping[str, StatKind]) -> None:
-        self.stats: dict[str, Observer] = {name: new_observer(kind) for name, kind in requests.items()}
+        self.stats: dict[str, Observer] = {name: OBSERVERS[kind]() for name, kind in requests.items()}
         self._positions: dict[str, list[int]] = defaultdict(list)
 
     def take(self, runner: Runner, sample: Sample, index: int, *, finals: bool) -> tuple[Sample, float]:
@@ -83,7 +83,7 @@ class ObservedShard:
     def merge(self, other: ObservedShard) -> None:
         """Add another worker's samples."""
         for name, observer in self.stats.items():
-            _merge(observer, other.stats[name])
+            observer.merge(other.stats[name])  # type: ignore[arg-type]
             self._positions[name] += other._positions[name]
 
     def state(self) -> Arrays:
@@ -94,7 +94,7 @@ class ObservedShard:
     def append(self, arrays: Mapping[str, Array]) -> None:
         """Add the `state` of a worker whose samples follow those that were seen so far."""
         for number, observer in enumerate(self.stats.values()):
-            _merge(observer, type(observer).from_state(below(arrays, f"stat.{number}.")))
+            observer.merge(type(observer).from_state(below(arrays, f"stat.{number}.")))
 
     def in_sample_order(self) -> dict[str, Observer]:
         """The observers, with their samples in the order of the data whatever worker took them."""
@@ -137,12 +137,6 @@ class ObservedShard:
         return InfiniteTensorError.of(faults, error) if infinite else error
 
 
-def _merge(into: Observer, other: Observer) -> None:
-    if type(into) is not type(other):
-        raise TypeError("observers of different kinds cannot be merged")
-    into.merge(other)
-
-
 @dataclass(frozen=True, slots=True, eq=False)
 class ShardTask:
     """What all workers have in common.
@@ -162,13 +156,6 @@ class ShardTask:
     first: Sample
     device: int | None
     memory: Budget
-
-    @classmethod
-    def of(
-        cls, model: ir.Model, requests: Mapping[str, StatKind], keep: int, first: Sample, device: int | None
-    ) -> ShardTask:
-        """The task of this process, to be sent to others."""
-        return cls(Portable.of(model), dict(requests), keep, first, device, budget())
 
     def open(self, cores: int) -> Ready[Shard]:
         """Sessions for the model."""
@@ -298,14 +285,7 @@ class _Gathered:
         """
         if not self.seen:
             raise DataError("There are no calibration samples.", hint="Give at least one; 100 are usual.")
-        return Collected(
-            stats=stats,
-            samples_seen=self.seen,
-            inputs=self._inputs,
-            outputs=self._outputs,
-            data_digest=digest,
-            forward_seconds=self._seconds,
-        )
+        return Collected(stats, self.seen, self._inputs, self._outputs, digest, self._seconds)
 
 
 def _by_threads(
@@ -318,7 +298,9 @@ def _by_threads(
 ) -> Collected:
     """One sample to a thread of this process."""
     digest = SampleDigest()
-    iterator = enumerate(_owned(digest.watch(samples)))
+    # Copies: a reader may reuse its arrays while earlier samples still run.
+    owned = ({name: np.array(array) for name, array in sample.items()} for sample in digest.watch(samples))
+    iterator = enumerate(owned)
     # Looking ahead tells whether there are enough samples to keep every core busy with one of its own.
     ahead = list(itertools.islice(iterator, cores))
     if not ahead:
@@ -352,7 +334,7 @@ def _by_workers(
     head = next(pieces, None)
     if head is None:
         return gathered.collected({}, feed.digest)
-    task = ShardTask.of(model, requests, keep, feed.example(head), device)
+    task = ShardTask(Portable.of(model), dict(requests), keep, feed.example(head), device, budget())
     key = partial(shard_key, model, requests, keep, device)
     names = [str(value.name) for value in model.graph.outputs]
     whole = ObservedShard(requests)
@@ -395,12 +377,6 @@ def _in_order(
             yield done, used, future.result()
     finally:
         pool.shutdown(cancel_futures=True)
-
-
-def _owned(samples: Iterable[Sample]) -> Iterator[Sample]:
-    """Copies: a reader may reuse its arrays while earlier samples still run."""
-    for sample in samples:
-        yield {name: np.array(array) for name, array in sample.items()}
 
 
 def _topological(model: ir.Model, requests: Mapping[str, StatKind]) -> list[str]:

@@ -254,11 +254,6 @@ OBSERVERS: Mapping[StatKind, type[Observer]] = {
 }
 
 
-def new_observer(kind: StatKind) -> Observer:
-    """An empty observer of the given kind."""
-    return OBSERVERS[kind]()
-
-
 _VERSION = 1
 _MAX_BYTES = 4_000_000_000
 _HEADER = "header"
@@ -337,9 +332,8 @@ def load_statistics(path: Path | str) -> Statistics:
             str(name): OBSERVERS[StatKind(kind)].from_state(below(arrays, f"{number}."))
             for number, (name, kind) in enumerate(header["tensors"])
         }
-        return Statistics(
-            stats, int(header["samples_seen"]), str(header["model_key"]), str(header["data_key"])
-        )
+        keys = str(header["model_key"]), str(header["data_key"])
+        return Statistics(stats, int(header["samples_seen"]), *keys)
     except _UNREADABLE as error:
         raise DataError(
             "This is not a statistics file, or a damaged one.",

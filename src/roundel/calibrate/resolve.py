@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import replace
+from functools import partial
 
 import numpy as np
 import onnx_ir as ir
@@ -11,8 +12,7 @@ from numpy.typing import NDArray
 
 from roundel.calibrate import ranges
 from roundel.calibrate.observers import Observer, StatKind
-from roundel.calibrate.tensors import reader_functions
-from roundel.model.graph import constant_array
+from roundel.model.graph import attribute_float, constant_array, op_key
 from roundel.numerics.affine import bias_params, params_from_range, round_scale
 from roundel.numerics.floats import held, overflows, scale_to_range
 from roundel.numerics.scales import ReaderFunction
@@ -20,6 +20,7 @@ from roundel.plan.adjust import with_own_scales
 from roundel.plan.types import Derived, Fixed, QuantPlan, Role, Shared, TensorPlan
 from roundel.recipe.settings import Recipe, Weights
 from roundel.state import State
+from roundel.targets.operators import OPERATORS
 from roundel.types import Array, Doubles, FloatScheme, QParams, QType, Range, ScaleKind, Scheme
 
 _INT32_ROOM = 2.0**31 - 2**8  # float32 scales round: stay clear of the very edge
@@ -283,3 +284,32 @@ def _excess(content: Doubles, params: QParams, limit: float) -> Doubles:
 
 def _fixed(range_: Range, tensor: TensorPlan) -> QParams:
     return params_from_range(range_.low, range_.high, tensor.integer)
+
+
+def reader_functions(graph: ir.Graph) -> dict[str, ReaderFunction]:
+    """For each tensor that only such a function reads, the function."""
+    found = {}
+    for node in graph:
+        row = OPERATORS.get(op_key(node))
+        value = None if row is None or row.function is None else node.inputs[0]
+        if row is None or row.function is None or value is None or value.is_graph_output():
+            continue
+        given = {name: attribute_float(node, name, usual) for name, usual in row.attributes.items()}
+        function: ReaderFunction = partial(row.function, **given)
+        others = [use.node for use in value.uses() if use.node is not node]
+        if not others:
+            found[str(value.name)] = function
+        elif len(others) == 1 and _gates(node, others[0], value):
+            found[str(value.name)] = partial(_gated, function)
+    return found
+
+
+def _gates(node: ir.Node, product: ir.Node, value: ir.Value) -> bool:
+    """Whether the product of the value and what the node makes of it is all that is seen of either."""
+    made = node.outputs[0]
+    alone = not made.is_graph_output() and [use.node for use in made.uses()] == [product]
+    return alone and op_key(product) == "Mul" and set(product.inputs) == {value, made}
+
+
+def _gated(gate: ReaderFunction, x: Doubles) -> Doubles:
+    return x * gate(x)
