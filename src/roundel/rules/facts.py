@@ -14,7 +14,7 @@ from roundel.model.load import as_written
 from roundel.model.structure import ModelSource
 from roundel.options import DEFAULT_PRESET
 from roundel.passes import refresh_shapes
-from roundel.passes.activations import rescalable_behind
+from roundel.passes.activations import is_depthwise, rescalable_behind
 from roundel.passes.cleanup import lift_constants
 from roundel.plan import build_plan
 from roundel.plan.adjust import on_grid, saturates, upper_bound, will_saturate
@@ -24,7 +24,7 @@ from roundel.qdq.read import strip_pairs
 from roundel.recipe.load import RecipeSource
 from roundel.recipe.settings import Recipe
 from roundel.rules.formats import Recognised, format_of, intended, is_quantized, recipe_for
-from roundel.rules.placement import Situation, close_batch, conv_before, is_depthwise, predict
+from roundel.rules.placement import Situation, close_batch, conv_before, predict
 from roundel.rules.types import Prediction
 from roundel.rules.written import Written
 from roundel.stages import prepare

@@ -16,9 +16,10 @@ from roundel.model.graph import (
     rank,
     static_shape,
 )
+from roundel.passes.activations import is_depthwise
 from roundel.plan.float_parts import find_detection_head, joins_scores, maker_behind
 from roundel.rules.facts import Facts
-from roundel.rules.placement import channel_shuffle, conv_before, is_depthwise, norm_after_concat
+from roundel.rules.placement import channel_shuffle, conv_before, norm_after_concat
 from roundel.rules.types import Finding, NodePlace, Severity, rule
 from roundel.targets.npu import Compiler, Format
 from roundel.targets.operators import GATES, LAYERS, Trait, ops_with

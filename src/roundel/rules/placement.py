@@ -20,6 +20,7 @@ from roundel.model.graph import (
     static_shape,
 )
 from roundel.passes import refresh_shapes
+from roundel.passes.activations import is_depthwise
 from roundel.qdq.read import PAIRS
 from roundel.rules.types import NodePlace, Place, Prediction
 from roundel.targets.npu import MINIMUM_CONVS, Compiler, Device, Format, refusal
@@ -69,15 +70,6 @@ def maker_of(node: ir.Node, index: int = 0) -> ir.Node | None:
     """The node that makes one of the inputs."""
     value = node.inputs[index] if index < len(node.inputs) else None
     return None if value is None else value.producer()
-
-
-def is_depthwise(conv: ir.Node) -> bool:
-    """Whether every channel has a kernel of its own."""
-    group = attribute_int(conv, "group", 1)
-    weight = conv.inputs[1] if len(conv.inputs) > 1 else None
-    if group == 1 or weight is None or weight.shape is None:
-        return False
-    return len(weight.shape) > 1 and weight.shape[1] == 1
 
 
 def conv_before(node: ir.Node) -> ir.Node | None:
