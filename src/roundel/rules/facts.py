@@ -96,11 +96,7 @@ class Facts(Written):
 
     @property
     def _situation(self) -> Situation:
-        held: Container[str] = frozenset()
-        if self.stored is not None:
-            held = self.stored.tensors.keys()
-        elif self.plan is not None:
-            held = self.plan.tensors.keys()
+        held: Container[str] = self.tensors.keys() if self.plan is None else self.plan.tensors.keys()
         return Situation(self.format, self.device, held if self.format.integer else None)
 
     def becomes_relu(self, node: ir.Node) -> bool:
@@ -119,7 +115,7 @@ class Facts(Written):
             return False
         if self.plan is not None:
             return self._will(self.plan, node, bound)
-        stored = None if self.stored is None else self.stored.tensors.get(str(node.outputs[0].name))
+        stored = self.tensors.get(str(node.outputs[0].name))
         params = None if stored is None else stored.params
         return params is not None and saturates(params, bound)
 

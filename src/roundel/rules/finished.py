@@ -13,7 +13,7 @@ from roundel.plan.types import Role
 from roundel.qdq.read import CENTRES, OTHER_FORMS, StoredTensor, product_step
 from roundel.rules.facts import Facts
 from roundel.rules.types import Finding, Severity, rule
-from roundel.rules.written import AGAIN, stored_tensors, tensor_before, tensor_behind
+from roundel.rules.written import AGAIN, tensor_before, tensor_behind
 from roundel.targets.npu import NATIVE_16_BIT_OPSET, RECOMMENDED_OPSET, Compiler, Format
 from roundel.targets.operators import BIASED_LAYERS, Trait, ops_with
 from roundel.types import QType
@@ -31,7 +31,7 @@ _BIAS_TOLERANCE = 1e-3
 )
 def _per_channel(facts: Facts) -> Iterator[Finding]:
     severity = Severity.ERROR if facts.format is Format.XINT8 else Severity.NOTE
-    for tensor in stored_tensors(facts):
+    for tensor in facts.tensors.values():
         if tensor.scale.size > 1 and tensor.dtype != "int32":
             yield Finding(severity, f"{tensor.scale.size} scales along axis {tensor.axis}", tensor.name)
 
@@ -43,7 +43,7 @@ def _per_channel(facts: Facts) -> Iterator[Finding]:
     "Symmetric activations: int8 with zero point 0 or uint8 with 128. X2 takes others since 1.6.",
 )
 def _zero_points(facts: Facts) -> Iterator[Finding]:
-    tensors = stored_tensors(facts)
+    tensors = facts.tensors.values()
     bytes_ = [t for t in tensors if t.dtype == "uint8" and not t.constant]
     shifted = [t for t in bytes_ if (t.zero_point == _NEAR_CENTRE).all()]
     slipped = len(shifted) > 1 and 2 * len(shifted) > len(bytes_)
@@ -67,15 +67,15 @@ def _zero_points(facts: Facts) -> Iterator[Finding]:
     "Quantize again with a preset for this format; roundel writes the biases that it wants.",
 )
 def _bias_types(facts: Facts) -> Iterator[Finding]:
-    if facts.stored is None or not facts.format.integer:
+    if not facts.tensors or not facts.format.integer:
         return
     for node in facts.graph:
         value = node.inputs[2] if op_key(node) in BIASED_LAYERS and len(node.inputs) > 2 else None
         if value is None or not is_constant(value):
             continue
-        tensor = facts.stored.tensors.get(str(value.name))
+        tensor = facts.tensors.get(str(value.name))
         if tensor is None:
-            if str(node.inputs[1].name if node.inputs[1] else "") in facts.stored.tensors:
+            if str(node.inputs[1].name if node.inputs[1] else "") in facts.tensors:
                 yield Finding(Severity.WARNING, f"float bias of {node.op_type} '{node.name}'", value.name)
         elif facts.format is Format.XINT8 and tensor.dtype != "int8":
             yield Finding(Severity.ERROR, f"{tensor.dtype} bias of {node.op_type} '{node.name}'", value.name)
@@ -119,19 +119,17 @@ def _order(facts: Facts) -> Iterator[Finding]:
     "Write the bias at that scale; roundel derives it.",
 )
 def _bias_scales(facts: Facts) -> Iterator[Finding]:
-    if facts.stored is None:
-        return
-    known = facts.stored.tensors
     for node in facts.graph:
         if op_key(node) not in BIASED_LAYERS or len(node.inputs) < 3:
             continue
-        data, weight, bias = (known.get(str(v.name)) if v is not None else None for v in node.inputs[:3])
+        data, weight, bias = (
+            facts.tensors.get(str(v.name)) if v is not None else None for v in node.inputs[:3]
+        )
         if data is None or weight is None or bias is None or bias.dtype != "int32" or data.scale.size != 1:
             continue
         wanted = product_step(node, data, weight).reshape(-1)
-        ratio = (
-            bias.scale.reshape(-1) / wanted if bias.scale.size in (1, wanted.size) else np.asarray([np.nan])
-        )
+        fits = bias.scale.size in (1, wanted.size)
+        ratio = bias.scale.reshape(-1) / wanted if fits else np.asarray([np.nan])
         worst = float(ratio[np.abs(ratio - 1).argmax()])
         if not abs(worst - 1) <= _BIAS_TOLERANCE:
             text = f"bias scale is {worst:.4g} times input scale x weight scale"
@@ -159,9 +157,9 @@ def _other_forms(facts: Facts) -> Iterator[Finding]:
     "Align them (placement.align_concat, align_pool, align_pad, align_slice); preset xint8 does.",
 )
 def _alignment(facts: Facts) -> Iterator[Finding]:
-    if facts.stored is None or facts.format is not Format.XINT8:
+    if facts.format is not Format.XINT8:
         return
-    stored = facts.stored.tensors
+    stored = facts.tensors
     for node in facts.graph:
         if op_key(node) not in _KEEPING:
             continue
@@ -205,8 +203,7 @@ def _overflow(facts: Facts) -> Iterator[Finding]:
 
 def _saturated(facts: Facts) -> Iterator[Finding]:
     """Codes at the ends of int32 are biases that were cut off."""
-    assert facts.stored is not None
-    for tensor in facts.stored.tensors.values():
+    for tensor in facts.tensors.values():
         if tensor.codes is None or tensor.codes.dtype != np.int32:
             continue
         cut = int(np.count_nonzero((tensor.codes >= _INT32.max) | (tensor.codes <= _INT32.min + 1)))
@@ -249,7 +246,7 @@ def _sixteen_bit_domain(facts: Facts) -> Iterator[Finding]:
     if facts.format is not Format.A16W8:
         return
     if facts.stored is not None:
-        wide = [t.domain for t in facts.stored.tensors.values() if t.dtype in ("int16", "uint16")]
+        wide = [t.domain for t in facts.tensors.values() if t.dtype in ("int16", "uint16")]
         opset = opset_version(facts.raw)
         if opset < NATIVE_16_BIT_OPSET:
             domains = ", ".join(f"{domain or 'ai.onnx'} {n}" for domain, n in Counter(wide).most_common())

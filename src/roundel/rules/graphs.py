@@ -9,15 +9,7 @@ import numpy as np
 import onnx_ir as ir
 from numpy.typing import NDArray
 
-from roundel.model.graph import (
-    FLOAT_TYPES,
-    attribute_int,
-    constant_array,
-    has_subgraph,
-    iter_values,
-    op_key,
-    weight_bytes,
-)
+from roundel.model import graph
 from roundel.rules.facts import Facts
 from roundel.rules.types import Finding, Severity, rule
 from roundel.targets.npu import MINIMUM_CONVS, MINIMUM_OPSET, PROTOBUF_BYTES, RECOMMENDED_OPSET
@@ -33,15 +25,12 @@ _IMAGE_RANK = 4
     "Fix the sizes of the inputs: -s prepare.fixed_shapes={NAME: [1, …]}.",
 )
 def _open_shapes(facts: Facts) -> Iterator[Finding]:
-    opened = False
-    for value in _fed(facts):
+    opened = [value for value in _fed(facts) if value.shape is None or _open_dims(value)]
+    for value in opened:
         if value.shape is None:
-            opened = True
-            yield Finding(
-                Severity.ERROR, f"input '{value.name}' has no shape, not even 1 dimension", value.name
-            )
-        elif _open_dims(value):
-            opened = True
+            text = f"input '{value.name}' has no shape, not even 1 dimension"
+            yield Finding(Severity.ERROR, text, value.name)
+        else:
             words = ", ".join(str(d) if isinstance(d, int) else str(d.value or "?") for d in value.shape)
             text = f"input '{value.name}' is [{words}], {_open_dims(value)} open beside the batch"
             yield Finding(Severity.ERROR, text, value.name, _fixing(value))
@@ -68,15 +57,12 @@ def _computed_shapes(facts: Facts) -> Iterator[Finding]:
 
 def _data_dependent(facts: Facts) -> Iterator[Finding]:
     """With fixed inputs, what is still open depends on the data."""
-    values = [v for node in facts.prepared.graph for v in node.outputs if v.dtype in FLOAT_TYPES]
+    values = [v for node in facts.prepared.graph for v in node.outputs if v.dtype in graph.FLOAT_TYPES]
     loose = [v for v in values if v.shape is not None and not all(isinstance(d, int) for d in v.shape)]
     if loose:
-        yield Finding(
-            Severity.WARNING,
-            f"{len(loose)} tensors inside the graph have sizes that depend on the data",
-            str(loose[0].name),
-            "Cut the graph before it and do the rest (selection, sorting) on the host.",
-        )
+        text = f"{len(loose)} tensors inside the graph have sizes that depend on the data"
+        fix = "Cut the graph before it and do the rest (selection, sorting) on the host."
+        yield Finding(Severity.WARNING, text, str(loose[0].name), fix)
 
 
 def _open_dims(value: ir.Value) -> int:
@@ -110,7 +96,7 @@ def _batch(facts: Facts) -> Iterator[Finding]:
     "Use --preset bf16 (on stx or krk), whose compiler has no such limit.",
 )
 def _few_convs(facts: Facts) -> Iterator[Finding]:
-    convs = sum(1 for node in facts.prepared.graph if op_key(node) == "Conv")
+    convs = sum(1 for node in facts.prepared.graph if graph.op_key(node) == "Conv")
     if facts.format.integer and convs < MINIMUM_CONVS:
         yield Finding(Severity.ERROR, f"{convs} Conv in the graph, at least {MINIMUM_CONVS} are needed")
 
@@ -123,7 +109,7 @@ def _few_convs(facts: Facts) -> Iterator[Finding]:
 )
 def _control_flow(facts: Facts) -> Iterator[Finding]:
     for node in facts.graph:
-        if has_subgraph(node):
+        if graph.has_subgraph(node):
             bodies = [a.as_graph() for a in node.attributes.values() if a.type is ir.AttributeType.GRAPH]
             inside = sum(len(body) for body in bodies)
             yield Finding(Severity.ERROR, f"{node.op_type} with {inside} nodes in its bodies", str(node.name))
@@ -139,18 +125,17 @@ def _weights(facts: Facts) -> Iterator[Finding]:
     seen: set[ir.Value] = set()
     for node in facts.graph:
         for index, value in enumerate(node.inputs):
-            array = constant_array(value)
-            if value is None or value in seen or array is None or value.dtype not in FLOAT_TYPES:
+            array = graph.constant_array(value)
+            if value is None or value in seen or array is None or value.dtype not in graph.FLOAT_TYPES:
                 continue
             seen.add(value)
-            weight = index == 1 and op_key(node) in LAYERS
+            weight = index == 1 and graph.op_key(node) in LAYERS
             broken = array.size - int(np.isfinite(array.astype(np.float32, copy=False)).sum())
             if broken:
                 severity = Severity.ERROR if weight else Severity.WARNING
                 where = f"of {node.op_type} '{node.name}'"
-                yield Finding(
-                    severity, f"{broken} of {array.size} values {where} are NaN or infinite", value.name
-                )
+                text = f"{broken} of {array.size} values {where} are NaN or infinite"
+                yield Finding(severity, text, value.name)
             elif weight and array.size:
                 yield from _zeros(node, value, array)
 
@@ -167,9 +152,9 @@ def _zeros(node: ir.Node, value: ir.Value, array: NDArray[Any]) -> Iterator[Find
 
 
 def _output_axis(node: ir.Node, ndim: int) -> int:
-    op = op_key(node)
+    op = graph.op_key(node)
     if op == "Gemm":
-        return 0 if attribute_int(node, "transB", 0) else 1
+        return 0 if graph.attribute_int(node, "transB", 0) else 1
     return {"Conv": 0, "ConvTranspose": 1}.get(op, ndim - 1)
 
 
@@ -183,13 +168,11 @@ def _opset(facts: Facts) -> Iterator[Finding]:
     found = facts.loaded.source_opset
     automatic = facts.float_model and found < RECOMMENDED_OPSET
     if found < MINIMUM_OPSET:
-        yield Finding(
-            Severity.ERROR, f"opset {found}, the compilers need {MINIMUM_OPSET} or newer", automatic=automatic
-        )
+        text = f"opset {found}, the compilers need {MINIMUM_OPSET} or newer"
+        yield Finding(Severity.ERROR, text, automatic=automatic)
     elif found != RECOMMENDED_OPSET:
-        yield Finding(
-            Severity.NOTE, f"opset {found}, recommended is {RECOMMENDED_OPSET}", automatic=automatic
-        )
+        text = f"opset {found}, recommended is {RECOMMENDED_OPSET}"
+        yield Finding(Severity.NOTE, text, automatic=automatic)
 
 
 @rule(
@@ -199,12 +182,11 @@ def _opset(facts: Facts) -> Iterator[Finding]:
     "Export in float32; quantize widens float16 models by itself.",
 )
 def _half(facts: Facts) -> Iterator[Finding]:
-    half = [value for value in iter_values(facts.raw.graph) if value.dtype is ir.DataType.FLOAT16]
+    half = [value for value in graph.iter_values(facts.raw.graph) if value.dtype is ir.DataType.FLOAT16]
     if half:
         first = next((str(value.name) for value in half if value.name), None)
-        yield Finding(
-            Severity.WARNING, f"{len(half)} tensors are float16", first, automatic=facts.float_model
-        )
+        text = f"{len(half)} tensors are float16"
+        yield Finding(Severity.WARNING, text, first, automatic=facts.float_model)
 
 
 @rule(
@@ -214,12 +196,10 @@ def _half(facts: Facts) -> Iterator[Finding]:
     "Write weights beside the model: -s output.external_data=true.",
 )
 def _size(facts: Facts) -> Iterator[Finding]:
-    count = weight_bytes(facts.raw)
+    count = graph.weight_bytes(facts.raw)
     if count > PROTOBUF_BYTES:
-        yield Finding(
-            Severity.WARNING,
-            f"{count / 2**30:.1f} GiB of weights, a protobuf file holds {PROTOBUF_BYTES} bytes",
-        )
+        text = f"{count / 2**30:.1f} GiB of weights, a protobuf file holds {PROTOBUF_BYTES} bytes"
+        yield Finding(Severity.WARNING, text)
 
 
 @rule(
@@ -229,15 +209,11 @@ def _size(facts: Facts) -> Iterator[Finding]:
     "Remove initializers from the graph inputs; quantize does so by itself.",
 )
 def _weights_as_inputs(facts: Facts) -> Iterator[Finding]:
-    graph = facts.raw.graph
-    both = [str(value.name) for value in graph.inputs if value.name in graph.initializers]
+    raw = facts.raw.graph
+    both = [str(value.name) for value in raw.inputs if value.name in raw.initializers]
     if both:
-        yield Finding(
-            Severity.NOTE,
-            f"{len(both)} initializers are graph inputs as well",
-            both[0],
-            automatic=facts.float_model,
-        )
+        text = f"{len(both)} initializers are graph inputs as well"
+        yield Finding(Severity.NOTE, text, both[0], automatic=facts.float_model)
 
 
 @rule(
@@ -250,9 +226,5 @@ def _names(facts: Facts) -> Iterator[Finding]:
     unnamed = [node for node in facts.raw.graph if not node.name]
     if unnamed:
         made = next((str(v.name) for node in unnamed for v in node.outputs if v.name), None)
-        yield Finding(
-            Severity.NOTE,
-            f"{len(unnamed)} of {len(facts.raw.graph)} nodes have no name",
-            made,
-            automatic=facts.float_model,
-        )
+        text = f"{len(unnamed)} of {len(facts.raw.graph)} nodes have no name"
+        yield Finding(Severity.NOTE, text, made, automatic=facts.float_model)

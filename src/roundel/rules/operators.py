@@ -6,16 +6,7 @@ from collections.abc import Iterator, Sequence
 
 import onnx_ir as ir
 
-from roundel.model.graph import (
-    attribute_int,
-    attribute_ints,
-    clip_bounds,
-    downstream,
-    is_constant,
-    op_key,
-    rank,
-    static_shape,
-)
+from roundel.model import graph
 from roundel.passes.activations import is_depthwise
 from roundel.plan.float_parts import find_detection_head, joins_scores, maker_behind
 from roundel.rules.facts import Facts
@@ -38,7 +29,7 @@ _POOLS = ops_with(Trait.POOL)  # those without a window have no ceil_mode and no
 def _implicit_attributes(facts: Facts) -> Iterator[Finding]:
     automatic = facts.float_model and facts.recipe.prepare.explicit_conv_attributes
     for node in facts.graph:
-        if op_key(node) not in _CONVS:
+        if graph.op_key(node) not in _CONVS:
             continue
         missing = [name for name in _CONV_ATTRIBUTES if name not in node.attributes]
         if missing:
@@ -54,12 +45,13 @@ def _implicit_attributes(facts: Facts) -> Iterator[Finding]:
 )
 def _pools(facts: Facts) -> Iterator[Finding]:
     for node in facts.graph:
-        if op_key(node) not in _POOLS:
+        if graph.op_key(node) not in _POOLS:
             continue
-        ceil = attribute_int(node, "ceil_mode", 0)
-        pads = attribute_ints(node, "pads") or ()
+        ceil = graph.attribute_int(node, "ceil_mode", 0)
+        pads = graph.attribute_ints(node, "pads") or ()
         half = len(pads) // 2
-        if not ceil and pads[:half] == pads[half:] and not _same_padding(node):
+        same = graph.attribute_string(node, "auto_pad", "").startswith("SAME")
+        if not ceil and pads[:half] == pads[half:] and not same:
             continue
         actual, floor = _spatial(node.outputs[0]), _floor_shape(node, pads)
         differs = actual is None or floor is None or actual != floor
@@ -69,26 +61,21 @@ def _pools(facts: Facts) -> Iterator[Finding]:
         yield Finding(Severity.WARNING if differs else Severity.NOTE, words, str(node.name))
 
 
-def _same_padding(node: ir.Node) -> bool:
-    attr = node.attributes.get("auto_pad")
-    return attr is not None and attr.as_string().startswith("SAME")
-
-
 def _spatial(value: ir.Value | None) -> tuple[int, ...] | None:
     """Sizes behind batch and channels."""
-    if value is None or value.shape is None:
+    shape = graph.dims(value)
+    if shape is None or None in shape[2:]:
         return None
-    dims = list(value.shape)[2:]
-    return tuple(int(d) for d in dims) if all(isinstance(d, int) for d in dims) else None  # type: ignore[arg-type]
+    return tuple(size for size in shape[2:] if size is not None)
 
 
 def _floor_shape(node: ir.Node, pads: Sequence[int]) -> tuple[int, ...] | None:
     """What the compiler computes: floor mode, with the leading pads on both sides."""
-    source, kernel = _spatial(node.inputs[0]), attribute_ints(node, "kernel_shape")
+    source, kernel = _spatial(node.inputs[0]), graph.attribute_ints(node, "kernel_shape")
     if source is None or kernel is None:
         return None
-    strides = attribute_ints(node, "strides") or (1,) * len(kernel)
-    dilations = attribute_ints(node, "dilations") or (1,) * len(kernel)
+    strides = graph.attribute_ints(node, "strides") or (1,) * len(kernel)
+    dilations = graph.attribute_ints(node, "dilations") or (1,) * len(kernel)
     begin = tuple(pads[: len(kernel)]) or (0,) * len(kernel)
     rows = zip(source, kernel, strides, dilations, begin, strict=True)
     return tuple((size + 2 * pad - (d * (k - 1) + 1)) // step + 1 for size, k, step, d, pad in rows)
@@ -130,8 +117,8 @@ def _bf16_doubts(facts: Facts) -> Iterator[Finding]:
     if len(outputs) > 1:
         yield Finding(Severity.WARNING, f"BF16 with {len(outputs)} outputs", str(outputs[0].name))
     for node in facts.graph:
-        if op_key(node) == "PRelu":
-            shape = static_shape(node.inputs[1])
+        if graph.op_key(node) == "PRelu":
+            shape = graph.static_shape(node.inputs[1])
             yield Finding(Severity.WARNING, f"PRelu with slopes {list(shape or ())} in BF16", str(node.name))
 
 
@@ -157,7 +144,7 @@ def _conv_and_activation(facts: Facts) -> Iterator[Finding]:
             text = f"depthwise Conv + {node.op_type} '{node.name}'{cost}"
             yield Finding(Severity.WARNING, text, str(conv.name), _OTHER_FORMAT, why=_DEPTHWISE)
         else:
-            low, high = clip_bounds(node) or (None, None)
+            low, high = graph.clip_bounds(node) or (None, None)
             bounds = "computed" if high is None else f"{low or 0:g}, {high:g}"
             automatic = facts.float_model and facts.becomes_relu(node)
             text = f"Conv + Clip({bounds}) '{node.name}'{cost}"
@@ -173,7 +160,7 @@ def _conv_and_activation(facts: Facts) -> Iterator[Finding]:
 def _gates(facts: Facts) -> Iterator[Finding]:
     if facts.format is not Format.XINT8 or facts.device.compiler is not Compiler.X2:
         return
-    gates = [node for node in facts.prepared.graph if op_key(node) in GATES]
+    gates = [node for node in facts.prepared.graph if graph.op_key(node) in GATES]
     for node in gates:
         yield Finding(Severity.WARNING, f"{node.op_type} in XINT8, one of {len(gates)}", str(node.name))
 
@@ -189,7 +176,7 @@ def _shuffles(facts: Facts) -> Iterator[Finding]:
         found = channel_shuffle(node) if facts.format.integer else None
         if found is not None:
             shape = node.outputs[0].shape
-            text = f"Reshape, Transpose, Reshape through {rank(node.outputs[0])}-D {shape}"
+            text = f"Reshape, Transpose, Reshape through {graph.rank(node.outputs[0])}-D {shape}"
             yield Finding(Severity.WARNING, text, str(node.name))
 
 
@@ -227,7 +214,7 @@ def _heads(facts: Facts) -> Iterator[Finding]:
         return
     head = find_detection_head(facts.graph)
     for node in facts.graph:
-        if op_key(node) != "Concat":
+        if graph.op_key(node) != "Concat":
             continue
         meanings = {meaning for value in node.inputs if (meaning := _meaning(value)) is not None}
         certain = meanings & set(_PROBABILITIES.values())
@@ -243,7 +230,7 @@ def _meaning(value: ir.Value | None) -> str | None:
     node = maker_behind(value)
     if node is None:
         return None
-    op = op_key(node)
+    op = graph.op_key(node)
     if op in _PROBABILITIES:
         return _PROBABILITIES[op]
     if op in LAYERS:
@@ -256,19 +243,19 @@ def _meaning(value: ir.Value | None) -> str | None:
 def _after_softmax(node: ir.Node) -> bool:
     """The expectation over bins: a layer that reads a Softmax."""
     source = maker_behind(node.inputs[0])
-    return source is not None and op_key(source) == "Softmax"
+    return source is not None and graph.op_key(source) == "Softmax"
 
 
 def _is_gate(node: ir.Node) -> bool:
     """SiLU and residual sums join two computed tensors; decoding of boxes uses constants."""
     inputs = [value for value in node.inputs if value is not None]
-    return len(inputs) > 1 and not any(is_constant(value) for value in inputs)
+    return len(inputs) > 1 and not any(graph.is_constant(value) for value in inputs)
 
 
-def _exclusion(graph: ir.Graph, concat: ir.Node) -> str:
+def _exclusion(whole: ir.Graph, concat: ir.Node) -> str:
     """The words for the command line that keep the head in float, from the last layers to the outputs."""
-    starts = _layer_outputs(concat)
-    ends = _reached_outputs(graph, concat)
+    starts, reached = _layer_outputs(concat), graph.downstream(whole, [concat])
+    ends = [str(value.name) for value in whole.outputs if value.producer() in reached]
     if not starts or not ends or len(starts) + len(ends) > _MOST_NAMES:
         return f"Keep the head in float: --exclude '{concat.name}', or use --preset a16w8. {_BY_ITSELF}"
     border = f"{','.join(starts)}->{','.join(ends)}"
@@ -283,13 +270,8 @@ def _layer_outputs(concat: ir.Node) -> list[str]:
         if node is None or node in seen:
             continue
         seen.add(node)
-        if op_key(node) in LAYERS and not _after_softmax(node):
+        if graph.op_key(node) in LAYERS and not _after_softmax(node):
             found[str(node.outputs[0].name)] = None
         else:
             stack.extend(node.predecessors())
     return sorted(found)
-
-
-def _reached_outputs(graph: ir.Graph, start: ir.Node) -> list[str]:
-    reached = downstream(graph, [start])
-    return [str(value.name) for value in graph.outputs if value.producer() in reached]

@@ -8,33 +8,13 @@ from dataclasses import dataclass
 
 import onnx_ir as ir
 
-from roundel.model.graph import (
-    FLOAT_TYPES,
-    attribute_int,
-    constant_scalar,
-    has_subgraph,
-    is_constant,
-    only_reader,
-    op_key,
-    rank,
-    static_shape,
-)
+from roundel.model import graph
 from roundel.passes import refresh_shapes
 from roundel.passes.activations import is_depthwise
 from roundel.qdq.read import PAIRS
 from roundel.rules.types import NodePlace, Place, Prediction
+from roundel.targets import operators
 from roundel.targets.npu import MINIMUM_CONVS, Compiler, Device, Format, refusal
-from roundel.targets.operators import (
-    AVERAGE_POOLS,
-    EVERY_INPUT,
-    FUSING_CONSUMERS,
-    FUSING_PRODUCERS,
-    GATES,
-    LAYERS,
-    OPERATORS,
-    Trait,
-    ops_with,
-)
 
 
 def close_batch(model: ir.Model) -> None:
@@ -47,10 +27,12 @@ def close_batch(model: ir.Model) -> None:
 
 def node_macs(node: ir.Node) -> int | None:
     """Multiply-accumulates of one inference; 0 for operators without, None where a shape is open."""
-    op = op_key(node)
-    if op not in LAYERS:
+    op = graph.op_key(node)
+    if op not in operators.LAYERS:
         return 0
-    left, right, out = (static_shape(value) for value in (node.inputs[0], node.inputs[1], node.outputs[0]))
+    left, right, out = (
+        graph.static_shape(value) for value in (node.inputs[0], node.inputs[1], node.outputs[0])
+    )
     if left is None or right is None or out is None:
         return None
     if op == "Conv":
@@ -58,7 +40,7 @@ def node_macs(node: ir.Node) -> int | None:
     if op == "ConvTranspose":
         return math.prod(left) * math.prod(right[1:])
     if op == "Gemm":
-        return math.prod(out) * left[0 if attribute_int(node, "transA", 0) else 1]
+        return math.prod(out) * left[0 if graph.attribute_int(node, "transA", 0) else 1]
     return math.prod(out) * left[-1]
 
 
@@ -74,38 +56,38 @@ def maker_of(node: ir.Node, index: int = 0) -> ir.Node | None:
 
 def conv_before(node: ir.Node) -> ir.Node | None:
     """The Conv whose result only this activation reads."""
-    maker = maker_of(node) if op_key(node) in _ACTIVATIONS else None
-    if maker is None or op_key(maker) != "Conv" or only_reader(maker.outputs[0]) is not node:
+    maker = maker_of(node) if graph.op_key(node) in _ACTIVATIONS else None
+    if maker is None or graph.op_key(maker) != "Conv" or graph.only_reader(maker.outputs[0]) is not node:
         return None
     return maker
 
 
 def activation_behind(conv: ir.Node) -> ir.Node | None:
     """The Relu or Clip that alone reads the Conv."""
-    reader = only_reader(conv.outputs[0])
-    return reader if reader is not None and op_key(reader) in _ACTIVATIONS else None
+    reader = graph.only_reader(conv.outputs[0])
+    return reader if reader is not None and graph.op_key(reader) in _ACTIVATIONS else None
 
 
 def channel_shuffle(transpose: ir.Node) -> tuple[ir.Node, ir.Node, ir.Node] | None:
     """Reshape to 5-D, Transpose, Reshape back, named by its Transpose."""
-    if op_key(transpose) != "Transpose":
+    if graph.op_key(transpose) != "Transpose":
         return None
-    first, last = maker_of(transpose), only_reader(transpose.outputs[0])
-    if first is None or last is None or {op_key(first), op_key(last)} != {"Reshape"}:
+    first, last = maker_of(transpose), graph.only_reader(transpose.outputs[0])
+    if first is None or last is None or {graph.op_key(first), graph.op_key(last)} != {"Reshape"}:
         return None
-    if rank(transpose.outputs[0]) != _SHUFFLE_RANK or rank(last.outputs[0]) == _SHUFFLE_RANK:
+    if graph.rank(transpose.outputs[0]) != _SHUFFLE_RANK or graph.rank(last.outputs[0]) == _SHUFFLE_RANK:
         return None
     return first, transpose, last
 
 
 def norm_after_concat(node: ir.Node) -> ir.Node | None:
     """The Concat that a BatchNormalization reads."""
-    maker = maker_of(node) if op_key(node) == "BatchNormalization" else None
-    return maker if maker is not None and op_key(maker) == "Concat" else None
+    maker = maker_of(node) if graph.op_key(node) == "BatchNormalization" else None
+    return maker if maker is not None and graph.op_key(maker) == "Concat" else None
 
 
 # Behind these, quantizers for the NPU put a Mul by nearly 1 that imitates the hardware's arithmetic.
-_GAINED = ops_with(Trait.GAIN)
+_GAINED = operators.ops_with(operators.Trait.GAIN)
 _GAINS = (0.9, 1.1)
 
 
@@ -124,7 +106,7 @@ def is_gain(node: ir.Node) -> bool:
     maker = None if source is None else source.producer()
     if maker is None or maker.op_type not in _GAINED:
         return False
-    factor = constant_scalar(node.inputs[1])
+    factor = graph.constant_scalar(node.inputs[1])
     return factor is not None and _GAINS[0] < factor < _GAINS[1]
 
 
@@ -136,10 +118,10 @@ def fused_maker(node: ir.Node, stored: Container[str]) -> ir.Node | None:
 
 
 def _data_inputs(node: ir.Node) -> list[ir.Value]:
-    rule = OPERATORS.get(node.op_type)
+    rule = operators.OPERATORS.get(node.op_type)
     if rule is None or not rule.sets:
         indices: tuple[int, ...] = (0,)
-    elif rule.data == EVERY_INPUT:
+    elif rule.data == operators.EVERY_INPUT:
         indices = tuple(range(len(node.inputs)))
     else:
         indices = (*rule.data, *rule.weights)
@@ -150,7 +132,7 @@ def _data_inputs(node: ir.Node) -> list[ir.Value]:
 def _input_closed(node: ir.Node, value: ir.Value, stored: Container[str]) -> bool:
     if value.name in stored:
         return True
-    if is_constant(value):
+    if graph.is_constant(value):
         return is_gain(node)
     maker = value.producer()
     return maker is not None and _fused_onward(value, maker)
@@ -158,18 +140,18 @@ def _input_closed(node: ir.Node, value: ir.Value, stored: Container[str]) -> boo
 
 def _fused_onward(value: ir.Value, maker: ir.Node) -> bool:
     """Whether the maker and the one reader of a value compute as one."""
-    reader = only_reader(value)
+    reader = graph.only_reader(value)
     if reader is None:
         return False
     if maker.op_type == "Pad":
-        return reader.op_type in AVERAGE_POOLS
+        return reader.op_type in operators.AVERAGE_POOLS
     if is_gain(reader):
         return True
-    return maker.op_type in FUSING_PRODUCERS and reader.op_type in FUSING_CONSUMERS
+    return maker.op_type in operators.FUSING_PRODUCERS and reader.op_type in operators.FUSING_CONSUMERS
 
 
 def _is_float(value: ir.Value) -> bool:
-    return value.dtype in FLOAT_TYPES
+    return value.dtype in graph.FLOAT_TYPES
 
 
 def number_islands(nodes: Sequence[ir.Node], on_npu: Collection[ir.Node]) -> dict[ir.Node, int]:
@@ -235,9 +217,9 @@ class Situation:
     relus: frozenset[str] = frozenset()
 
 
-def predict(graph: ir.Graph, situation: Situation) -> Prediction:
+def predict(prepared: ir.Graph, situation: Situation) -> Prediction:
     """Place every node of a prepared float graph, in execution order."""
-    nodes = [node for node in graph if op_key(node) not in _SKIPPED]
+    nodes = [node for node in prepared if graph.op_key(node) not in _SKIPPED]
     verdicts = _verdicts(nodes, situation)
     islands = number_islands(nodes, {node for node in nodes if verdicts[node] is None})
     return Prediction(tuple(_placed(node, verdicts[node], islands.get(node)) for node in nodes))
@@ -246,14 +228,14 @@ def predict(graph: ir.Graph, situation: Situation) -> Prediction:
 def _placed(node: ir.Node, verdict: Verdict | None, island: int | None) -> NodePlace:
     place = Place.NPU if verdict is None else Place.CPU
     rule, reason = (None, "") if verdict is None else (verdict.rule, verdict.reason)
-    return NodePlace(str(node.name), op_key(node), place, rule, reason, node_macs(node), island)
+    return NodePlace(str(node.name), graph.op_key(node), place, rule, reason, node_macs(node), island)
 
 
 def _verdicts(nodes: list[ir.Node], situation: Situation) -> dict[ir.Node, Verdict | None]:
     if situation.format not in situation.device.formats:
         refused = f"{situation.device.name} does not take {situation.format.value}"
         return dict.fromkeys(nodes, Verdict("P19", refused))
-    convs = sum(1 for node in nodes if op_key(node) == "Conv")
+    convs = sum(1 for node in nodes if graph.op_key(node) == "Conv")
     if situation.format.integer and convs < MINIMUM_CONVS:
         few = Verdict("P04", f"the graph has {convs} Conv, the integer compiler wants {MINIMUM_CONVS}")
         return dict.fromkeys(nodes, few)
@@ -274,11 +256,11 @@ def _together(nodes: list[ir.Node], found: dict[ir.Node, Verdict | None], situat
 
 
 def _verdict(node: ir.Node, situation: Situation) -> Verdict | None:
-    op, kind, compiler = op_key(node), situation.format, situation.device.compiler
-    if has_subgraph(node):
+    op, kind, compiler = graph.op_key(node), situation.format, situation.device.compiler
+    if graph.has_subgraph(node):
         return Verdict("P05", "control flow")
     values = [value for value in (*node.inputs[:1], *node.outputs) if value is not None]
-    if op in ("Shape", "Size") or not any(v.dtype in FLOAT_TYPES or v.dtype is None for v in values):
+    if op in ("Shape", "Size") or not any(v.dtype in graph.FLOAT_TYPES or v.dtype is None for v in values):
         return Verdict("P02", "computes integers (shapes), not data")
     if kind.integer and _shuffles(node):
         return Verdict("P10", "part of a 5-D channel shuffle")
@@ -286,7 +268,7 @@ def _verdict(node: ir.Node, situation: Situation) -> Verdict | None:
         return Verdict("P11", "BatchNormalization behind Concat")
     reason = refusal(op, kind, compiler)
     if reason is not None:
-        return Verdict("P09" if op in GATES else "P12", reason)
+        return Verdict("P09" if op in operators.GATES else "P12", reason)
     sides = [] if situation.stored is None else open_sides(node, situation.stored)
     if sides:
         return Verdict("Q05", f"no Q/DQ on {', '.join(sides[:2])}")
@@ -294,7 +276,7 @@ def _verdict(node: ir.Node, situation: Situation) -> Verdict | None:
 
 
 def _shuffles(node: ir.Node) -> bool:
-    reader = only_reader(node.outputs[0]) if node.outputs else None
+    reader = graph.only_reader(node.outputs[0]) if node.outputs else None
     around = [each for each in (node, reader, maker_of(node)) if each is not None]
     return any(part is node for each in around for part in channel_shuffle(each) or ())
 
@@ -307,11 +289,11 @@ def _conv_and_activation(node: ir.Node, situation: Situation) -> Verdict | None:
     densenet121.
     """
     conv, activation = (
-        (node, activation_behind(node)) if op_key(node) == "Conv" else (conv_before(node), node)
+        (node, activation_behind(node)) if graph.op_key(node) == "Conv" else (conv_before(node), node)
     )
     if conv is None or activation is None or situation.format not in (Format.XINT8, Format.A8W8):
         return None
-    relu = op_key(activation) == "Relu" or activation.name in situation.relus
+    relu = graph.op_key(activation) == "Relu" or activation.name in situation.relus
     if not relu and not is_depthwise(conv):
         return Verdict("P08", "Conv + Clip: this compiler takes the pair only for depthwise Conv")
     if relu and is_depthwise(conv) and situation.format is Format.XINT8:

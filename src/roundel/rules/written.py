@@ -10,6 +10,7 @@ import gc
 import sys
 from collections.abc import Collection, Iterator, Mapping
 from dataclasses import dataclass, replace
+from functools import partial
 from pathlib import Path
 
 import numpy as np
@@ -52,6 +53,11 @@ class Written:
     powers: bool
     limits: frozenset[str]
     computed: tuple[ir.Node, ...]
+
+    @property
+    def tensors(self) -> Mapping[str, StoredTensor]:
+        """What the pairs held, by the tensor's name; nothing for a float model."""
+        return self.stored.tensors if self.stored is not None else {}
 
 
 def errors_of(model: ir.Model, recipe: Recipe, quantized: Collection[str]) -> Iterator[Finding]:
@@ -138,14 +144,9 @@ def _check_onnx(path: Path) -> None:
         onnx.checker.check_model(proto)
 
 
-def stored_tensors(judged: Written) -> tuple[StoredTensor, ...]:
-    """What the pairs held; nothing for a float model."""
-    return tuple(judged.stored.tensors.values()) if judged.stored is not None else ()
-
-
 @rule("Q01", "scales", "XINT8 shifts instead of multiplying: every scale is 2**-n.", AGAIN)
 def _powers(judged: Written) -> Iterator[Finding]:
-    for tensor in stored_tensors(judged) if judged.powers else ():
+    for tensor in judged.tensors.values() if judged.powers else ():
         if not tensor.power_of_two:
             text = f"scale {tensor.scale.reshape(-1)[0]:.6g} is no power of two"
             yield Finding(Severity.ERROR, text, tensor.name)
@@ -158,7 +159,7 @@ def _powers(judged: Written) -> Iterator[Finding]:
     "Quantize the float model again, statically.",
 )
 def _illegal_scales(judged: Written) -> Iterator[Finding]:
-    for tensor in stored_tensors(judged):
+    for tensor in judged.tensors.values():
         broken = ~(np.isfinite(tensor.scale) & (tensor.scale > 0))
         # A bias of zeros may have any scale: its step is the product of two others.
         empty = tensor.codes is not None and not tensor.codes.any()
@@ -179,7 +180,7 @@ def _illegal_scales(judged: Written) -> Iterator[Finding]:
     "Quantize the float model again.",
 )
 def _illegal_shapes(judged: Written) -> Iterator[Finding]:
-    for tensor in stored_tensors(judged):
+    for tensor in judged.tensors.values():
         if tensor.zero_point.size != tensor.scale.size:
             text = f"{tensor.zero_point.size} zero points for {tensor.scale.size} scales"
             yield Finding(Severity.ERROR, text, tensor.name)
@@ -212,21 +213,16 @@ def _disagreeing(judged: Written) -> Iterator[Finding]:
     "Move the scales within reach (recipe section npu); preset xint8 does.",
 )
 def _shifts(judged: Written) -> Iterator[Finding]:
-    if judged.stored is None or not judged.limits:
+    if not judged.limits:
         return
-    stored = judged.stored.tensors
+    stored = judged.tensors
     known = {name: p for name, t in stored.items() if t.dtype != "int32" and (p := t.position) is not None}
-    sites = find_sites(
-        judged.computed,
-        lambda value: tensor_before(value, stored),
-        lambda node: tensor_behind(node, stored),
-        lambda node: op_key(node) == "HardSigmoid",
-    )
+    before, behind = partial(tensor_before, stored=stored), partial(tensor_behind, stored=stored)
+    sites = find_sites(judged.computed, before, behind, lambda node: op_key(node) == "HardSigmoid")
     for site in sites:
         if site.bias is not None and site.bias not in known:
             site = replace(site, bias=None)
-        needed = (*site.inputs, site.output, *((site.weight,) if site.weight is not None else ()))
-        if not known.keys() >= set(needed):
+        if not known.keys() >= {*site.inputs, site.output, site.weight} - {None}:
             continue
         for breach in XINT8_LIMITS.breaches(site, known.__getitem__, judged.limits):
             text = f"{breach.rule} {breach.value}, allowed {breach.low} to {breach.high}"
@@ -235,9 +231,9 @@ def _shifts(judged: Written) -> Iterator[Finding]:
 
 def tensor_before(value: ir.Value | None, stored: Mapping[str, StoredTensor]) -> str | None:
     """The stored tensor that a node reads, looking back through a Pad that has no pair of its own."""
-    if value is None or value.name in stored or is_constant(value):
-        return None if value is None or value.name not in stored else str(value.name)
-    maker = value.producer()
+    if value is None or value.name in stored:
+        return None if value is None else str(value.name)
+    maker = None if is_constant(value) else value.producer()
     return tensor_before(maker.inputs[0], stored) if maker is not None and op_key(maker) == "Pad" else None
 
 
