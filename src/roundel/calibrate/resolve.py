@@ -45,9 +45,8 @@ def method_of(recipe: Recipe) -> ranges.Method:
         case "distribution":
             return ranges.Distribution(calibration.scenario)
         case "layerwise_percentile":
-            return ranges.LayerWisePercentile(
-                calibration.candidates, calibration.metric, calibration.symmetric_range
-            )
+            tried, metric = calibration.candidates, calibration.metric
+            return ranges.LayerWisePercentile(tried, metric, calibration.symmetric_range)
         case "mse" if power_of_two and calibration.mode == "percentile":
             return ranges.PowerOfTwoMse(calibration.percentile)
         case "mse" if power_of_two and calibration.mode == "most_common":
@@ -65,17 +64,16 @@ def weight_method(weights: Weights) -> ranges.Method:
 
 def requests_for(plan: QuantPlan, recipe: Recipe) -> dict[str, StatKind]:
     """The statistics that must be collected for this plan."""
-    kind = method_of(recipe).needs
-    return dict.fromkeys(plan.observed_activations(), kind)
+    return dict.fromkeys(plan.observed_activations(), method_of(recipe).needs)
 
 
 def resolve(state: State) -> State:
     """Scales and zero points for the whole plan, from what was seen of `plan.observed_activations()`."""
-    model, plan, stats, recipe = state.model, state.plan, state.stats, state.recipe
-    readers = reader_functions(model.graph) if recipe.errors_behind_reader else {}
-    aligned = _Resolver(model.graph, plan, stats, recipe, readers)
-    plan, reads = with_own_scales(model.graph, plan, aligned.scale_of, stats)
-    resolver = _Resolver(model.graph, plan, stats, recipe, readers)
+    graph, stats = state.model.graph, state.stats
+    readers = reader_functions(graph) if state.recipe.errors_behind_reader else {}
+    aligned = _Resolver(state, state.plan, readers)
+    plan, reads = with_own_scales(graph, state.plan, aligned.scale_of, stats)
+    resolver = _Resolver(state, plan, readers)
     for tensor in plan.tensors.values():
         if isinstance(tensor.scheme, FloatScheme):
             resolver.short_float(tensor, tensor.scheme)
@@ -90,22 +88,15 @@ def resolve(state: State) -> State:
 
 
 class _Resolver:
-    def __init__(
-        self,
-        graph: ir.Graph,
-        plan: QuantPlan,
-        stats: Mapping[str, Observer],
-        recipe: Recipe,
-        readers: Mapping[str, ReaderFunction],
-    ) -> None:
-        self.graph, self.plan, self.stats, self.recipe = graph, plan, stats, recipe
-        self._readers = readers
+    def __init__(self, state: State, plan: QuantPlan, readers: Mapping[str, ReaderFunction]) -> None:
+        self.graph, self.stats, self.recipe = state.model.graph, state.stats, state.recipe
+        self.plan, self._readers = plan, readers
         self.plans = dict(plan.tensors)
         self.params: dict[str, QParams] = {}
         self.scales: dict[str, NDArray[np.float32]] = {}
         self.values: dict[str, Array] = {}
         self.notes: list[str] = []
-        self._method = method_of(recipe)
+        self._method = method_of(state.recipe)
         self._groups: dict[tuple[str, ...], QParams] = {}
 
     def scale_of(self, tensor: TensorPlan) -> QParams:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from typing import Any, Literal
 
 import numpy as np
@@ -23,6 +23,7 @@ ONNX_TYPES = {FloatType.BFLOAT16: ir.DataType.BFLOAT16, FloatType.FLOAT16: ir.Da
 _FLOAT_TYPES = {dtype: ftype for ftype, dtype in ONNX_TYPES.items()}
 
 
+@dataclass(slots=True, eq=False)
 class FloatCell:
     """How one tensor gets into its type and back, with the constants that its nodes share.
 
@@ -35,25 +36,24 @@ class FloatCell:
         form: pair or cast.
     """
 
-    def __init__(
-        self,
-        graph: ir.Graph,
-        names: Names,
-        base: str,
-        ftype: FloatType,
-        factor: NDArray[np.float32] | None,
-        form: Literal["pair", "cast"],
-    ) -> None:
-        self.graph, self.names, self.base, self.ftype = graph, names, base, ftype
-        self.factor, self.form = factor, form
-        self.ends: list[ir.Value] = []  # scale and zero point of a pair; the scale alone of a scaled cast
-        if factor is not None or form == "pair":
-            self._end("scale", np.asarray(1.0, np.float32) if factor is None else factor)
-        if form == "pair":
-            self._end("zero_point", np.zeros((), ONNX_TYPES[ftype].numpy()))
+    graph: ir.Graph
+    names: Names
+    base: str
+    ftype: FloatType
+    factor: NDArray[np.float32] | None
+    form: Literal["pair", "cast"]
+    ends: list[ir.Value] = field(init=False)  # scale and zero point of a pair; of a scaled cast the scale
 
-    def _end(self, word: str, number: NDArray[Any]) -> None:
-        self.ends.append(add_constant(self.graph, self.names(f"{self.base}_{word}"), number))
+    def __post_init__(self) -> None:
+        numbers: dict[str, NDArray[Any]] = {}
+        if self.factor is not None or self.form == "pair":
+            numbers["_scale"] = np.asarray(1.0, np.float32) if self.factor is None else self.factor
+        if self.form == "pair":
+            numbers["_zero_point"] = np.zeros((), ONNX_TYPES[self.ftype].numpy())
+        self.ends = [self._constant(word, number) for word, number in numbers.items()]
+
+    def _constant(self, word: str, array: NDArray[Any]) -> ir.Value:
+        return add_constant(self.graph, self.names(f"{self.base}{word}"), array)
 
     def there_and_back(self, value: ir.Value, out: str, *, clip: bool, suffix: str = "") -> list[ir.Node]:
         """From float32 to the value that the type holds, again in float32, in a tensor named `out`."""
@@ -74,8 +74,7 @@ class FloatCell:
         """A constant whose 16 bits are in the file, read into a tensor named `out`."""
         content = array if self.factor is None else array / self.factor
         short = bits(content, self.ftype).view(ONNX_TYPES[self.ftype].numpy())
-        codes = add_constant(self.graph, self.names(f"{self.base}{CODES}"), short)
-        chain = Chain(codes, self.names, self.base)
+        chain = Chain(self._constant(CODES, short), self.names, self.base)
         self._back(chain)
         return chain.end(out)
 
@@ -91,8 +90,7 @@ class FloatCell:
         """The finite range of the type, in units of the tensor."""
         top = largest(self.ftype) * (1.0 if self.factor is None else float(self.factor))
         bound = np.asarray(min(top, _FLOAT32_MAX), np.float32)
-        low = add_constant(self.graph, self.names(f"{self.base}_lowest"), -bound)
-        return low, add_constant(self.graph, self.names(f"{self.base}_highest"), bound)
+        return self._constant("_lowest", -bound), self._constant("_highest", bound)
 
 
 def _to(dtype: ir.DataType) -> tuple[ir.Attr, ...]:
