@@ -39,15 +39,9 @@ def open_runner(
 ) -> Runner:
     """A runner for the requested tensors that are computed; those that are fed are observed as they come."""
     fed = {value.name for value in model.graph.inputs}
-    return Runner(
-        model,
-        [name for name in requests if name not in fed],
-        first,
-        cores=cores,
-        samples=samples,
-        extremes={name for name, kind in requests.items() if kind is StatKind.MINMAX},
-        device=device,
-    )
+    tensors = [name for name in requests if name not in fed]
+    extremes = {name for name, kind in requests.items() if kind is StatKind.MINMAX}
+    return Runner(model, tensors, first, cores=cores, samples=samples, extremes=extremes, device=device)
 
 
 class ObservedShard:

@@ -331,21 +331,16 @@ def masked_tensors(graph: ir.Graph) -> dict[str, Mask]:
         if found is not None:
             far[node.outputs[0]] = found
     axes: dict[ir.Value, int | None] = {}
+    masks: dict[str, Mask] = {}
     for value in reversed(far):
         uses = value.uses()
         if uses and not value.is_graph_output() and all(_reaches(use.node, axes) for use in uses):
             # Of the Softmax that reads it at once.
             ends = (n for n in value.consumers() if n.op_type == "Softmax")
-            axes[value] = next((attribute_int(node, "axis", -1) for node in ends), None)
-    lowest = -float(np.finfo(np.float32).max)
-    return {
-        str(value.name): Mask(
-            far[value] / 2 if np.isfinite(far[value]) else lowest,
-            MASK_GAP if axis is None else SCORE_GAP,
-            axis,
-        )
-        for value, axis in axes.items()
-    }
+            axes[value] = axis = next((attribute_int(node, "axis", -1) for node in ends), None)
+            floor = far[value] / 2 if np.isfinite(far[value]) else -float(np.finfo(np.float32).max)
+            masks[str(value.name)] = Mask(floor, MASK_GAP if axis is None else SCORE_GAP, axis)
+    return masks
 
 
 def _far_output(node: ir.Node, far: Mapping[ir.Value, float]) -> float | None:

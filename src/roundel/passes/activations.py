@@ -9,6 +9,7 @@ import onnx_ir as ir
 
 from roundel.model import graph
 from roundel.model.edit import Editor, rewrite
+from roundel.passes.batch_norms import is_constant_layer
 from roundel.targets.operators import BIASED_LAYERS, Trait, ops_with
 
 _SINCE = 20
@@ -74,11 +75,9 @@ def _product(source: ir.Value, add: ir.Node) -> tuple[ir.Node, set[ir.Node]] | N
     if second is None or not graph.is_op(second, "Mul"):
         return None
     rest = next((b for a, b in graph.operands(second) if a is first.outputs[0]), None)
-    if (other is source and graph.constant_scalar(rest) == 0.5) or (
-        rest is source and graph.constant_scalar(other) == 0.5
-    ):
-        return second, {first, second}
-    return None
+    factors = ((other, rest), (rest, other))
+    matches = any(one is source and graph.constant_scalar(two) == 0.5 for one, two in factors)
+    return (second, {first, second}) if matches else None
 
 
 def decompose_hard_swish(model: ir.Model) -> int:
@@ -114,20 +113,14 @@ def scale_clip_bounds(model: ir.Model) -> int:
 
 def rescalable_behind(node: ir.Node) -> list[ir.Node] | None:
     """The layers behind a Clip to [0, m] that can be rescaled together with the layer before it."""
-    maker = node.inputs[0].producer() if node.inputs[0] is not None else None
-    if (
-        maker is None
-        or not graph.is_op(maker, *BIASED_LAYERS)
-        or graph.only_reader(maker.outputs[0]) is not node
-    ):
+    maker = graph.producer(node.inputs[0], *BIASED_LAYERS)
+    if maker is None or graph.only_reader(maker.outputs[0]) is not node:
         return None
-    if (
-        graph.constant_scalar(graph.input_at(node, 1)) != 0
-        or not (graph.constant_scalar(graph.input_at(node, 2)) or 0) > 0
-    ):
+    low, high = (graph.constant_scalar(graph.input_at(node, index)) for index in (1, 2))
+    if low != 0 or not (high or 0) > 0:
         return None
     # The NPU knows the pair of depthwise Conv and ReLU6 as it is, and no other bound for it.
-    if not _constant_layer(maker) or is_depthwise(maker):
+    if not is_constant_layer(maker) or is_depthwise(maker):
         return None
     return _layers_behind(node.outputs[0])
 
@@ -163,13 +156,6 @@ def _multiply(editor: Editor, layer: ir.Node, index: int, factor: float) -> None
     if array is not None:
         scaled = (array.astype(np.float64) * factor).astype(array.dtype)
         editor.set_constant(layer, index, scaled, "weight" if index == 1 else "bias")
-
-
-def _constant_layer(node: ir.Node) -> bool:
-    bias = graph.input_at(node, 2)
-    return graph.real_constant(graph.input_at(node, 1)) is not None and (
-        bias is None or graph.real_constant(bias) is not None
-    )
 
 
 def _layers_behind(value: ir.Value) -> list[ir.Node] | None:

@@ -10,7 +10,7 @@ import onnx_ir as ir
 from numpy.typing import NDArray
 
 from roundel.model import graph
-from roundel.model.edit import Editor, rewrite
+from roundel.model.edit import Attributes, Editor, rewrite
 from roundel.model.layers import Layer, read_layer
 from roundel.targets.operators import LAYERS
 
@@ -93,12 +93,15 @@ def foldable(value: ir.Value | None) -> Layer | None:
     """The layer that makes a value, where its constants can absorb a map of its output channels."""
     node = graph.producer(value, *LAYERS)
     layer = None if node is None else read_layer(node)
-    if layer is None or any(
-        value is not None and graph.real_constant(value) is None for value in layer.node.inputs[1:3]
-    ):
+    if layer is None or not is_constant_layer(layer.node):
         return None
     # Two-dimensional on both sides, a MatMul is a Gemm; with more dimensions channels are not second.
     return layer if layer.op != "MatMul" or graph.rank(layer.node.inputs[0]) == 2 else None
+
+
+def is_constant_layer(node: ir.Node) -> bool:
+    """Whether the weight, and the bias where there is one, are constants."""
+    return all(value is None or graph.real_constant(value) is not None for value in node.inputs[1:3])
 
 
 def can_absorb(layer: Layer, reader: ir.Node, affine: Affine) -> bool:
@@ -169,21 +172,12 @@ def _convert(editor: Editor, node: ir.Node) -> bool:
         return False
     spatial, count = len(shape) - 2, affine.scale.size
     base = node.name or node.outputs[0].name or "BatchNormalization"
-    weight = affine.scale.astype(gamma.dtype).reshape(count, 1, *(1,) * spatial)
-    inputs = [
-        node.inputs[0],
-        editor.initializer(f"{base}_weight", weight),
-        editor.initializer(f"{base}_bias", affine.shift.astype(np.dtype(gamma.dtype))),
-    ]
-    ones = (1,) * spatial
-    attributes: dict[str, int | tuple[int, ...]] = {
-        "group": count,
-        "kernel_shape": ones,
-        "strides": ones,
-        "dilations": ones,
-        "pads": (0,) * (2 * spatial),
-    }
-    editor.replace(node, "Conv", inputs, attributes)
+    kernel = affine.scale.astype(gamma.dtype).reshape(count, 1, *(1,) * spatial)
+    weight = editor.initializer(f"{base}_weight", kernel)
+    bias = editor.initializer(f"{base}_bias", affine.shift.astype(np.dtype(gamma.dtype)))
+    sizes = dict.fromkeys(("kernel_shape", "strides", "dilations"), (1,) * spatial)
+    attributes: Attributes = {"group": count, **sizes, "pads": (0,) * (2 * spatial)}
+    editor.replace(node, "Conv", [node.inputs[0], weight, bias], attributes)
     return True
 
 
@@ -269,12 +263,9 @@ def fold_pad(model: ir.Model) -> int:
 def _fold(editor: Editor, node: ir.Node) -> bool:
     source = graph.input_at(node, 0)
     reader = graph.only_reader(node.outputs[0])
-    if (
-        source is None
-        or reader is None
-        or not graph.is_op(reader, "Conv")
-        or reader.inputs[0] is not node.outputs[0]
-    ):
+    if source is None or reader is None or not graph.is_op(reader, "Conv"):
+        return False
+    if reader.inputs[0] is not node.outputs[0]:
         return False
     if graph.attribute_string(reader, "auto_pad", "NOTSET") != "NOTSET" or not _pads_with_zero(node):
         return False

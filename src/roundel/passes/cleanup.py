@@ -12,7 +12,7 @@ import onnx
 import onnx_ir as ir
 from numpy.typing import NDArray
 from onnx_ir.passes import common
-from onnxruntime.capi import onnxruntime_pybind11_state as ort_state
+from onnxruntime.capi import onnxruntime_pybind11_state as ort
 
 from roundel.errors import ModelError
 from roundel.model import graph
@@ -82,9 +82,8 @@ def _is_no_op(node: ir.Node, opset: int) -> bool:
             perm = graph.attribute_ints(node, "perm")
             return perm is not None and perm == tuple(range(len(perm)))
         case "Pad":
-            pads = (
-                graph.attribute_ints(node, "pads") if opset < 11 else graph.integers(graph.input_at(node, 1))
-            )
+            given = graph.input_at(node, 1)
+            pads = graph.attribute_ints(node, "pads") if opset < 11 else graph.integers(given)
             return pads is not None and not any(pads)
         case "Reshape" | "Expand":
             shape = graph.static_shape(source)
@@ -154,30 +153,19 @@ _TOTAL_SMALL_BYTES = 1 << 26
 # Folding one layer of shape arithmetic lets inference see the next. Real exports need two or three rounds.
 _MAX_ROUNDS = 8
 
-_NEVER = frozenset(
-    {
-        "Bernoulli",
-        "Constant",
-        "DequantizeLinear",
-        "Dropout",
-        "DynamicQuantizeLinear",
-        "Multinomial",
-        "QuantizeLinear",
-        "RandomNormal",
-        "RandomNormalLike",
-        "RandomUniform",
-        "RandomUniformLike",
-    }
+_RANDOM = (
+    "Bernoulli",
+    "Multinomial",
+    "RandomNormal",
+    "RandomUniform",
+    "RandomNormalLike",
+    "RandomUniformLike",
 )
+_LINEAR = ("QuantizeLinear", "DequantizeLinear", "DynamicQuantizeLinear")
+_NEVER = frozenset((*_RANDOM, *_LINEAR, "Constant", "Dropout"))
 
 # What a model that is run for its constants only may raise.
-_REFUSALS = (
-    ModelError,
-    ort_state.Fail,
-    ort_state.InvalidArgument,
-    ort_state.NotImplemented,
-    ort_state.RuntimeException,
-)
+_REFUSALS = (ModelError, ort.Fail, ort.InvalidArgument, ort.NotImplemented, ort.RuntimeException)
 
 _PLAIN = frozenset(
     ir.DataType.from_numpy(np.dtype(name))

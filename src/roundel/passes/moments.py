@@ -114,14 +114,10 @@ def reciprocal_deviation(value: ir.Value | None, inside: Matcher = padded_varian
         return None
     if node.op_type == "Pow":
         found = inside(node.inputs[0]) if graph.constant_scalar(graph.input_at(node, 1)) == -0.5 else None
-    elif node.op_type == "Div":
-        found = (
-            deviation(graph.input_at(node, 1), inside)
-            if graph.constant_scalar(graph.input_at(node, 0)) == 1.0
-            else None
-        )
+    elif node.op_type == "Div" and graph.constant_scalar(graph.input_at(node, 0)) != 1.0:
+        return None
     else:
-        found = deviation(node.inputs[0], inside)
+        found = deviation(graph.input_at(node, 1 if node.op_type == "Div" else 0), inside)
     return None if found is None else found.joined(node, *casts)
 
 

@@ -26,11 +26,8 @@ def fuse_layer_norm(model: ir.Model) -> int:
 
     Needs opset 17. Tolerance: the order of the sums, about 1e-6 (1e-3 in 16-bit floats).
     """
-    return (
-        rewrite(model, _fuse_layer_norm, "Div", "Mul")
-        if graph.opset_version(model) >= _LAYER_NORM_SINCE
-        else 0
-    )
+    known = graph.opset_version(model) >= _LAYER_NORM_SINCE
+    return rewrite(model, _fuse_layer_norm, "Div", "Mul") if known else 0
 
 
 def _fuse_layer_norm(editor: Editor, core: ir.Node) -> bool:
@@ -141,12 +138,10 @@ def _fuse_instance_norm(editor: Editor, node: ir.Node) -> bool:
     base = last.name or last.outputs[0].name or "InstanceNormalization"
     scale = np.ones(count) if match.scale is None else match.scale
     shift = np.zeros(count) if match.shift is None else match.shift
-    inputs = [
-        found.source,
-        editor.initializer(f"{base}_scale", scale.astype(np.float32)),
-        editor.initializer(f"{base}_shift", shift.astype(np.float32)),
-    ]
-    editor.replace_all(found.nodes, last, "InstanceNormalization", inputs, {"epsilon": found.least})
+    numbers = {"scale": scale, "shift": shift}.items()
+    constants = [editor.initializer(f"{base}_{word}", each.astype(np.float32)) for word, each in numbers]
+    inputs, attributes = [found.source, *constants], {"epsilon": found.least}
+    editor.replace_all(found.nodes, last, "InstanceNormalization", inputs, attributes)
     return True
 
 

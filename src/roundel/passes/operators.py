@@ -190,9 +190,8 @@ def explicit_attributes(model: ir.Model) -> int:
     and left alone elsewhere. A transposed convolution with an odd total padding is left alone too, because
     runtimes disagree on which side gets the extra row.
     """
-    return rewrite(model, _write_conv, "Conv", "ConvTranspose") + rewrite(
-        model, _write_pool, "MaxPool", "AveragePool"
-    )
+    convs = rewrite(model, _write_conv, "Conv", "ConvTranspose")
+    return convs + rewrite(model, _write_pool, "MaxPool", "AveragePool")
 
 
 @dataclass(frozen=True, slots=True)
@@ -210,10 +209,8 @@ class _Window:
 
 
 def _window(node: ir.Node, kernel: tuple[int, ...]) -> _Window:
-    ones = (1,) * len(kernel)
-    return _Window(
-        kernel, graph.attribute_ints(node, "strides") or ones, graph.attribute_ints(node, "dilations") or ones
-    )
+    sizes = (graph.attribute_ints(node, name) or (1,) * len(kernel) for name in ("strides", "dilations"))
+    return _Window(kernel, *sizes)
 
 
 def _write_conv(_: Editor, node: ir.Node) -> bool:
@@ -238,10 +235,8 @@ def _write_pool(_: Editor, node: ir.Node) -> bool:
         return False
     window = _window(node, kernel)
     # Neither the standard nor the runtimes agree on automatic padding together with ceil_mode.
-    if (
-        graph.attribute_int(node, "ceil_mode", 0)
-        and graph.attribute_string(node, "auto_pad", "NOTSET") != "NOTSET"
-    ):
+    automatic = graph.attribute_string(node, "auto_pad", "NOTSET") != "NOTSET"
+    if automatic and graph.attribute_int(node, "ceil_mode", 0):
         return False
     return _write(node, {"strides": window.strides}, _pads(node, window))
 

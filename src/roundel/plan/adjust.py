@@ -231,19 +231,14 @@ class _Overriding:
         """A tensor named in full must be able to take the override; of a pattern, at least one."""
         marks = self.draft.marks
         for name, selector in matched.items():
-            mark = marks.get(name)
-            if (
-                name == selector
-                and mark is not None
-                and mark.role is Role.ACTIVATION
-                and override.per_channel
-            ):
+            mark, named = marks.get(name), name == selector
+            if named and mark is not None and mark.role is Role.ACTIVATION and override.per_channel:
                 raise SelectionError(
                     f"The override asks for per-channel scales of '{name}', which is not a constant.",
                     where=self.option,
                     expected="the name of a weight",
                 )
-            if mark is None and (name == selector or marks.keys().isdisjoint(matched)):
+            if mark is None and (named or marks.keys().isdisjoint(matched)):
                 raise SelectionError(
                     f"The override names tensor '{name}', which is not quantized.",
                     where=self.option,

@@ -249,9 +249,7 @@ def build_plan(model: ir.Model, recipe: Recipe) -> QuantPlan:
     graph = model.graph
     rules = operator_rules(graph, recipe)
     nodes = choose_nodes(model, recipe, rules)
-    draft = Draft(
-        ties=recipe.activations.scale == "power_of_two", float_outputs=recipe.placement.skip_output_op_types
-    )
+    draft = Draft(recipe)
     marker = Marker(draft, recipe)
     for node in graph:
         if nodes[str(node.name)].quantized:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterable
+from collections.abc import Iterable
 from dataclasses import dataclass, replace
 
 import onnx_ir as ir
@@ -42,9 +42,10 @@ class Mark:
 class Draft:
     """Marks by tensor name, kept in graph order, and a union-find over tensors that share a scale."""
 
-    def __init__(self, *, ties: bool = False, float_outputs: Collection[str] = ()) -> None:
-        self.ties = ties  # aligned tensors all have a say, and the largest scale wins (power of two)
-        self.float_outputs = float_outputs  # operators whose results stay float, whoever reads them
+    def __init__(self, recipe: Recipe) -> None:
+        # Aligned tensors all have a say, and the largest scale wins.
+        self.ties = recipe.activations.scale == "power_of_two"
+        self._float_outputs = recipe.placement.skip_output_op_types  # their results stay float, whoever reads
         self.marks: dict[str, Mark] = {}
         self.kept_float: dict[str, str] = {}
         self.folded: list[str] = []
@@ -62,7 +63,7 @@ class Draft:
         if value is None or not value.name or not quantizable(value):
             return False
         maker = value.producer()
-        if maker is not None and maker.op_type in self.float_outputs:
+        if maker is not None and maker.op_type in self._float_outputs:
             self.kept_float[value.name] = f"outputs of {maker.op_type} stay float, as the recipe says"
             return False
         self.marks.setdefault(value.name, mark)

@@ -114,9 +114,8 @@ def _nothing(graph: ir.Graph, selector: str, option: str) -> SelectionError:
     if selector.startswith("op:"):
         kinds = sorted({n.op_type for n in graph})
         hint = did_you_mean(selector[3:], kinds)
-        return SelectionError(
-            f"The model has no '{selector[3:]}' operator.", where=option, expected=", ".join(kinds), hint=hint
-        )
+        text = f"The model has no '{selector[3:]}' operator."
+        return SelectionError(text, where=option, expected=", ".join(kinds), hint=hint)
     names = [str(n.name) for n in graph] + [str(v.name) for n in graph for v in n.outputs]
     hint = did_you_mean(selector, names) or "List the nodes with `roundel inspect MODEL --nodes`."
     return SelectionError(f"No node or tensor matches '{selector}'.", where=option, hint=hint)
@@ -163,10 +162,8 @@ def choose_nodes(model: ir.Model, recipe: Recipe, rules: Mapping[str, OpRule]) -
     """A verdict for every node of the main graph, in graph order."""
     graph, selection = model.graph, recipe.selection
     included = matching_nodes(graph, selection.include, "selection.include")
-    excluded = {
-        name: f"excluded by '{word}'"
-        for name, word in matching_nodes(graph, selection.exclude, "selection.exclude").items()
-    }
+    named = matching_nodes(graph, selection.exclude, "selection.exclude")
+    excluded = {name: f"excluded by '{word}'" for name, word in named.items()}
     for subgraph in selection.exclude_subgraphs:
         border = f"{', '.join(subgraph.inputs)} -> {', '.join(subgraph.outputs)}"
         for name in subgraph_nodes(graph, subgraph, "selection.exclude_subgraphs"):

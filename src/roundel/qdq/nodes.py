@@ -8,10 +8,10 @@ from dataclasses import dataclass
 import onnx_ir as ir
 
 from roundel.errors import RecipeError
-from roundel.model.edit import Names
+from roundel.model.edit import Names, add_constant
 from roundel.recipe.settings import Recipe
 from roundel.targets.npu import NATIVE_16_BIT_OPSET
-from roundel.types import QParams, QType
+from roundel.types import Array, QParams, QType
 
 MICROSOFT = "com.microsoft"
 QUARK = "com.amd.quark"
@@ -99,6 +99,11 @@ def replace_node(graph: ir.Graph, node: ir.Node, result: ir.Value) -> None:
     graph.remove(node, safe=True)
     name, old.name = old.name, None
     result.name = name
+
+
+def add_constants(graph: ir.Graph, names: Names, base: str, **parts: Array) -> list[ir.Value]:
+    """New initializers, named after `base` and their part."""
+    return [add_constant(graph, names(f"{base}_{part}"), array) for part, array in parts.items()]
 
 
 Ends = tuple[ir.Value, ir.Value]

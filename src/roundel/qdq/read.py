@@ -312,23 +312,18 @@ class _Stripper:
         if found is None:
             return
         # Few of those who read the graph read its weights.
+        name, kind, shape = found.name, ir.DataType.FLOAT, ir.Shape(codes.shape)
         content = ir.LazyTensor(
-            lambda: ir.Tensor(found.real(codes), name=found.name),
-            ir.DataType.FLOAT,
-            ir.Shape(codes.shape),
-            cache=True,
-            name=found.name,
+            lambda: ir.Tensor(found.real(codes), name=name), kind, shape, cache=True, name=name
         )
-        kind = ir.TensorType(ir.DataType.FLOAT)
-        whole = ir.Value(name=found.name, shape=content.shape, type=kind, const_value=content)
+        whole = ir.Value(name=name, shape=shape, type=ir.TensorType(kind), const_value=content)
         self.graph.register_initializer(whole)
         node.outputs[0].replace_all_uses_with(whole, replace_graph_outputs=True)
 
     def _keep(self, node: ir.Node, name: str, codes: NDArray[Any] | None = None) -> StoredTensor | None:
         """What the node says of the tensor; the first node that says something counts."""
-        said = (
-            Quantizer(BFLOAT16, np.ones(()), np.zeros(())) if node.op_type == "Cast" else read_quantizer(node)
-        )
+        cast = Quantizer(BFLOAT16, np.ones(()), np.zeros(()))
+        said = cast if node.op_type == "Cast" else read_quantizer(node)
         if said is None:
             self.unreadable.append(str(node.name))
             return None

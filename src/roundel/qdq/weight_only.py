@@ -20,18 +20,12 @@ from roundel.model.session import open_session
 from roundel.numerics.affine import quantize, weight_params
 from roundel.numerics.packed import Packed, in_blocks, in_bytes, round_packed
 from roundel.plan.build import WeightLayer
-from roundel.qdq.nodes import AFTER, MICROSOFT, forget, replace_node
+from roundel.qdq.nodes import AFTER, MICROSOFT, add_constants, forget, replace_node
 from roundel.recipe.settings import Recipe, WeightOnly
 from roundel.types import Scheme
 
 BLOCKED_OPSET = 21
 _BLOCKED_IR_VERSION = 10
-_CODES = {
-    (4, True): ir.DataType.INT4,
-    (4, False): ir.DataType.UINT4,
-    (8, True): ir.DataType.INT8,
-    (8, False): ir.DataType.UINT8,
-}
 
 
 def write_weights(
@@ -65,10 +59,9 @@ def check_kernel(recipe: Recipe) -> None:
     scheme = recipe.weight_only.scheme
     layer = WeightLayer("product", "MatMul", "x", "w", "y", transposed=False)
     stored = round_packed(np.ones((1, scheme.size), np.float32), scheme, search=False)
-    x, y = (
-        ir.Value(name=name, shape=ir.Shape([1, size]), type=ir.TensorType(ir.DataType.FLOAT))
-        for name, size in (("x", scheme.size), ("y", 1))
-    )
+    real = ir.TensorType(ir.DataType.FLOAT)
+    x = ir.Value(name="x", shape=ir.Shape([1, scheme.size]), type=real)
+    y = ir.Value(name="y", shape=ir.Shape([1, 1]), type=real)
     graph = ir.Graph([x], [], nodes=[], opset_imports={"": BLOCKED_OPSET})
     weight = add_constant(graph, "w", np.ones((scheme.size, 1), np.float32))
     graph.append(ir.Node("", "MatMul", [x, weight], outputs=[y], name="product"))
@@ -145,11 +138,8 @@ class _Packer:
         parts: dict[str, NDArray[Any]] = {"packed": in_bytes(blocks, scheme.bits), "scales": params.scale}
         if not scheme.symmetric:
             parts["zero_points"] = in_bytes(params.zero, scheme.bits)
-        self._made[layer.key] = [
-            add_constant(self.graph, self.names(f"{layer.weight}_{part}"), array)
-            for part, array in parts.items()
-        ]
-        return self._made[layer.key]
+        made = add_constants(self.graph, self.names, layer.weight, **parts)
+        return self._made.setdefault(layer.key, made)
 
 
 class _Dequantizer:
@@ -168,21 +158,16 @@ class _Dequantizer:
     def _restored(self, node: ir.Node, layer: WeightLayer) -> ir.Value:
         stored = self.packed[layer.key]
         scheme, params = stored.scheme, stored.params
-        kind = _CODES[scheme.bits, scheme.symmetric].numpy()
+        kind = ir.DataType[f"{'INT' if scheme.symmetric else 'UINT'}{scheme.bits}"].numpy()
         shift = scheme.middle if scheme.symmetric else 0
         codes = (stored.codes.astype(np.int16) - shift).astype(kind)
         parts: dict[str, NDArray[Any]] = {"quantized": codes, "scale": params.scale}
         if not scheme.symmetric:
             parts["zero_point"] = params.zero.astype(kind)
-        constants = [
-            add_constant(self.graph, self.names(f"{layer.weight}_{part}"), layer.tensor(array))
-            for part, array in parts.items()
-        ]
-        out = ir.Value(
-            name=self.names(f"{layer.weight}{AFTER}"),
-            shape=constants[0].shape,
-            type=ir.TensorType(ir.DataType.FLOAT),
-        )
+        parts = {part: layer.tensor(array) for part, array in parts.items()}
+        constants = add_constants(self.graph, self.names, layer.weight, **parts)
+        name, real = self.names(f"{layer.weight}{AFTER}"), ir.TensorType(ir.DataType.FLOAT)
+        out = ir.Value(name=name, shape=constants[0].shape, type=real)
         where = {"axis": 1 if layer.transposed else 0, "block_size": scheme.size}
         attributes = [ir.AttrInt64(name, value) for name, value in where.items()]
         name = self.names(f"{layer.weight}_DequantizeLinear")
@@ -273,11 +258,8 @@ class _DynamicWriter:
             params = weight_params(array, scheme)
             codes = quantize(array, params, narrow=self.recipe.weights.symmetric)
             codes = np.ascontiguousarray(codes.T) if transposed else codes
-            parts = (("quantized", codes), ("scale", params.scale), ("zero_point", params.zero_point))
-            one, two, three = (
-                add_constant(self.graph, self.names(f"{value.name}_{part}"), content)
-                for part, content in parts
-            )
+            parts = {"quantized": codes, "scale": params.scale, "zero_point": params.zero_point}
+            one, two, three = add_constants(self.graph, self.names, str(value.name), **parts)
             self._weights[key] = one, two, three
         return self._weights[key]
 

@@ -26,6 +26,7 @@ from roundel.qdq.nodes import (
     Chain,
     Dialect,
     Ends,
+    add_constants,
     forget,
     insert_behind,
 )
@@ -254,10 +255,9 @@ class _Writer:
         return ends
 
     def _ends(self, base: str, params: QParams) -> Ends:
-        return (
-            add_constant(self.graph, self.names(f"{base}_scale"), params.scale),
-            add_constant(self.graph, self.names(f"{base}_zero_point"), params.zero_point),
-        )
+        parts = {"scale": params.scale, "zero_point": params.zero_point}
+        scale, zero = add_constants(self.graph, self.names, base, **parts)
+        return scale, zero
 
     def _reads_quantized(self, node: ir.Node, index: int) -> bool:
         plan = self.state.plan.nodes.get(str(node.name))

@@ -30,9 +30,7 @@ def node_macs(node: ir.Node) -> int | None:
     op = graph.op_key(node)
     if op not in operators.LAYERS:
         return 0
-    left, right, out = (
-        graph.static_shape(value) for value in (node.inputs[0], node.inputs[1], node.outputs[0])
-    )
+    left, right, out = map(graph.static_shape, (*node.inputs[:2], node.outputs[0]))
     if left is None or right is None or out is None:
         return None
     if op == "Conv":
