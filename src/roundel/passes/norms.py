@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Callable
 from dataclasses import dataclass, replace
-from typing import Any
+from functools import partial
+from typing import Any, TypeVar
 
 import numpy as np
 import onnx_ir as ir
@@ -15,6 +17,7 @@ from roundel.model.edit import Editor, rewrite
 from roundel.passes.batch_norms import per_channel
 from roundel.passes.moments import Matcher, Pattern, mean, normalized, reciprocal_deviation, squared
 
+T = TypeVar("T")
 _LAYER_NORM_SINCE = 17
 
 # The operator computes its statistics in 32 bits, so a double model would lose precision.
@@ -35,21 +38,19 @@ def _fuse_layer_norm(editor: Editor, core: ir.Node) -> bool:
     shape = None if found is None else _normalized_shape(found)
     if found is None or shape is None or found.source.dtype not in _LAYER_NORM_TYPES:
         return False
-    nodes, last = set(found.nodes), core
-    scale, scaling = _operand(last, "Mul", shape)
-    if scaling is not None:
-        nodes, last = nodes | {scaling}, scaling
-    bias, shifting = _operand(last, "Add", shape)
-    if shifting is not None:
-        nodes, last = nodes | {shifting}, shifting
-    if not graph.replaceable(found.source, nodes, last):
+    kind = found.source.dtype
+    scale, found, last = _with_operand(found, core, "Mul", partial(_operand, shape))
+    bias, found, last = _with_operand(found, last, "Add", partial(_operand, shape))
+    if not graph.replaceable(found.source, found.nodes, last):
         return False
     base = last.name or last.outputs[0].name or "LayerNormalization"
     if scale is None:
-        scale = editor.initializer(f"{base}_scale", np.ones(shape, dtype=found.source.dtype.numpy()))
-    inputs = [found.source, _shaped(editor, scale, shape), *([_shaped(editor, bias, shape)] if bias else [])]
+        factor = editor.initializer(f"{base}_scale", np.ones(shape, dtype=kind.numpy()))
+    else:
+        factor = _shaped(editor, *scale)
+    inputs = [found.source, factor, *([_shaped(editor, *bias)] if bias is not None else [])]
     attributes: dict[str, int | float] = {"axis": -len(shape), "epsilon": found.least}
-    editor.replace_all(nodes, last, "LayerNormalization", inputs, attributes)
+    editor.replace_all(found.nodes, last, "LayerNormalization", inputs, attributes)
     return True
 
 
@@ -74,14 +75,24 @@ def _applied(node: ir.Node, op_type: str) -> tuple[ir.Value, NDArray[Any], ir.No
     return None
 
 
-def _operand(node: ir.Node, op_type: str, shape: tuple[int, ...]) -> tuple[ir.Value | None, ir.Node | None]:
-    """A constant over the normalized dimensions that is applied to a node, and by which node."""
-    found = _applied(node, op_type)
-    if found is None or _spread(found[1], shape) is None:
-        return None, None
+def _with_operand(
+    found: Pattern, last: ir.Node, op_type: str, read: Callable[[ir.Node, ir.Value, NDArray[Any]], T | None]
+) -> tuple[T | None, Pattern, ir.Node]:
+    """What `read` makes of the constant applied behind the pattern, and the pattern that ends with it."""
+    applied = _applied(last, op_type)
+    made = None if applied is None else read(last, applied[0], applied[1])
+    if applied is None or made is None:
+        return None, found, last
+    return made, found.joined(applied[2]), applied[2]
+
+
+def _operand(
+    shape: tuple[int, ...], node: ir.Node, value: ir.Value, array: NDArray[Any]
+) -> tuple[ir.Value, NDArray[Any]] | None:
+    """A constant, and what it is over the normalized dimensions."""
     kind = node.outputs[0].dtype
-    same = kind is None or kind == ir.DataType.from_numpy(found[1].dtype)
-    return (found[0], found[2]) if same else (None, None)
+    spread = _spread(array, shape) if kind in (None, ir.DataType.from_numpy(array.dtype)) else None
+    return None if spread is None else (value, spread)
 
 
 def _spread(array: NDArray[Any], shape: tuple[int, ...]) -> NDArray[Any] | None:
@@ -95,13 +106,10 @@ def _spread(array: NDArray[Any], shape: tuple[int, ...]) -> NDArray[Any] | None:
     return np.broadcast_to(array, shape) if fits else None
 
 
-def _shaped(editor: Editor, value: ir.Value, shape: tuple[int, ...]) -> ir.Value:
+def _shaped(editor: Editor, value: ir.Value, spread: NDArray[Any]) -> ir.Value:
     array = graph.real_constant(value)
-    assert array is not None, "found by _operand"
-    if array.shape == shape:
+    if array is not None and array.shape == spread.shape:
         return value
-    spread = _spread(array, shape)
-    assert spread is not None, "found by _operand"
     return editor.initializer(value.name or "scale", np.array(spread))
 
 
@@ -157,29 +165,18 @@ def _plain_form(core: ir.Node) -> _Match | None:
     count = None if found is None else _channels(found)
     if found is None or count is None:
         return None
-    rank, last = len(found.source.shape or ()), core
-    scale, scaling = _by_channel(last, "Mul", rank, count)
-    if scaling is not None:
-        found, last = found.joined(scaling), scaling
-    shift, shifting = _by_channel(last, "Add", rank, count)
-    if shifting is not None:
-        found, last = found.joined(shifting), shifting
+    rank = len(found.source.shape or ())
+
+    def by_channel(_: ir.Node, __: ir.Value, array: NDArray[Any]) -> NDArray[Any] | None:
+        return per_channel(array, rank, count) if array.size == count else None
+
+    scale, found, last = _with_operand(found, core, "Mul", by_channel)
+    shift, found, last = _with_operand(found, last, "Add", by_channel)
     # Over the last of three dimensions alone, this is a layer normalization unless the scale says otherwise.
     # So it is where a scale follows that is not one number per channel.
     if (scale is None and rank == 3) or _applied(last, "Mul") is not None:
         return None
     return _Match(found, last, scale, shift)
-
-
-def _by_channel(
-    node: ir.Node, op_type: str, rank: int, count: int
-) -> tuple[NDArray[np.float64] | None, ir.Node | None]:
-    """One number per channel that is applied to a node, and by which node."""
-    found = _applied(node, op_type)
-    if found is None or found[1].size != count:
-        return None, None
-    numbers = per_channel(found[1], rank, count)
-    return (None, None) if numbers is None else (numbers, found[2])
 
 
 def _tensorflow_form(last: ir.Node) -> _Match | None:
