@@ -7,17 +7,7 @@ from dataclasses import dataclass, replace
 
 import onnx_ir as ir
 
-from roundel.model.graph import (
-    attribute_float,
-    attribute_int,
-    clip_bounds,
-    input_at,
-    is_constant,
-    is_float32,
-    only_reader,
-    rank,
-    static_shape,
-)
+from roundel.model import graph
 from roundel.plan.types import Derived, Fixed, Observed, Role, Shared, Source, TensorPlan, Unscaled
 from roundel.recipe.settings import Recipe
 from roundel.targets.operators import EVERY_INPUT, OpRule, Style, Trait, ops_with
@@ -138,10 +128,10 @@ class Draft:
 
 def quantizable(value: ir.Value) -> bool:
     """Float32 values; of constants only those that hold something finite to scale."""
-    if is_constant(value):
+    if graph.is_constant(value):
         tensor = value.const_value
         return tensor is not None and tensor.dtype is ir.DataType.FLOAT and tensor.size > 0
-    return is_float32(value)
+    return graph.is_float32(value)
 
 
 @dataclass(frozen=True, slots=True)
@@ -166,14 +156,14 @@ class Marker:
             for index in data:
                 self._operand(node, index, rule)
             for index in rule.weights:
-                self._weight(node, input_at(node, index), rule)
+                self._weight(node, graph.input_at(node, index), rule)
             if rule.bias is not None:
                 self._bias(node, rule.bias)
             self._outputs(node, rule)
 
     def _operand(self, node: ir.Node, index: int, rule: OpRule) -> None:
-        value = input_at(node, index)
-        if not is_constant(value):
+        value = graph.input_at(node, index)
+        if not graph.is_constant(value):
             self._activation(node, value, f"input {index} of {node.op_type} '{node.name}'")
         elif rule.op in _ELEMENTWISE and self.recipe.placement.constants_as_activations:
             why = f"constant operand of {node.op_type}: takes the activation type"
@@ -192,10 +182,10 @@ class Marker:
     def _weight(self, node: ir.Node, value: ir.Value | None, rule: OpRule) -> None:
         if value is None:
             return
-        if not is_constant(value):
+        if not graph.is_constant(value):
             self._activation(node, value, f"computed weight of {node.op_type} '{node.name}'")
             return
-        scheme, ndim = self.recipe.weights.scheme, rank(value) or 0
+        scheme, ndim = self.recipe.weights.scheme, graph.rank(value) or 0
         wanted = self.recipe.weights.per_channel and ndim >= 2 and value is not node.inputs[0]
         axis = channel_axis(node, rule, ndim) if wanted else None
         if isinstance(scheme, Scheme) and axis is not None:
@@ -203,10 +193,10 @@ class Marker:
         self.draft.mark(value, Mark(Role.WEIGHT, scheme, str(node.name), f"weight of {node.op_type}"))
 
     def _bias(self, node: ir.Node, index: int) -> None:
-        value = input_at(node, index)
+        value = graph.input_at(node, index)
         if value is None or self.recipe.placement.weights_only or self.recipe.bias.type == "float":
             return
-        if not is_constant(value):
+        if not graph.is_constant(value):
             self._activation(node, value, f"computed bias of {node.op_type} '{node.name}'")
             return
         if self.recipe.bias.type in ("int8", "weights"):
@@ -233,7 +223,7 @@ class Marker:
         granularity = scheme.granularity if isinstance(scheme, Scheme) else None
         if not isinstance(granularity, PerChannel):
             return True
-        shape, channels = static_shape(bias), static_shape(weight)
+        shape, channels = graph.static_shape(bias), graph.static_shape(weight)
         if shape is None or channels is None or len(shape) != 1:
             return False
         return shape[0] % channels[granularity.axis] == 0  # a ConvTranspose has as many for each group
@@ -279,7 +269,7 @@ class Marker:
     def _ends_here(self, node: ir.Node, value: ir.Value) -> bool:
         """Whether the value was computed for this node alone, and shares its scale with no other tensor."""
         maker, placement = value.producer(), self.recipe.placement
-        if maker is None or only_reader(value) is not node:
+        if maker is None or graph.only_reader(value) is not node:
             return False
         # The maker's inputs may take its scale: others may read them, whatever cuts it off behind.
         aligned = {"Concat": placement.align_concat, "Pad": placement.align_pad}
@@ -289,7 +279,7 @@ class Marker:
     def _share(self, node: ir.Node) -> None:
         value = node.inputs[0]
         if self.recipe.placement.quantize_passthrough_inputs and value is not None:
-            if is_constant(value):
+            if graph.is_constant(value):
                 if node.op_type == "Gather":
                     why = f"table of Gather '{node.name}'"
                     self.draft.mark(value, Mark(Role.WEIGHT, self.recipe.weights.scheme, str(node.name), why))
@@ -309,14 +299,14 @@ class Marker:
     def _where_applies(self, node: ir.Node) -> bool:
         if self.recipe.placement.quantize_passthrough_inputs:
             return True
-        return self.draft.marked(input_at(node, 1)) and self.draft.marked(input_at(node, 2))
+        return self.draft.marked(graph.input_at(node, 1)) and self.draft.marked(graph.input_at(node, 2))
 
 
 def _spans_zero(node: ir.Node) -> bool:
     """Whether zero, which every range holds, lies within the bounds: else saturation would come too late."""
     if node.op_type != "Clip":
         return True
-    bounds = clip_bounds(node)
+    bounds = graph.clip_bounds(node)
     return bounds is not None and (bounds[0] or 0.0) <= 0.0 <= (bounds[1] or 0.0)
 
 
@@ -325,14 +315,14 @@ def channel_axis(node: ir.Node, rule: OpRule, ndim: int) -> int | None:
     if rule.channel_axis is None:
         return None
     if rule.op == "Gemm":
-        return 0 if attribute_int(node, "transB", 0) else 1
+        return 0 if graph.attribute_int(node, "transB", 0) else 1
     return rule.channel_axis % ndim
 
 
 def _bias_factors(node: ir.Node) -> tuple[float, int]:
     if node.op_type == "Gemm":
-        alpha, beta = attribute_float(node, "alpha", 1.0), attribute_float(node, "beta", 1.0)
+        alpha, beta = graph.attribute_float(node, "alpha", 1.0), graph.attribute_float(node, "beta", 1.0)
         return (abs(alpha / beta) if alpha and beta else 1.0), 1
     if node.op_type == "ConvTranspose":
-        return 1.0, attribute_int(node, "group", 1)
+        return 1.0, graph.attribute_int(node, "group", 1)
     return 1.0, 1
