@@ -23,13 +23,9 @@ _NEAR_CENTRE = 127  # what a tool writes that halves 255 and rounds down
 _BIAS_TOLERANCE = 1e-3
 
 
-@rule(
-    "Q02",
-    "per-channel scales",
-    "XINT8 has one scale per tensor; for the other formats AMD documents none per channel.",
-    "Quantize per tensor (weights.per_channel=false).",
-)
+@rule("Q02", "per-channel scales", "Quantize per tensor (weights.per_channel=false).")
 def _per_channel(facts: Facts) -> Iterator[Finding]:
+    """XINT8 has one scale per tensor; for the other formats AMD documents none per channel."""
     severity = Severity.ERROR if facts.format is Format.XINT8 else Severity.NOTE
     for tensor in facts.tensors.values():
         if tensor.scale.size > 1 and tensor.dtype != "int32":
@@ -39,10 +35,10 @@ def _per_channel(facts: Facts) -> Iterator[Finding]:
 @rule(
     "Q03",
     "zero points",
-    "XINT8 and the first NPU are symmetric; uint8 around 127 gives silently wrong numbers.",
     "Symmetric activations: int8 with zero point 0 or uint8 with 128. X2 takes others since 1.6.",
 )
 def _zero_points(facts: Facts) -> Iterator[Finding]:
+    """XINT8 and the first NPU are symmetric; uint8 around 127 gives silently wrong numbers."""
     tensors = facts.tensors.values()
     bytes_ = [t for t in tensors if t.dtype == "uint8" and not t.constant]
     shifted = [t for t in bytes_ if (t.zero_point == _NEAR_CENTRE).all()]
@@ -63,10 +59,10 @@ def _zero_points(facts: Facts) -> Iterator[Finding]:
 @rule(
     "Q04",
     "bias type",
-    "XINT8 wants int8 biases with a power-of-two scale, A8W8 and A16W8 int32 ones.",
     "Quantize again with a preset for this format; roundel writes the biases that it wants.",
 )
 def _bias_types(facts: Facts) -> Iterator[Finding]:
+    """XINT8 wants int8 biases with a power-of-two scale, A8W8 and A16W8 int32 ones."""
     if not facts.tensors or not facts.format.integer:
         return
     for node in facts.graph:
@@ -82,25 +78,19 @@ def _bias_types(facts: Facts) -> Iterator[Finding]:
 
 
 @rule(
-    "Q05",
-    "no Q/DQ",
-    "An operator that reads or makes float runs on the CPU.",
-    "Quantize it, too (selection.extra_op_types), or cut it off the model if it comes last.",
+    "Q05", "no Q/DQ", "Quantize it, too (selection.extra_op_types), or cut it off the model if it comes last."
 )
 def _gaps(facts: Facts) -> Iterator[Finding]:
+    """An operator that reads or makes float runs on the CPU."""
     severity = Severity.NOTE if facts.float_model else Severity.WARNING
     for place in facts.before.nodes:
         if place.rule == "Q05":
             yield Finding(severity, f"{place.op}: {place.reason}", place.name)
 
 
-@rule(
-    "Q08",
-    "node order",
-    "ONNX wants each node behind those that it reads; the ONNX checker refuses other files.",
-    "Sort the graph; every model that roundel writes is sorted.",
-)
+@rule("Q08", "node order", "Sort the graph; every model that roundel writes is sorted.")
 def _order(facts: Facts) -> Iterator[Finding]:
+    """ONNX wants each node behind those that it reads; the ONNX checker refuses other files."""
     done: set[ir.Node] = set()
     early: list[ir.Node] = []
     for node in facts.raw.graph:
@@ -112,13 +102,9 @@ def _order(facts: Facts) -> Iterator[Finding]:
         yield Finding(Severity.WARNING, text, str(early[0].name), automatic=facts.float_model)
 
 
-@rule(
-    "Q09",
-    "bias scale",
-    "The accumulator's step is input scale x weight scale; another bias scale shifts the result.",
-    "Write the bias at that scale; roundel derives it.",
-)
+@rule("Q09", "bias scale", "Write the bias at that scale; roundel derives it.")
 def _bias_scales(facts: Facts) -> Iterator[Finding]:
+    """The accumulator's step is input scale x weight scale; another bias scale shifts the result."""
     for node in facts.graph:
         if op_key(node) not in BIASED_LAYERS or len(node.inputs) < 3:
             continue
@@ -136,13 +122,9 @@ def _bias_scales(facts: Facts) -> Iterator[Finding]:
             yield Finding(Severity.ERROR, text, bias.name)
 
 
-@rule(
-    "Q10",
-    "not Q/DQ",
-    "The compilers read constant Q/DQ pairs only; other quantized operators stay on the CPU.",
-    "Quantize the float model in Q/DQ form, statically.",
-)
+@rule("Q10", "not Q/DQ", "Quantize the float model in Q/DQ form, statically.")
 def _other_forms(facts: Facts) -> Iterator[Finding]:
+    """The compilers read constant Q/DQ pairs only; other quantized operators stay on the CPU."""
     if facts.stored is None:
         return
     for node in facts.graph:
@@ -153,10 +135,10 @@ def _other_forms(facts: Facts) -> Iterator[Finding]:
 @rule(
     "Q06",
     "uneven scales",
-    "Concat, pools, Pad and Slice copy codes: inputs and output must share one scale.",
     "Align them (placement.align_concat, align_pool, align_pad, align_slice); preset xint8 does.",
 )
 def _alignment(facts: Facts) -> Iterator[Finding]:
+    """Concat, pools, Pad and Slice copy codes: inputs and output must share one scale."""
     if facts.format is not Format.XINT8:
         return
     stored = facts.tensors
@@ -175,8 +157,9 @@ def _position(name: str | None, stored: Mapping[str, StoredTensor]) -> int | Non
     return None if name is None else stored[name].position
 
 
-@rule("Q11", "another format", "The rules of the format asked for were applied.", AGAIN)
+@rule("Q11", "another format", AGAIN)
 def _other_format(facts: Facts) -> Iterator[Finding]:
+    """The rules of the format asked for were applied."""
     known = facts.recognised
     if known is not None and facts.asked and known.format is not facts.format:
         text = f"judged as {facts.format.value}, the model shows {known.format.value}: {known.reason}"
@@ -190,10 +173,10 @@ _USUAL_RANGE = 0.01  # activations with a smaller peak are rare
 @rule(
     "P20",
     "bias overflow",
-    "A bias is stored as b / (input scale x weight scale) in 32 bits; what does not fit is cut off.",
     "Clamp tiny weight scales, keep the layer in float (--exclude NAME), or -s bias.type=float.",
 )
 def _overflow(facts: Facts) -> Iterator[Finding]:
+    """A bias is stored as b / (input scale x weight scale) in 32 bits; what does not fit is cut off."""
     if facts.stored is not None:
         yield from _saturated(facts)
     elif facts.plan is not None and facts.recipe.bias.type == "int32":
@@ -239,10 +222,10 @@ def _potential(facts: Facts, node: ir.Node) -> Iterator[Finding]:
 @rule(
     "P18",
     "16-bit Q/DQ domain",
-    "Standard 16-bit Q/DQ exist from opset 21; which domain the compiler takes is undocumented.",
     "If it does not compile, try native nodes: -s output.opset=21 -s placement.domain=ai.onnx.",
 )
 def _sixteen_bit_domain(facts: Facts) -> Iterator[Finding]:
+    """Standard 16-bit Q/DQ exist from opset 21; which domain the compiler takes is undocumented."""
     if facts.format is not Format.A16W8:
         return
     if facts.stored is not None:
@@ -257,13 +240,9 @@ def _sixteen_bit_domain(facts: Facts) -> Iterator[Finding]:
         yield Finding(Severity.NOTE, f"opset {opset}: 16-bit Q/DQ are written in the domain com.microsoft")
 
 
-@rule(
-    "P19",
-    "format on device",
-    "The device's compilers do not take this format; the model would run on the CPU.",
-    "Choose --preset xint8 for this device, or another device.",
-)
+@rule("P19", "format on device", "Choose --preset xint8 for this device, or another device.")
 def _available(facts: Facts) -> Iterator[Finding]:
+    """The device's compilers do not take this format; the model would run on the CPU."""
     if facts.format not in facts.device.formats:
         takes = ", ".join(sorted(kind.value for kind in facts.device.formats))
         text = f"{facts.format.value} on {facts.device.name} ({facts.device.processors}), which takes {takes}"

@@ -18,13 +18,9 @@ from roundel.targets.operators import LAYERS
 _IMAGE_RANK = 4
 
 
-@rule(
-    "P02",
-    "open shapes",
-    "The compilers build code for fixed sizes; only the batch axis may stay open.",
-    "Fix the sizes of the inputs: -s prepare.fixed_shapes={NAME: [1, …]}.",
-)
+@rule("P02", "open shapes", "Fix the sizes of the inputs: -s prepare.fixed_shapes={NAME: [1, …]}.")
 def _open_shapes(facts: Facts) -> Iterator[Finding]:
+    """The compilers build code for fixed sizes; only the batch axis may stay open."""
     opened = [value for value in _fed(facts) if value.shape is None or _open_dims(value)]
     for value in opened:
         if value.shape is None:
@@ -75,13 +71,9 @@ def _fed(facts: Facts) -> list[ir.Value]:
     return [v for v in facts.graph.inputs if v.name not in facts.graph.initializers]
 
 
-@rule(
-    "P03",
-    "fixed batch",
-    "The compilers take batch 1 or an open batch axis; a larger fixed one is refused.",
-    "Export with batch 1, or with an open batch axis.",
-)
+@rule("P03", "fixed batch", "Export with batch 1, or with an open batch axis.")
 def _batch(facts: Facts) -> Iterator[Finding]:
+    """The compilers take batch 1 or an open batch axis; a larger fixed one is refused."""
     for value in _fed(facts):
         dims = list(value.shape or ())
         if len(dims) > 1 and isinstance(dims[0], int) and dims[0] > 1:
@@ -89,25 +81,17 @@ def _batch(facts: Facts) -> Iterator[Finding]:
             yield Finding(severity, f"input '{value.name}' has a fixed batch of {dims[0]}", value.name)
 
 
-@rule(
-    "P04",
-    "too few Conv",
-    "The integer compiler offloads only graphs with two or more Conv; this one stays on the CPU.",
-    "Use --preset bf16 (on stx or krk), whose compiler has no such limit.",
-)
+@rule("P04", "too few Conv", "Use --preset bf16 (on stx or krk), whose compiler has no such limit.")
 def _few_convs(facts: Facts) -> Iterator[Finding]:
+    """The integer compiler offloads only graphs with two or more Conv; this one stays on the CPU."""
     convs = sum(1 for node in facts.prepared.graph if graph.op_key(node) == "Conv")
     if facts.format.integer and convs < MINIMUM_CONVS:
         yield Finding(Severity.ERROR, f"{convs} Conv in the graph, at least {MINIMUM_CONVS} are needed")
 
 
-@rule(
-    "P05",
-    "control flow",
-    "The NPU runs straight-line graphs: Loop, If and Scan and all inside them stay on the CPU.",
-    "Export with the loop unrolled, or cut the model there and loop on the host.",
-)
+@rule("P05", "control flow", "Export with the loop unrolled, or cut the model there and loop on the host.")
 def _control_flow(facts: Facts) -> Iterator[Finding]:
+    """The NPU runs straight-line graphs: Loop, If and Scan and all inside them stay on the CPU."""
     for node in facts.graph:
         if graph.has_subgraph(node):
             bodies = [a.as_graph() for a in node.attributes.values() if a.type is ir.AttributeType.GRAPH]
@@ -115,13 +99,9 @@ def _control_flow(facts: Facts) -> Iterator[Finding]:
             yield Finding(Severity.ERROR, f"{node.op_type} with {inside} nodes in its bodies", str(node.name))
 
 
-@rule(
-    "P21",
-    "broken weights",
-    "NaN or infinite values have no scale, so the node stays in float; zero channels waste time.",
-    "Repair the checkpoint, or prune the channels and export again.",
-)
+@rule("P21", "broken weights", "Repair the checkpoint, or prune the channels and export again.")
 def _weights(facts: Facts) -> Iterator[Finding]:
+    """NaN or infinite values have no scale, so the node stays in float; zero channels waste time."""
     seen: set[ir.Value] = set()
     for node in facts.graph:
         for index, value in enumerate(node.inputs):
@@ -158,13 +138,9 @@ def _output_axis(node: ir.Node, ndim: int) -> int:
     return {"Conv": 0, "ConvTranspose": 1}.get(op, ndim - 1)
 
 
-@rule(
-    "P01",
-    "opset",
-    "The compilers are built for opset 17; below 11 Resize does not compile at all.",
-    "Export the model at opset 17.",
-)
+@rule("P01", "opset", "Export the model at opset 17.")
 def _opset(facts: Facts) -> Iterator[Finding]:
+    """The compilers are built for opset 17; below 11 Resize does not compile at all."""
     found = facts.loaded.source_opset
     automatic = facts.float_model and found < RECOMMENDED_OPSET
     if found < MINIMUM_OPSET:
@@ -175,13 +151,9 @@ def _opset(facts: Facts) -> Iterator[Finding]:
         yield Finding(Severity.NOTE, text, automatic=automatic)
 
 
-@rule(
-    "P14",
-    "half precision",
-    "The compilers take float32 or Q/DQ models; float16 tensors are refused.",
-    "Export in float32; quantize widens float16 models by itself.",
-)
+@rule("P14", "half precision", "Export in float32; quantize widens float16 models by itself.")
 def _half(facts: Facts) -> Iterator[Finding]:
+    """The compilers take float32 or Q/DQ models; float16 tensors are refused."""
     half = [value for value in graph.iter_values(facts.raw.graph) if value.dtype is ir.DataType.FLOAT16]
     if half:
         first = next((str(value.name) for value in half if value.name), None)
@@ -189,26 +161,18 @@ def _half(facts: Facts) -> Iterator[Finding]:
         yield Finding(Severity.WARNING, text, first, automatic=facts.float_model)
 
 
-@rule(
-    "P15",
-    "more than 2 GB",
-    "A protobuf file ends at 2 GB; the model cannot be written as one file.",
-    "Write weights beside the model: -s output.external_data=true.",
-)
+@rule("P15", "more than 2 GB", "Write weights beside the model: -s output.external_data=true.")
 def _size(facts: Facts) -> Iterator[Finding]:
+    """A protobuf file ends at 2 GB; the model cannot be written as one file."""
     count = graph.weight_bytes(facts.raw)
     if count > PROTOBUF_BYTES:
         text = f"{count / 2**30:.1f} GiB of weights, a protobuf file holds {PROTOBUF_BYTES} bytes"
         yield Finding(Severity.WARNING, text)
 
 
-@rule(
-    "P16",
-    "weights as inputs",
-    "A weight that a caller may replace cannot be folded or quantized as a constant.",
-    "Remove initializers from the graph inputs; quantize does so by itself.",
-)
+@rule("P16", "weights as inputs", "Remove initializers from the graph inputs; quantize does so by itself.")
 def _weights_as_inputs(facts: Facts) -> Iterator[Finding]:
+    """A weight that a caller may replace cannot be folded or quantized as a constant."""
     raw = facts.raw.graph
     both = [str(value.name) for value in raw.inputs if value.name in raw.initializers]
     if both:
@@ -216,13 +180,9 @@ def _weights_as_inputs(facts: Facts) -> Iterator[Finding]:
         yield Finding(Severity.NOTE, text, both[0], automatic=facts.float_model)
 
 
-@rule(
-    "P22",
-    "unnamed nodes",
-    "Nodes without names cannot be excluded, and reports cannot point at them.",
-    "Export with node names; quantize numbers the nameless ones by operator.",
-)
+@rule("P22", "unnamed nodes", "Export with node names; quantize numbers the nameless ones by operator.")
 def _names(facts: Facts) -> Iterator[Finding]:
+    """Nodes without names cannot be excluded, and reports cannot point at them."""
     unnamed = [node for node in facts.raw.graph if not node.name]
     if unnamed:
         made = next((str(v.name) for node in unnamed for v in node.outputs if v.name), None)

@@ -23,10 +23,10 @@ _POOLS = ops_with(Trait.POOL)  # those without a window have no ceil_mode and no
 @rule(
     "P06",
     "implicit attributes",
-    "A Conv that relies on ONNX defaults has aborted a session [one report].",
     "Write the attributes out; quantize does so (prepare.explicit_conv_attributes).",
 )
 def _implicit_attributes(facts: Facts) -> Iterator[Finding]:
+    """A Conv that relies on ONNX defaults has aborted a session [one report]."""
     automatic = facts.float_model and facts.recipe.prepare.explicit_conv_attributes
     for node in facts.graph:
         if graph.op_key(node) not in _CONVS:
@@ -37,13 +37,9 @@ def _implicit_attributes(facts: Facts) -> Iterator[Finding]:
             yield Finding(Severity.WARNING, text, str(node.name), automatic=automatic)
 
 
-@rule(
-    "P07",
-    "pool rounding",
-    "The compiler computes pool sizes in floor mode with equal pads; another size breaks it.",
-    "Pad explicitly before the pool and set ceil_mode to 0, then export again.",
-)
+@rule("P07", "pool rounding", "Pad explicitly before the pool and set ceil_mode to 0, then export again.")
 def _pools(facts: Facts) -> Iterator[Finding]:
+    """The compiler computes pool sizes in floor mode with equal pads; another size breaks it."""
     for node in facts.graph:
         if graph.op_key(node) not in _POOLS:
             continue
@@ -88,10 +84,10 @@ def _by(shape: Sequence[int]) -> str:
 @rule(
     "P12",
     "not in AMD's table",
-    "Operators outside the table for this format usually run on the CPU and cut the graph.",
     "Another format may list it (docs/check.md); or replace the operator. The table is advice.",
 )
 def _outside_table(facts: Facts) -> Iterator[Finding]:
+    """Operators outside the table for this format usually run on the CPU and cut the graph."""
     kinds: dict[str, list[NodePlace]] = {}
     for place in facts.before.nodes:
         if place.rule == "P12":
@@ -104,13 +100,9 @@ def _outside_table(facts: Facts) -> Iterator[Finding]:
         yield Finding(Severity.NOTE, text, places[0].name)
 
 
-@rule(
-    "P17",
-    "BF16 doubts",
-    "Wrong values without a message have been reported for these in BF16.",
-    "Verify every output on the NPU against the CPU before shipping.",
-)
+@rule("P17", "BF16 doubts", "Verify every output on the NPU against the CPU before shipping.")
 def _bf16_doubts(facts: Facts) -> Iterator[Finding]:
+    """Wrong values without a message have been reported for these in BF16."""
     if facts.format is not Format.BF16:
         return
     outputs = facts.graph.outputs
@@ -129,10 +121,10 @@ _DEPTHWISE = "In XINT8 these pairs explain 3 islands of mobilenet_v3_small and a
 @rule(
     "P08",
     "Conv + activation",
-    "The X2 compiler left 18 Conv + ReLU6 pairs of mobilenet_v2 on the CPU, one island each.",
     "Let the quantizer saturate instead of the Clip: roundel quantize --device stx.",
 )
 def _conv_and_activation(facts: Facts) -> Iterator[Finding]:
+    """The X2 compiler left 18 Conv + ReLU6 pairs of mobilenet_v2 on the CPU, one island each."""
     placed = {place.name: place for place in facts.before.nodes if place.rule == "P08"}
     for node in facts.prepared.graph:
         conv = conv_before(node) if node.name in placed else None
@@ -154,10 +146,10 @@ def _conv_and_activation(facts: Facts) -> Iterator[Finding]:
 @rule(
     "P09",
     "sigmoid in XINT8",
-    "The X2 compiler leaves (Hard)Sigmoid in XINT8 on the CPU: 66 islands in efficientnet_b0.",
     "Use --preset a8w8 or a16w8, where that model ran wholly on the NPU; measure the accuracy.",
 )
 def _gates(facts: Facts) -> Iterator[Finding]:
+    """The X2 compiler leaves (Hard)Sigmoid in XINT8 on the CPU: 66 islands in efficientnet_b0."""
     if facts.format is not Format.XINT8 or facts.device.compiler is not Compiler.X2:
         return
     gates = [node for node in facts.prepared.graph if graph.op_key(node) in GATES]
@@ -168,10 +160,10 @@ def _gates(facts: Facts) -> Iterator[Finding]:
 @rule(
     "P10",
     "channel shuffle",
-    "A 5-D channel shuffle runs on the CPU: 17 islands in shufflenet_v2.",
     "Export the shuffle as a 1x1 Conv with a permutation as weights, or as Slice and Concat.",
 )
 def _shuffles(facts: Facts) -> Iterator[Finding]:
+    """A 5-D channel shuffle runs on the CPU: 17 islands in shufflenet_v2."""
     for node in facts.prepared.graph:
         found = channel_shuffle(node) if facts.format.integer else None
         if found is not None:
@@ -181,12 +173,10 @@ def _shuffles(facts: Facts) -> Iterator[Finding]:
 
 
 @rule(
-    "P11",
-    "norm behind Concat",
-    "It cannot be folded into a Conv and cuts the graph: 63 islands in densenet121 in XINT8.",
-    "Use --preset a8w8 or a16w8: quantize turns it into a depthwise Conv there.",
+    "P11", "norm behind Concat", "Use --preset a8w8 or a16w8: quantize turns it into a depthwise Conv there."
 )
 def _norms(facts: Facts) -> Iterator[Finding]:
+    """It cannot be folded into a Conv and cuts the graph: 63 islands in densenet121 in XINT8."""
     converted = facts.float_model and facts.recipe.prepare.batch_norm_to_conv
     # In XINT8 the depthwise Conv that takes its place falls to the CPU with the Relu behind it.
     automatic = converted and facts.format in (Format.A8W8, Format.A16W8)
@@ -203,13 +193,9 @@ _MOST_NAMES = 6
 _BY_ITSELF = "Effort fast and high do so behind the last layers."
 
 
-@rule(
-    "P13",
-    "detection head",
-    "Concat gives one scale to boxes (hundreds) and scores (0 to 1): the scores become zero.",
-    "Keep the head in float with --exclude-subgraph, or use --preset a16w8.",
-)
+@rule("P13", "detection head", "Keep the head in float with --exclude-subgraph, or use --preset a16w8.")
 def _heads(facts: Facts) -> Iterator[Finding]:
+    """Concat gives one scale to boxes (hundreds) and scores (0 to 1): the scores become zero."""
     if not facts.format.integer:
         return
     head = find_detection_head(facts.graph)

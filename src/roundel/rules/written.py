@@ -144,21 +144,18 @@ def _check_onnx(path: Path) -> None:
         onnx.checker.check_model(proto)
 
 
-@rule("Q01", "scales", "XINT8 shifts instead of multiplying: every scale is 2**-n.", AGAIN)
+@rule("Q01", "scales", AGAIN)
 def _powers(judged: Written) -> Iterator[Finding]:
+    """XINT8 shifts instead of multiplying: every scale is 2**-n."""
     for tensor in judged.tensors.values() if judged.powers else ():
         if not tensor.power_of_two:
             text = f"scale {tensor.scale.reshape(-1)[0]:.6g} is no power of two"
             yield Finding(Severity.ERROR, text, tensor.name)
 
 
-@rule(
-    "Q13",
-    "illegal scale",
-    "A scale is a constant, positive and finite, and no smaller than the smallest normal float32.",
-    "Quantize the float model again, statically.",
-)
+@rule("Q13", "illegal scale", "Quantize the float model again, statically.")
 def _illegal_scales(judged: Written) -> Iterator[Finding]:
+    """A scale is a constant, positive and finite, and no smaller than the smallest normal float32."""
     for tensor in judged.tensors.values():
         broken = ~(np.isfinite(tensor.scale) & (tensor.scale > 0))
         # A bias of zeros may have any scale: its step is the product of two others.
@@ -173,13 +170,9 @@ def _illegal_scales(judged: Written) -> Iterator[Finding]:
         yield Finding(Severity.ERROR, f"{len(names)} Q/DQ nodes compute their scale at run time", names[0])
 
 
-@rule(
-    "Q14",
-    "illegal shape",
-    "A tensor has one scale and one zero point, or one of each for every entry of its axis.",
-    "Quantize the float model again.",
-)
+@rule("Q14", "illegal shape", "Quantize the float model again.")
 def _illegal_shapes(judged: Written) -> Iterator[Finding]:
+    """A tensor has one scale and one zero point, or one of each for every entry of its axis."""
     for tensor in judged.tensors.values():
         if tensor.zero_point.size != tensor.scale.size:
             text = f"{tensor.zero_point.size} zero points for {tensor.scale.size} scales"
@@ -195,24 +188,16 @@ def _illegal_shapes(judged: Written) -> Iterator[Finding]:
                 yield Finding(Severity.ERROR, text, tensor.name)
 
 
-@rule(
-    "Q12",
-    "uneven pairs",
-    "A pair whose halves differ rescales the tensor; compilers assume that they are equal.",
-    "Give Q and DQ the same constants.",
-)
+@rule("Q12", "uneven pairs", "Give Q and DQ the same constants.")
 def _disagreeing(judged: Written) -> Iterator[Finding]:
+    """A pair whose halves differ rescales the tensor; compilers assume that they are equal."""
     for name in judged.stored.mismatched if judged.stored is not None else ():
         yield Finding(Severity.ERROR, "Q and DQ of one pair have different scales or zero points", name)
 
 
-@rule(
-    "Q07",
-    "shift limits",
-    "The NPU's shifters reach only so far; beyond them the compiler refuses or the result is wrong.",
-    "Move the scales within reach (recipe section npu); preset xint8 does.",
-)
+@rule("Q07", "shift limits", "Move the scales within reach (recipe section npu); preset xint8 does.")
 def _shifts(judged: Written) -> Iterator[Finding]:
+    """The NPU's shifters reach only so far; beyond them the compiler refuses or the result is wrong."""
     if not judged.limits:
         return
     stored = judged.tensors
