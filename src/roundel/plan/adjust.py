@@ -145,23 +145,22 @@ def _fuses(node: ir.Node, reader: ir.Node, recipe: Recipe) -> bool:
 def align_groups(graph: ir.Graph, draft: Draft, nodes: Mapping[str, NodePlan], placement: Placement) -> None:
     """One scale where the hardware needs it."""
     for node in graph:
-        out = stored_output(node, draft.marks) if nodes[str(node.name)].quantized else None
+        wanted = nodes[str(node.name)].quantized and _aligned(node, placement)
+        out = stored_output(node, draft.marks) if wanted else None
         if out is None:
             continue
         found = [stored_input(value, draft.marks) for value in node.inputs]
         inputs = [name for name in found if name is not None and _alignable(draft, name, out)]
+        inputs = inputs if node.op_type == "Concat" else inputs[:1]
         if not inputs:
             continue
         why = f"{node.op_type} '{node.name}' works in one scale"
-        if draft.ties and _aligned(node, placement):
-            draft.tie([out, *(inputs if node.op_type == "Concat" else inputs[:1])], why)
-        elif node.op_type == "Concat" and placement.align_concat:
+        if draft.ties:
+            draft.tie([out, *inputs], why)
+        elif node.op_type in ("Concat", "Pad"):
             draft.align(out, inputs, why)
-        elif node.op_type in ("AveragePool", "GlobalAveragePool", "MaxPool", "Slice"):
-            if _aligned(node, placement):
-                draft.share(out, inputs[0], why)
-        elif _aligned(node, placement):
-            draft.align(out, inputs[:1], why)
+        else:
+            draft.share(out, inputs[0], why)
 
 
 def _aligned(node: ir.Node, placement: Placement) -> bool:
@@ -177,15 +176,11 @@ def _aligned(node: ir.Node, placement: Placement) -> bool:
 
 
 def _alignable(draft: Draft, name: str, out: str) -> bool:
-    mark, target = draft.marks[name], draft.marks[out]
-    return _same_steps(mark.scheme, target.scheme) and mark.role is not Role.BIAS
-
-
-def _same_steps(one: Storage, other: Storage) -> bool:
-    """Whether one scale can serve both."""
-    if isinstance(one, Scheme) and isinstance(other, Scheme):
-        return one.qtype is other.qtype
-    return one == other and needs_range(one)
+    """Whether one scale can serve both tensors."""
+    mark, other = draft.marks[name], draft.marks[out].scheme
+    if isinstance(mark.scheme, Scheme) and isinstance(other, Scheme):
+        return mark.scheme.qtype is other.qtype and mark.role is not Role.BIAS
+    return mark.scheme == other and needs_range(other) and mark.role is not Role.BIAS
 
 
 def keep_unsaturated(graph: ir.Graph, draft: Draft) -> None:

@@ -53,13 +53,10 @@ class _Simulation:
         elif op == "HardSigmoid" and npu.hard_sigmoid:
             self._gain(node, HARD_SIGMOID_GAIN)
         elif op in AVERAGE_POOLS and npu.average_pool:
-            kernel = _kernel(node)
-            if kernel is not None:
-                self._gain(node, pool_gain(kernel, kernel))
+            side = _kernel(node)
+            self._gain(node, 1.0 if side is None else pool_gain(side, side))
         elif op == "ReduceMean" and npu.reduce_mean:
-            count = _reduced(node)
-            if count:
-                self._gain(node, reciprocal_gain(count))
+            self._gain(node, reciprocal_gain(_reduced(node) or 1))
         elif op == "Softmax" and npu.softmax:
             softmax(self.graph, self.names, node)
             self._count("Softmax in bfloat16")
@@ -82,12 +79,10 @@ class _Simulation:
 
     def _gain(self, node: ir.Node, gain: float) -> None:
         """A Mul between the node and whoever reads it; 1 needs none."""
-        if gain == 1.0:
+        if gain == 1.0 or node.outputs[0].is_graph_output():
             return
         out = node.outputs[0]
         uses = list(out.uses())
-        if out.is_graph_output():
-            return
         factor = add_constant(self.graph, self.names(f"{node.name}_gain"), np.asarray(gain, np.float32))
         # The product is the tensor that the plan speaks of: it keeps the name.
         result = ir.Value(name=out.name, shape=out.shape, type=out.type)

@@ -183,21 +183,18 @@ class _Writer:
     def _activation(self, tensor: TensorPlan) -> None:
         value = self.values[tensor.name]
         uses = [u for u in value.uses() if u.node.graph is self.graph]
-        if self.dedicated and len(uses) > 1 and not value.is_graph_output():
-            for index, use in enumerate(uses, 1):
-                out_name = self.names(f"{tensor.name}{AFTER}_{index}")
-                out = self._pair(tensor, value, f"_{index}", out_name)
-                use.node.replace_input_with(use.idx, self._read_again(tensor, out, use.node) or out)
-            return
         leaves = value.is_graph_output() and not value.is_graph_input()
+        apart = self.dedicated and len(uses) > 1 and not value.is_graph_output()
         if leaves:
-            out_name = tensor.name
             value.name = self.names(f"{tensor.name}{BEFORE}")
-        else:
-            out_name = self.names(f"{tensor.name}{AFTER}")
-        out = self._pair(tensor, value, "", out_name)
-        for use in uses:
-            use.node.replace_input_with(use.idx, self._read_again(tensor, out, use.node) or out)
+        groups = [(f"_{index}", [use]) for index, use in enumerate(uses, 1)] if apart else [("", uses)]
+        for suffix, readers in groups:
+            name = tensor.name if leaves else self.names(f"{tensor.name}{AFTER}{suffix}")
+            nodes = self._chain(tensor, value, suffix, name)
+            insert_behind(self.graph, value, nodes)
+            out = nodes[-1].outputs[0]
+            for use in readers:
+                use.node.replace_input_with(use.idx, self._read_again(tensor, out, use.node) or out)
         if leaves:
             out.shape, out.type = value.shape, value.type
             for index, old in enumerate(self.graph.outputs):
@@ -215,11 +212,6 @@ class _Writer:
         chain.pair(self.dialect.domain(params.qtype), ends, params)
         self.graph.insert_before(reader, chain.nodes)
         return chain.value
-
-    def _pair(self, tensor: TensorPlan, value: ir.Value, suffix: str, out_name: str) -> ir.Value:
-        nodes = self._chain(tensor, value, suffix, out_name)
-        insert_behind(self.graph, value, nodes)
-        return nodes[-1].outputs[0]
 
     def _chain(self, tensor: TensorPlan, value: ir.Value, suffix: str, out_name: str) -> list[ir.Node]:
         """The nodes between a float tensor and its stored values, read back."""

@@ -84,7 +84,7 @@ class Rule(Generic[Judged]):
 def rule(
     number: str, title: str, fix: str
 ) -> Callable[[Callable[[Judged], Iterator[Finding]]], Rule[Judged]]:
-    """Makes a rule of the function that finds it and says why in its docstring; `rules_of` its module has it."""
+    """Makes a rule of the function that finds it and that says why; `rules_of` its module then has it."""
     return lambda find: Rule(number, title, getdoc(find) or "", fix, find)
 
 
