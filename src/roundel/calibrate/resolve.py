@@ -266,11 +266,10 @@ class _Resolver:
 
 def _excess(content: Doubles, params: QParams, limit: float) -> Doubles:
     """How many times too large the codes would be; one number for each scale."""
-    scale = np.maximum(np.abs(params.scale.astype(np.float64)), 0.0)
-    needed = np.maximum(content if scale.ndim else np.asarray(content.max(initial=0.0)), 0.0) / limit
+    scale = np.abs(params.scale.astype(np.float64))
+    needed = (content if scale.ndim else np.asarray(content.max(initial=0.0))) / limit
     floor = np.where(needed > 0, np.maximum(needed, _TINY), 0.0)
-    with np.errstate(divide="ignore", invalid="ignore"):
-        return np.asarray(np.where(floor > 0, floor / np.maximum(scale, 5e-324), 0.0))
+    return np.asarray(floor / np.maximum(scale, 5e-324))
 
 
 def _fixed(range_: Range, tensor: TensorPlan) -> QParams:

@@ -197,20 +197,13 @@ def fold_batch_norm(model: ir.Model) -> int:
 
 def _fold_affine(editor: Editor, node: ir.Node) -> bool:
     if graph.is_op(node, "Add", "Mul"):
-        return _fold_constant(editor, node)
+        layer = next(filter(None, map(foldable, node.inputs)), None)
+        return layer is not None and _fold_into_layer(editor, node, layer, constant_affine(node, layer))
     affine = inference_affine(node, editor.opset)
     if affine is None:
         return False
     layer = foldable(node.inputs[0])
     return _fold_into_layer(editor, node, layer, affine) or _fold_into_branches(editor, node, affine)
-
-
-def _fold_constant(editor: Editor, node: ir.Node) -> bool:
-    for value in node.inputs:
-        layer = foldable(value)
-        if layer is not None:
-            return _fold_into_layer(editor, node, layer, constant_affine(node, layer))
-    return False
 
 
 def _fold_into_layer(editor: Editor, node: ir.Node, layer: Layer | None, affine: Affine | None) -> bool:

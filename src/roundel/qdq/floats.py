@@ -23,6 +23,9 @@ ONNX_TYPES = {FloatType.BFLOAT16: ir.DataType.BFLOAT16, FloatType.FLOAT16: ir.Da
 _FLOAT_TYPES = {dtype: ftype for ftype, dtype in ONNX_TYPES.items()}
 
 
+Form = Literal["pair", "cast", "plain"]
+
+
 @dataclass(slots=True, eq=False)
 class FloatCell:
     """How one tensor gets into its type and back, with the constants that its nodes share.
@@ -33,7 +36,7 @@ class FloatCell:
         base: the tensor's name.
         ftype: the type.
         factor: the tensor's scale; None where it is stored as it is.
-        form: pair or cast.
+        form: pair; casts for any other.
     """
 
     graph: ir.Graph
@@ -41,7 +44,7 @@ class FloatCell:
     base: str
     ftype: FloatType
     factor: NDArray[np.float32] | None
-    form: Literal["pair", "cast"]
+    form: Form
     ends: list[ir.Value] = field(init=False)  # scale and zero point of a pair; of a scaled cast the scale
 
     def __post_init__(self) -> None:
@@ -245,9 +248,6 @@ def _released(
     return replace(tensor, uses=uses, outputs=shown)
 
 
-Form = Literal["pair", "cast", "plain"]
-
-
 def put(graph: ir.Graph, tensors: Sequence[ShortTensor], form: Form, *, half_weights: bool = False) -> None:
     """Store lifted tensors in the given form, in place.
 
@@ -262,13 +262,13 @@ def put(graph: ir.Graph, tensors: Sequence[ShortTensor], form: Form, *, half_wei
         if is_constant(tensor.value):
             _put_constant(graph, names, tensor, form, half_weights=half_weights)
         elif form != "plain" or tensor.value.is_graph_input():
-            _put_moving(graph, names, tensor, "cast" if form == "plain" else form)
+            _put_moving(graph, names, tensor, form)
     if any(node.domain == QUARK for node in graph):
         graph.opset_imports.setdefault(QUARK, 1)
     graph.sort()
 
 
-def _put_moving(graph: ir.Graph, names: Names, tensor: ShortTensor, form: Literal["pair", "cast"]) -> None:
+def _put_moving(graph: ir.Graph, names: Names, tensor: ShortTensor, form: Form) -> None:
     source, out_name = tensor.value, None
     if tensor.outputs and graph.outputs[tensor.outputs[0]] is source:
         out_name = str(source.name)
@@ -299,8 +299,7 @@ def _put_constant(
             return
         last = add_constant(graph, names(f"{tensor.base}_rounded"), content)
     else:
-        kind: Literal["pair", "cast"] = "pair" if form == "pair" else "cast"
-        cell = FloatCell(graph, names, tensor.base, tensor.ftype, tensor.factor, kind)
+        cell = FloatCell(graph, names, tensor.base, tensor.ftype, tensor.factor, form)
         out = names(f"{tensor.base}{AFTER}")
         nodes = cell.stored(array, out) if half_weights else cell.there_and_back(value, out, clip=False)
         insert_behind(graph, value, nodes)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import hashlib
 from collections import defaultdict
-from typing import Any, Literal
+from typing import Any
 
 import onnx_ir as ir
 from numpy.typing import NDArray
@@ -230,7 +230,7 @@ class _Writer:
         made = self._cells.get(tensor.name)
         if made is None:
             factor = self.state.float_scales.get(tensor.name)
-            form: Literal["pair", "cast"] = "pair" if self.recipe.floats.form == "pair" else "cast"
+            form = self.recipe.floats.form
             made = FloatCell(self.graph, self.names, tensor.name, scheme.ftype, factor, form)
             self._cells[tensor.name] = made
         return made

@@ -10,10 +10,11 @@ import onnx_ir as ir
 from numpy.typing import NDArray
 
 from roundel.model import graph
+from roundel.plan.marking import channel_axis
 from roundel.rules.facts import Facts
 from roundel.rules.types import Finding, Severity, rule
 from roundel.targets.npu import MINIMUM_CONVS, MINIMUM_OPSET, PROTOBUF_BYTES, RECOMMENDED_OPSET
-from roundel.targets.operators import LAYERS
+from roundel.targets.operators import LAYERS, OPERATORS
 
 _IMAGE_RANK = 4
 
@@ -121,7 +122,7 @@ def _weights(facts: Facts) -> Iterator[Finding]:
 
 
 def _zeros(node: ir.Node, value: ir.Value, array: NDArray[Any]) -> Iterator[Finding]:
-    axis = _output_axis(node, array.ndim)
+    axis = channel_axis(node, OPERATORS[graph.op_key(node)], array.ndim)
     live = (array != 0).any(axis=tuple(a for a in range(array.ndim) if a != axis))
     dead = int(live.size - np.count_nonzero(live))
     where = f"{node.op_type} '{node.name}'"
@@ -129,13 +130,6 @@ def _zeros(node: ir.Node, value: ir.Value, array: NDArray[Any]) -> Iterator[Find
         yield Finding(Severity.WARNING, f"all {array.size} weights of {where} are zero", value.name)
     elif dead:
         yield Finding(Severity.NOTE, f"{dead} of {live.size} output channels of {where} are zero", value.name)
-
-
-def _output_axis(node: ir.Node, ndim: int) -> int:
-    op = graph.op_key(node)
-    if op == "Gemm":
-        return 0 if graph.attribute_int(node, "transB", 0) else 1
-    return {"Conv": 0, "ConvTranspose": 1}.get(op, ndim - 1)
 
 
 @rule("P01", "opset", "Export the model at opset 17.")
