@@ -147,7 +147,7 @@ class Marker:
             self._follow(node)
         elif rule.style is Style.SHARE:
             self._share(node)
-        elif node.op_type != "Where" or self._where_applies(node):
+        elif node.op_type != "Where" or self._reads_codes(node):
             data: Iterable[int] = rule.data
             if rule.op == "EmbedLayerNormalization":
                 data = range(2, len(node.inputs))
@@ -296,10 +296,9 @@ class Marker:
             if self.draft.mark(out, Mark(Role.ACTIVATION, scheme, str(node.name), why)):
                 self.draft.share(str(out.name), str(value.name), why)
 
-    def _where_applies(self, node: ir.Node) -> bool:
-        if self.recipe.placement.quantize_passthrough_inputs:
-            return True
-        return self.draft.marked(graph.input_at(node, 1)) and self.draft.marked(graph.input_at(node, 2))
+    def _reads_codes(self, where: ir.Node) -> bool:
+        marked = all(self.draft.marked(graph.input_at(where, index)) for index in (1, 2))
+        return marked or self.recipe.placement.quantize_passthrough_inputs
 
 
 def _spans_zero(node: ir.Node) -> bool:
