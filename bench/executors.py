@@ -15,8 +15,7 @@ import time
 from pathlib import Path
 from typing import Any
 
-from roundel.calibrate import shards as sharding
-from roundel.calibrate.collect import collect
+from roundel.calibrate.collect import ShardTask, collect
 from roundel.calibrate.observers import OBSERVERS
 from roundel.calibrate.resolve import requests_for
 from roundel.data.shards import SIZE, shards
@@ -60,7 +59,7 @@ def measured(given: argparse.Namespace) -> dict[str, Any]:
     started = time.perf_counter()
     subprocess.run([sys.executable, "-c", "import roundel.calibrate.collect"], check=True)
     found["worker: start Python, s"] = round(time.perf_counter() - started, 2)
-    task = sharding._Task(Portable.of(ready.model), requests, 0, pieces[0].samples[0], None, Budget())
+    task = ShardTask(Portable.of(ready.model), requests, 0, pieces[0].samples[0], None, Budget())
     found["task, MB"] = _mb(task)
     started = time.perf_counter()
     opened = task.open(1)
@@ -91,7 +90,7 @@ def measured(given: argparse.Namespace) -> dict[str, Any]:
         for number, (name, kind) in enumerate(requests.items()):
             prefix = f"stat.{number}."
             state = {k.removeprefix(prefix): a for k, a in arrays.items() if k.startswith(prefix)}
-            sharding._merge(total[name], OBSERVERS[kind].from_state(state))
+            total[name].merge(OBSERVERS[kind].from_state(state))
     found["driver: merge, ms/shard"] = _ms(started, len(results))
     found["samples in a shard"] = SIZE
 

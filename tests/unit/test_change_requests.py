@@ -39,8 +39,9 @@ def test_an_npu_rule_is_one_function(monkeypatch: pytest.MonkeyPatch) -> None:
     before = {finding.rule for finding in report.check(conv_net()).findings}
     assert "P99" not in before
 
-    @rule("P99", "names", "Nothing happens on the NPU.", "Rename the node.")
+    @rule("P99", "names", "Rename the node.")
     def short_names(facts: Facts) -> Iterator[Finding]:
+        """Nothing happens on the NPU."""
         for node in facts.raw.graph:
             yield Finding(Severity.NOTE, "its name is short", f"{node.op_type} '{node.name}'")
 
@@ -50,3 +51,4 @@ def test_an_npu_rule_is_one_function(monkeypatch: pytest.MonkeyPatch) -> None:
     found = [finding for finding in report.check(conv_net()).findings if finding.rule == "P99"]
     assert found
     assert all(finding.fix == "Rename the node." for finding in found)
+    assert all(finding.why == "Nothing happens on the NPU." for finding in found)

@@ -8,14 +8,14 @@ import json
 from collections import defaultdict, deque
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import partial
 from queue import SimpleQueue
 
 import numpy as np
 import onnx_ir as ir
 
-from roundel.calibrate.observers import INFINITE, NonFiniteError, Observer, StatKind, new_observer
+from roundel.calibrate.observers import INFINITE, OBSERVERS, NonFiniteError, Observer, StatKind
 from roundel.calibrate.runner import Extremes, Runner
 from roundel.data.kept import KeptSamples
 from roundel.data.shards import Reading, SampleDigest, Shard, feed_of
@@ -39,15 +39,9 @@ def open_runner(
 ) -> Runner:
     """A runner for the requested tensors that are computed; those that are fed are observed as they come."""
     fed = {value.name for value in model.graph.inputs}
-    return Runner(
-        model,
-        [name for name in requests if name not in fed],
-        first,
-        cores=cores,
-        samples=samples,
-        extremes={name for name, kind in requests.items() if kind is StatKind.MINMAX},
-        device=device,
-    )
+    tensors = [name for name in requests if name not in fed]
+    extremes = {name for name, kind in requests.items() if kind is StatKind.MINMAX}
+    return Runner(model, tensors, first, cores=cores, samples=samples, extremes=extremes, device=device)
 
 
 class ObservedShard:
@@ -58,7 +52,7 @@ class ObservedShard:
     """
 
     def __init__(self, requests: Mapping[str, StatKind]) -> None:
-        self.stats: dict[str, Observer] = {name: new_observer(kind) for name, kind in requests.items()}
+        self.stats: dict[str, Observer] = {name: OBSERVERS[kind]() for name, kind in requests.items()}
         self._positions: dict[str, list[int]] = defaultdict(list)
 
     def take(self, runner: Runner, sample: Sample, index: int, *, finals: bool) -> tuple[Sample, float]:
@@ -83,7 +77,7 @@ class ObservedShard:
     def merge(self, other: ObservedShard) -> None:
         """Add another worker's samples."""
         for name, observer in self.stats.items():
-            _merge(observer, other.stats[name])
+            observer.merge(other.stats[name])  # type: ignore[arg-type]
             self._positions[name] += other._positions[name]
 
     def state(self) -> Arrays:
@@ -94,7 +88,7 @@ class ObservedShard:
     def append(self, arrays: Mapping[str, Array]) -> None:
         """Add the `state` of a worker whose samples follow those that were seen so far."""
         for number, observer in enumerate(self.stats.values()):
-            _merge(observer, type(observer).from_state(below(arrays, f"stat.{number}.")))
+            observer.merge(type(observer).from_state(below(arrays, f"stat.{number}.")))
 
     def in_sample_order(self) -> dict[str, Observer]:
         """The observers, with their samples in the order of the data whatever worker took them."""
@@ -137,12 +131,6 @@ class ObservedShard:
         return InfiniteTensorError.of(faults, error) if infinite else error
 
 
-def _merge(into: Observer, other: Observer) -> None:
-    if type(into) is not type(other):
-        raise TypeError("observers of different kinds cannot be merged")
-    into.merge(other)
-
-
 @dataclass(frozen=True, slots=True, eq=False)
 class ShardTask:
     """What all workers have in common.
@@ -162,13 +150,6 @@ class ShardTask:
     first: Sample
     device: int | None
     memory: Budget
-
-    @classmethod
-    def of(
-        cls, model: ir.Model, requests: Mapping[str, StatKind], keep: int, first: Sample, device: int | None
-    ) -> ShardTask:
-        """The task of this process, to be sent to others."""
-        return cls(Portable.of(model), dict(requests), keep, first, device, budget())
 
     def open(self, cores: int) -> Ready[Shard]:
         """Sessions for the model."""
@@ -257,114 +238,93 @@ def collect(
         DataError: there are no samples, one does not fit, or a tensor is not finite.
     """
     ordered = {name: requests[name] for name in _topological(model, requests)}
-    gathered = _Gathered(keep, progress)
-    work = work or Work()
+    one, work = _Pass(model, ordered, keep, progress), work or Work()
     if not work.alone:
-        return _by_workers(model, ordered, samples, gathered, work)
+        return one.by_workers(samples, work)
     cores = usable_cores() if work.threads is None else max(1, work.threads)
-    return _by_threads(model, ordered, samples, gathered, cores, work.device)
+    return one.by_threads(samples, cores, work.device)
 
 
-class _Gathered:
-    """What a pass has gathered so far beside the statistics, in sample order.
+@dataclass(slots=True, eq=False)
+class _Pass:
+    """One pass over the data, and what it has gathered so far beside the statistics, in sample order."""
 
-    Args:
-        keep: how many samples to keep.
-        progress: called with the number of samples done.
-    """
+    model: ir.Model
+    requests: Mapping[str, StatKind]
+    keep: int
+    progress: Callable[[int], None] | None
+    _inputs: KeptSamples = field(default_factory=KeptSamples)
+    _outputs: KeptSamples = field(default_factory=KeptSamples)
+    _seen: int = 0
+    _seconds: float = 0.0
 
-    def __init__(self, keep: int, progress: Callable[[int], None] | None) -> None:
-        self.keep, self._progress = keep, progress
-        self._inputs, self._outputs = KeptSamples(), KeptSamples()
-        self.seen, self._seconds = 0, 0.0
-
-    def hold(self, sample: Sample, outputs: Sample) -> None:
+    def _hold(self, sample: Sample, outputs: Sample) -> None:
         """Keep a sample with the model's outputs for it."""
         self._inputs.append(sample)
         self._outputs.append(outputs)
 
-    def count(self, samples: int, seconds: float) -> None:
+    def _count(self, samples: int, seconds: float) -> None:
         """So many more samples are done, and ran so long."""
-        self.seen += samples
+        self._seen += samples
         self._seconds += seconds
-        if self._progress is not None:
-            self._progress(self.seen)
+        if self.progress is not None:
+            self.progress(self._seen)
 
-    def collected(self, stats: dict[str, Observer], digest: str) -> Collected:
+    def _collected(self, stats: dict[str, Observer], digest: str) -> Collected:
         """The end of the pass.
 
         Raises:
             DataError: there were no samples.
         """
-        if not self.seen:
+        if not self._seen:
             raise DataError("There are no calibration samples.", hint="Give at least one; 100 are usual.")
-        return Collected(
-            stats=stats,
-            samples_seen=self.seen,
-            inputs=self._inputs,
-            outputs=self._outputs,
-            data_digest=digest,
-            forward_seconds=self._seconds,
-        )
+        return Collected(stats, self._seen, self._inputs, self._outputs, digest, self._seconds)
 
+    def by_threads(self, samples: Iterable[Sample], cores: int, device: int | None) -> Collected:
+        """One sample to a thread of this process."""
+        digest = SampleDigest()
+        # Copies: a reader may reuse its arrays while earlier samples still run.
+        owned = ({name: np.array(a) for name, a in sample.items()} for sample in digest.watch(samples))
+        iterator = enumerate(owned)
+        # Looking ahead tells whether there are enough samples to keep every core busy with one of its own.
+        ahead = list(itertools.islice(iterator, cores))
+        if not ahead:
+            return self._collected({}, digest.hexdigest())
+        first, most = ahead[0][1], len(ahead)
+        runner = open_runner(self.model, self.requests, first, cores=cores, samples=most, device=device)
+        shards = [ObservedShard(self.requests) for _ in range(runner.workers)]
+        done = _in_order(runner, shards, itertools.chain(ahead, iterator), self.keep)
+        for index, sample, (outputs, seconds) in done:
+            if index < self.keep:
+                self._hold(sample, outputs)
+            if (index + 1) % _TIDY == 0:
+                give_memory_back()
+            self._count(1, seconds)
+        for shard in shards[1:]:
+            shards[0].merge(shard)
+        return self._collected(shards[0].in_sample_order(), digest.hexdigest())
 
-def _by_threads(
-    model: ir.Model,
-    requests: Mapping[str, StatKind],
-    samples: Iterable[Sample],
-    gathered: _Gathered,
-    cores: int,
-    device: int | None,
-) -> Collected:
-    """One sample to a thread of this process."""
-    digest = SampleDigest()
-    iterator = enumerate(_owned(digest.watch(samples)))
-    # Looking ahead tells whether there are enough samples to keep every core busy with one of its own.
-    ahead = list(itertools.islice(iterator, cores))
-    if not ahead:
-        return gathered.collected({}, digest.hexdigest())
-    runner = open_runner(model, requests, ahead[0][1], cores=cores, samples=len(ahead), device=device)
-    shards = [ObservedShard(requests) for _ in range(runner.workers)]
-    for index, sample, (outputs, seconds) in _in_order(
-        runner, shards, itertools.chain(ahead, iterator), gathered.keep
-    ):
-        if index < gathered.keep:
-            gathered.hold(sample, outputs)
-        if (index + 1) % _TIDY == 0:
-            give_memory_back()
-        gathered.count(1, seconds)
-    for shard in shards[1:]:
-        shards[0].merge(shard)
-    return gathered.collected(shards[0].in_sample_order(), digest.hexdigest())
-
-
-def _by_workers(
-    model: ir.Model,
-    requests: Mapping[str, StatKind],
-    samples: Iterable[Sample],
-    gathered: _Gathered,
-    work: Work,
-) -> Collected:
-    """Several samples to each part of the work, which other processes or machines share."""
-    keep, device = gathered.keep, work.device
-    feed = feed_of(samples, sees_files=work.sees_files)
-    pieces = feed.shards(digests=work.store is not None, long=True)
-    head = next(pieces, None)
-    if head is None:
-        return gathered.collected({}, feed.digest)
-    task = ShardTask.of(model, requests, keep, feed.example(head), device)
-    key = partial(shard_key, model, requests, keep, device)
-    names = [str(value.name) for value in model.graph.outputs]
-    whole = ObservedShard(requests)
-    for shard, arrays in mapped(work, task, itertools.chain([head], pieces), _STEP, key):
-        taken = feed.taken(shard, arrays)
-        for index in range(shard.first, min(shard.first + taken, keep)):
-            outputs = {name: arrays[f"out.{index}.{name}"] for name in names}
-            gathered.hold(feed.sample(shard, arrays, index), outputs)
-        whole.append(arrays)
-        gathered.count(taken, float(arrays["seconds"]))
-    feed.finish(gathered.seen)
-    return gathered.collected(whole.stats, feed.digest)
+    def by_workers(self, samples: Iterable[Sample], work: Work) -> Collected:
+        """Several samples to each part of the work, which other processes or machines share."""
+        model, requests, keep = self.model, dict(self.requests), self.keep
+        feed = feed_of(samples, sees_files=work.sees_files)
+        pieces = feed.shards(digests=work.store is not None, long=True)
+        head = next(pieces, None)
+        if head is None:
+            return self._collected({}, feed.digest)
+        task = ShardTask(Portable.of(model), requests, keep, feed.example(head), work.device, budget())
+        key = partial(shard_key, model, requests, keep, work.device)
+        names = [str(value.name) for value in model.graph.outputs]
+        whole = ObservedShard(requests)
+        for shard, arrays in mapped(work, task, itertools.chain([head], pieces), _STEP, key):
+            taken = feed.taken(shard, arrays)
+            for index in range(shard.first, min(shard.first + taken, keep)):
+                outputs = {name: arrays[f"out.{index}.{name}"] for name in names}
+                self._hold(feed.sample(shard, arrays, index), outputs)
+            whole.append(arrays)
+            self._count(taken, float(arrays["seconds"]))
+        feed.finish(self._seen)
+        return self._collected(whole.stats, feed.digest)
 
 
 def _in_order(
@@ -395,12 +355,6 @@ def _in_order(
             yield done, used, future.result()
     finally:
         pool.shutdown(cancel_futures=True)
-
-
-def _owned(samples: Iterable[Sample]) -> Iterator[Sample]:
-    """Copies: a reader may reuse its arrays while earlier samples still run."""
-    for sample in samples:
-        yield {name: np.array(array) for name, array in sample.items()}
 
 
 def _topological(model: ir.Model, requests: Mapping[str, StatKind]) -> list[str]:

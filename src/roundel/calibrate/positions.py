@@ -8,6 +8,7 @@ from dataclasses import dataclass, replace
 
 import numpy as np
 import onnx_ir as ir
+from numpy.typing import NDArray
 
 from roundel.errors import RecipeError, VerifyError
 from roundel.model.graph import only_reader, op_key
@@ -18,7 +19,7 @@ from roundel.plan.types import Derived, Observed, QuantPlan
 from roundel.recipe.settings import Npu
 from roundel.state import State
 from roundel.targets.operators import BIASED_LAYERS
-from roundel.targets.shifts import FAMILIES, XINT8_LIMITS, Breach, Limit, ShiftLimits, Site, family
+from roundel.targets.shifts import FAMILIES, XINT8_LIMITS, Breach, Limit, Site, family
 from roundel.types import QParams, QType
 
 _MOST_ROUNDS = 500
@@ -42,24 +43,23 @@ def refine(model: ir.Model, state: State, npu: Npu) -> State:
     if not npu.limits:
         return state
     state = replace(state, reads={**state.reads, **_own_reads(model.graph, state, npu)})
-    solver = _Solver(model.graph, state, npu, XINT8_LIMITS)
+    solver = _Solver(model.graph, state, npu)
     moved = solver.solve()
     params = dict(state.params)
     for name in params:
         key = solver.key(name)
         if key in moved:
-            scale = np.asarray(2.0 ** -solver.positions[key], np.float32)
-            params[name] = replace(params[name], scale=scale)
+            params[name] = replace(params[name], scale=solver.scale(key))
     for name, tensor in state.plan.tensors.items():
-        if isinstance(tensor.source, Derived):
-            source = tensor.source
+        source = tensor.source
+        if isinstance(source, Derived):
             derived = bias_params(params[source.input].scale, params[source.weight], source.factor)
             params[name] = replace(params[name], scale=derived.scale)
     reads = dict(state.reads)
     for read in state.reads:
         own, key = state.read_params(*read), _read_key(*read)
         if own is not None and key in moved:
-            reads[read] = replace(own, scale=np.asarray(2.0 ** -solver.positions[key], np.float32))
+            reads[read] = replace(own, scale=solver.scale(key))
     notes = tuple(f"position of '{k}' moved from {old} to {solver.positions[k]}" for k, old in moved.items())
     return replace(state, params=params, reads=reads, notes=(*state.notes, *notes))
 
@@ -91,7 +91,7 @@ def _own_reads(graph: ir.Graph, state: State, npu: Npu) -> dict[tuple[str, str],
 
 def breaches(graph: ir.Graph, state: State, npu: Npu) -> tuple[Breach, ...]:
     """Every limit that does not hold."""
-    return tuple(_Solver(graph, state, npu, XINT8_LIMITS).breaches())
+    return tuple(_Solver(graph, state, npu).breaches())
 
 
 def asked_for(npu: Npu) -> frozenset[str]:
@@ -100,8 +100,8 @@ def asked_for(npu: Npu) -> frozenset[str]:
 
 
 class _Solver:
-    def __init__(self, graph: ir.Graph, state: State, npu: Npu, limits: ShiftLimits) -> None:
-        self.asked, self.limits, self.plan = asked_for(npu), limits, state.plan
+    def __init__(self, graph: ir.Graph, state: State, npu: Npu) -> None:
+        self.asked, self.plan = asked_for(npu), state.plan
         self.positions: dict[str, int] = {}
         for name, params in state.params.items():
             if params.scale.ndim:
@@ -130,13 +130,14 @@ class _Solver:
         tensor = self.plan.tensors.get(name)
         return name if tensor is None else min(self.plan.leaders(name))
 
+    def scale(self, key: str) -> NDArray[np.float32]:
+        """Of the tensors that share a variable."""
+        return np.asarray(2.0 ** -self.positions[key], np.float32)
+
     def solve(self) -> dict[str, int]:
         """Sweep until nothing moves; returns the former positions of what moved."""
         for _ in range(_MOST_ROUNDS):
-            changed = False
-            for site in self.sites:
-                changed |= self._fix(site)
-            if not changed:
+            if not sum(self._fix(site) for site in self.sites):
                 break
         left = next(iter(self.breaches()), None)
         if left is not None:
@@ -152,10 +153,10 @@ class _Solver:
     def breaches(self) -> Iterator[Breach]:
         """Limits that do not hold at the current positions."""
         for site in self.sites:
-            yield from self.limits.breaches(site, self._p, self.asked)
+            yield from XINT8_LIMITS.breaches(site, self._p, self.asked)
 
     def _limits(self, site: Site) -> list[Limit]:
-        return [limit for limit in self.limits.at(site, self._p) if family(limit) in self.asked]
+        return [limit for limit in XINT8_LIMITS.at(site, self._p) if family(limit) in self.asked]
 
     def _fix(self, site: Site) -> bool:
         """Repair each broken limit of a node in turn."""

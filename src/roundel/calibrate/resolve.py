@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import replace
+from functools import partial
 
 import numpy as np
 import onnx_ir as ir
@@ -11,8 +12,7 @@ from numpy.typing import NDArray
 
 from roundel.calibrate import ranges
 from roundel.calibrate.observers import Observer, StatKind
-from roundel.calibrate.tensors import reader_functions
-from roundel.model.graph import constant_array
+from roundel.model.graph import attribute_float, constant_array, op_key
 from roundel.numerics.affine import bias_params, params_from_range, round_scale
 from roundel.numerics.floats import held, overflows, scale_to_range
 from roundel.numerics.scales import ReaderFunction
@@ -20,6 +20,7 @@ from roundel.plan.adjust import with_own_scales
 from roundel.plan.types import Derived, Fixed, QuantPlan, Role, Shared, TensorPlan
 from roundel.recipe.settings import Recipe, Weights
 from roundel.state import State
+from roundel.targets.operators import OPERATORS
 from roundel.types import Array, Doubles, FloatScheme, QParams, QType, Range, ScaleKind, Scheme
 
 _INT32_ROOM = 2.0**31 - 2**8  # float32 scales round: stay clear of the very edge
@@ -44,9 +45,8 @@ def method_of(recipe: Recipe) -> ranges.Method:
         case "distribution":
             return ranges.Distribution(calibration.scenario)
         case "layerwise_percentile":
-            return ranges.LayerWisePercentile(
-                calibration.candidates, calibration.metric, calibration.symmetric_range
-            )
+            tried, metric = calibration.candidates, calibration.metric
+            return ranges.LayerWisePercentile(tried, metric, calibration.symmetric_range)
         case "mse" if power_of_two and calibration.mode == "percentile":
             return ranges.PowerOfTwoMse(calibration.percentile)
         case "mse" if power_of_two and calibration.mode == "most_common":
@@ -64,17 +64,16 @@ def weight_method(weights: Weights) -> ranges.Method:
 
 def requests_for(plan: QuantPlan, recipe: Recipe) -> dict[str, StatKind]:
     """The statistics that must be collected for this plan."""
-    kind = method_of(recipe).needs
-    return dict.fromkeys(plan.observed_activations(), kind)
+    return dict.fromkeys(plan.observed_activations(), method_of(recipe).needs)
 
 
 def resolve(state: State) -> State:
     """Scales and zero points for the whole plan, from what was seen of `plan.observed_activations()`."""
-    model, plan, stats, recipe = state.model, state.plan, state.stats, state.recipe
-    readers = reader_functions(model.graph) if recipe.errors_behind_reader else {}
-    aligned = _Resolver(model.graph, plan, stats, recipe, readers)
-    plan, reads = with_own_scales(model.graph, plan, aligned.scale_of, stats)
-    resolver = _Resolver(model.graph, plan, stats, recipe, readers)
+    graph, stats = state.model.graph, state.stats
+    readers = reader_functions(graph) if state.recipe.errors_behind_reader else {}
+    aligned = _Resolver(state, state.plan, readers)
+    plan, reads = with_own_scales(graph, state.plan, aligned.scale_of, stats)
+    resolver = _Resolver(state, plan, readers)
     for tensor in plan.tensors.values():
         if isinstance(tensor.scheme, FloatScheme):
             resolver.short_float(tensor, tensor.scheme)
@@ -89,22 +88,15 @@ def resolve(state: State) -> State:
 
 
 class _Resolver:
-    def __init__(
-        self,
-        graph: ir.Graph,
-        plan: QuantPlan,
-        stats: Mapping[str, Observer],
-        recipe: Recipe,
-        readers: Mapping[str, ReaderFunction],
-    ) -> None:
-        self.graph, self.plan, self.stats, self.recipe = graph, plan, stats, recipe
-        self._readers = readers
+    def __init__(self, state: State, plan: QuantPlan, readers: Mapping[str, ReaderFunction]) -> None:
+        self.graph, self.stats, self.recipe = state.model.graph, state.stats, state.recipe
+        self.plan, self._readers = plan, readers
         self.plans = dict(plan.tensors)
         self.params: dict[str, QParams] = {}
         self.scales: dict[str, NDArray[np.float32]] = {}
         self.values: dict[str, Array] = {}
         self.notes: list[str] = []
-        self._method = method_of(recipe)
+        self._method = method_of(state.recipe)
         self._groups: dict[tuple[str, ...], QParams] = {}
 
     def scale_of(self, tensor: TensorPlan) -> QParams:
@@ -274,12 +266,40 @@ class _Resolver:
 
 def _excess(content: Doubles, params: QParams, limit: float) -> Doubles:
     """How many times too large the codes would be; one number for each scale."""
-    scale = np.maximum(np.abs(params.scale.astype(np.float64)), 0.0)
-    needed = np.maximum(content if scale.ndim else np.asarray(content.max(initial=0.0)), 0.0) / limit
+    scale = np.abs(params.scale.astype(np.float64))
+    needed = (content if scale.ndim else np.asarray(content.max(initial=0.0))) / limit
     floor = np.where(needed > 0, np.maximum(needed, _TINY), 0.0)
-    with np.errstate(divide="ignore", invalid="ignore"):
-        return np.asarray(np.where(floor > 0, floor / np.maximum(scale, 5e-324), 0.0))
+    return np.asarray(floor / np.maximum(scale, 5e-324))
 
 
 def _fixed(range_: Range, tensor: TensorPlan) -> QParams:
     return params_from_range(range_.low, range_.high, tensor.integer)
+
+
+def reader_functions(graph: ir.Graph) -> dict[str, ReaderFunction]:
+    """For each tensor that only such a function reads, the function."""
+    found = {}
+    for node in graph:
+        row = OPERATORS.get(op_key(node))
+        value = None if row is None or row.function is None else node.inputs[0]
+        if row is None or row.function is None or value is None or value.is_graph_output():
+            continue
+        given = {name: attribute_float(node, name, usual) for name, usual in row.attributes.items()}
+        function: ReaderFunction = partial(row.function, **given)
+        others = [use.node for use in value.uses() if use.node is not node]
+        if not others:
+            found[str(value.name)] = function
+        elif len(others) == 1 and _gates(node, others[0], value):
+            found[str(value.name)] = partial(_gated, function)
+    return found
+
+
+def _gates(node: ir.Node, product: ir.Node, value: ir.Value) -> bool:
+    """Whether the product of the value and what the node makes of it is all that is seen of either."""
+    made = node.outputs[0]
+    alone = not made.is_graph_output() and [use.node for use in made.uses()] == [product]
+    return alone and op_key(product) == "Mul" and set(product.inputs) == {value, made}
+
+
+def _gated(gate: ReaderFunction, x: Doubles) -> Doubles:
+    return x * gate(x)

@@ -265,8 +265,7 @@ class _Wiring:
         if domain == MICROSOFT:
             self.model.graph.opset_imports.setdefault(MICROSOFT, 1)
         chain = Chain(value, self._names, name)
-        chain.quantize(domain, constants, params)
-        chain.dequantize(domain, constants, params)
+        chain.pair(domain, constants, params)
         return ir.Graph([], [chain.value], nodes=chain.nodes, name=self._names(f"{name}_on"))
 
     def _same(self, name: str, value: ir.Value) -> ir.Graph:

@@ -12,13 +12,13 @@ import onnx_ir as ir
 from roundel.passes.activations import decompose_hard_swish, fuse_gelu, scale_clip_bounds
 from roundel.passes.batch_norms import batch_norm_to_conv, fold_batch_norm, fold_pad
 from roundel.passes.cleanup import (
+    fold_constants,
     lift_constants,
     remove_dead_code,
     remove_no_ops,
     unshare_biases,
     unshare_weights,
 )
-from roundel.passes.constant_folding import fold_constants
 from roundel.passes.norms import fuse_instance_norm, fuse_l2_norm, fuse_layer_norm
 from roundel.passes.operators import (
     explicit_attributes,
@@ -70,11 +70,7 @@ def _passes(o: Prepare) -> Iterator[tuple[bool, str, Callable[[ir.Model], int]]]
     yield o.batch_norm_to_conv, "batch norm to conv", batch_norm_to_conv  # those that could not be folded
     yield o.nchw_to_nhwc, "nchw to nhwc", nchw_to_nhwc
     yield o.explicit_conv_attributes, "explicit conv attributes", explicit_attributes
-    yield (
-        o.scale_clip_bounds,
-        "scale clip bounds",
-        scale_clip_bounds,
-    )  # needs weights of their own
+    yield (o.scale_clip_bounds, "scale clip bounds", scale_clip_bounds)  # needs weights of their own
     yield True, "dead code", remove_dead_code
 
 

@@ -7,20 +7,9 @@ import math
 import numpy as np
 import onnx_ir as ir
 
+from roundel.model import graph
 from roundel.model.edit import Editor, rewrite
-from roundel.model.graph import (
-    attribute_int,
-    constant_scalar,
-    input_at,
-    is_op,
-    only_reader,
-    operands,
-    opset_version,
-    producer,
-    real_constant,
-    replaceable,
-    with_number,
-)
+from roundel.passes.batch_norms import is_constant_layer
 from roundel.targets.operators import BIASED_LAYERS, Trait, ops_with
 
 _SINCE = 20
@@ -34,13 +23,13 @@ def fuse_gelu(model: ir.Model) -> int:
 
     Needs opset 20, where the operator exists. Tolerance: rounding of the product, about 1e-6.
     """
-    return rewrite(model, _fuse, "Erf") if opset_version(model) >= _SINCE else 0
+    return rewrite(model, _fuse, "Erf") if graph.opset_version(model) >= _SINCE else 0
 
 
 def _fuse(editor: Editor, erf: ir.Node) -> bool:
     inner = _scaled_input(erf.inputs[0])
-    add = only_reader(erf.outputs[0])
-    one = with_number(add, "Add")
+    add = graph.only_reader(erf.outputs[0])
+    one = graph.with_number(add, "Add")
     if inner is None or add is None or one is None or one[1] != 1.0:
         return False
     source, nodes = inner[0], {inner[1], erf, add}
@@ -48,7 +37,7 @@ def _fuse(editor: Editor, erf: ir.Node) -> bool:
     if product is None:
         return False
     last, nodes = product[0], nodes | product[1]
-    if not replaceable(source, nodes, last):
+    if not graph.replaceable(source, nodes, last):
         return False
     editor.replace_all(nodes, last, "Gelu", [source], {})
     return True
@@ -56,14 +45,14 @@ def _fuse(editor: Editor, erf: ir.Node) -> bool:
 
 def _scaled_input(value: ir.Value | None) -> tuple[ir.Value, ir.Node] | None:
     """Match `x / sqrt(2)` or `x * sqrt(1/2)`: x and the node."""
-    node = producer(value, "Div", "Mul")
+    node = graph.producer(value, "Div", "Mul")
     if node is None:
         return None
     if node.op_type == "Mul":
-        pair = with_number(node, "Mul")
+        pair = graph.with_number(node, "Mul")
         found = None if pair is None else (pair[0], 1 / pair[1] if pair[1] else math.inf)
     else:
-        source, divisor = input_at(node, 0), constant_scalar(input_at(node, 1))
+        source, divisor = graph.input_at(node, 0), graph.constant_scalar(graph.input_at(node, 1))
         found = None if source is None or divisor is None else (source, divisor)
     if found is None:
         return None
@@ -73,24 +62,22 @@ def _scaled_input(value: ir.Value | None) -> tuple[ir.Value, ir.Node] | None:
 
 def _product(source: ir.Value, add: ir.Node) -> tuple[ir.Node, set[ir.Node]] | None:
     """The rest of the product, whose factors are x, 0.5 and the output of `add`."""
-    first = only_reader(add.outputs[0])
-    if first is None or not is_op(first, "Mul"):
+    first = graph.only_reader(add.outputs[0])
+    if first is None or not graph.is_op(first, "Mul"):
         return None
-    other = next((b for a, b in operands(first) if a is add.outputs[0]), None)
-    half = with_number(producer(other, "Mul"), "Mul")
+    other = next((b for a, b in graph.operands(first) if a is add.outputs[0]), None)
+    half = graph.with_number(graph.producer(other, "Mul"), "Mul")
     if half is not None and half[0] is source and half[1] == 0.5:
-        maker = producer(other, "Mul")
+        maker = graph.producer(other, "Mul")
         assert maker is not None, "just matched"
         return first, {first, maker}
-    second = only_reader(first.outputs[0])
-    if second is None or not is_op(second, "Mul"):
+    second = graph.only_reader(first.outputs[0])
+    if second is None or not graph.is_op(second, "Mul"):
         return None
-    rest = next((b for a, b in operands(second) if a is first.outputs[0]), None)
-    if (other is source and constant_scalar(rest) == 0.5) or (
-        rest is source and constant_scalar(other) == 0.5
-    ):
-        return second, {first, second}
-    return None
+    rest = next((b for a, b in graph.operands(second) if a is first.outputs[0]), None)
+    factors = ((other, rest), (rest, other))
+    matches = any(one is source and graph.constant_scalar(two) == 0.5 for one, two in factors)
+    return (second, {first, second}) if matches else None
 
 
 def decompose_hard_swish(model: ir.Model) -> int:
@@ -99,7 +86,7 @@ def decompose_hard_swish(model: ir.Model) -> int:
 
 
 def _decompose(editor: Editor, node: ir.Node) -> bool:
-    source = input_at(node, 0)
+    source = graph.input_at(node, 0)
     if source is None:
         return False
     base = node.name or node.outputs[0].name or "HardSwish"
@@ -126,28 +113,29 @@ def scale_clip_bounds(model: ir.Model) -> int:
 
 def rescalable_behind(node: ir.Node) -> list[ir.Node] | None:
     """The layers behind a Clip to [0, m] that can be rescaled together with the layer before it."""
-    maker = node.inputs[0].producer() if node.inputs[0] is not None else None
-    if maker is None or not is_op(maker, *BIASED_LAYERS) or only_reader(maker.outputs[0]) is not node:
+    maker = graph.producer(node.inputs[0], *BIASED_LAYERS)
+    if maker is None or graph.only_reader(maker.outputs[0]) is not node:
         return None
-    if constant_scalar(input_at(node, 1)) != 0 or not (constant_scalar(input_at(node, 2)) or 0) > 0:
+    low, high = (graph.constant_scalar(graph.input_at(node, index)) for index in (1, 2))
+    if low != 0 or not (high or 0) > 0:
         return None
-    if not _constant_layer(maker) or _depthwise(maker):
+    # The NPU knows the pair of depthwise Conv and ReLU6 as it is, and no other bound for it.
+    if not is_constant_layer(maker) or is_depthwise(maker):
         return None
     return _layers_behind(node.outputs[0])
 
 
-def _depthwise(node: ir.Node) -> bool:
-    """The NPU knows the pair of depthwise Conv and ReLU6 as it is, and no other bound for it."""
-    weight = input_at(node, 1)
-    group = attribute_int(node, "group", 1)
-    return group > 1 and weight is not None and weight.shape is not None and weight.shape[1] == 1
+def is_depthwise(conv: ir.Node) -> bool:
+    """Whether every channel has a kernel of its own."""
+    shape = graph.dims(graph.input_at(conv, 1)) or ()
+    return graph.attribute_int(conv, "group", 1) > 1 and len(shape) > 1 and shape[1] == 1
 
 
 def _rescale(editor: Editor, node: ir.Node) -> bool:
     behind = rescalable_behind(node)
     if not behind:
         return False
-    bound = constant_scalar(node.inputs[2])
+    bound = graph.constant_scalar(node.inputs[2])
     maker = node.inputs[0].producer() if node.inputs[0] is not None else None
     assert bound is not None
     assert maker is not None
@@ -164,15 +152,10 @@ def _rescale(editor: Editor, node: ir.Node) -> bool:
 
 
 def _multiply(editor: Editor, layer: ir.Node, index: int, factor: float) -> None:
-    array = real_constant(input_at(layer, index))
+    array = graph.real_constant(graph.input_at(layer, index))
     if array is not None:
         scaled = (array.astype(np.float64) * factor).astype(array.dtype)
         editor.set_constant(layer, index, scaled, "weight" if index == 1 else "bias")
-
-
-def _constant_layer(node: ir.Node) -> bool:
-    bias = input_at(node, 2)
-    return real_constant(input_at(node, 1)) is not None and (bias is None or real_constant(bias) is not None)
 
 
 def _layers_behind(value: ir.Value) -> list[ir.Node] | None:
@@ -187,9 +170,9 @@ def _layers_behind(value: ir.Value) -> list[ir.Node] | None:
             node = use.node
             if use.idx != 0 or node.graph is not value.graph:
                 return None
-            if is_op(node, *BIASED_LAYERS) and real_constant(input_at(node, 1)) is not None:
+            if graph.is_op(node, *BIASED_LAYERS) and graph.real_constant(graph.input_at(node, 1)) is not None:
                 found.append(node)
-            elif is_op(node, *_CARRIERS) and _zero_pad(node):
+            elif graph.is_op(node, *_CARRIERS) and _zero_pad(node):
                 stack.extend(node.outputs)
             else:
                 return None
@@ -197,5 +180,5 @@ def _layers_behind(value: ir.Value) -> list[ir.Node] | None:
 
 
 def _zero_pad(node: ir.Node) -> bool:
-    filler = input_at(node, 2) if node.op_type == "Pad" else None
-    return filler is None or constant_scalar(filler) == 0
+    filler = graph.input_at(node, 2) if node.op_type == "Pad" else None
+    return filler is None or graph.constant_scalar(filler) == 0

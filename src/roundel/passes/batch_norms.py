@@ -9,23 +9,8 @@ import numpy as np
 import onnx_ir as ir
 from numpy.typing import NDArray
 
-from roundel.model.edit import Editor, rewrite
-from roundel.model.graph import (
-    attribute_float,
-    attribute_int,
-    attribute_ints,
-    attribute_string,
-    constant_array,
-    dims,
-    input_at,
-    integers,
-    is_op,
-    only_reader,
-    operands,
-    producer,
-    rank,
-    real_constant,
-)
+from roundel.model import graph
+from roundel.model.edit import Attributes, Editor, rewrite
 from roundel.model.layers import Layer, read_layer
 from roundel.targets.operators import LAYERS
 
@@ -49,15 +34,15 @@ class Affine:
 
 def inference_affine(node: ir.Node, opset: int) -> Affine | None:
     """What a BatchNormalization does, if it is in inference mode and its parameters are constant."""
-    if not is_op(node, "BatchNormalization") or len(node.inputs) < 5 or not _is_inference(node, opset):
+    if not graph.is_op(node, "BatchNormalization") or len(node.inputs) < 5 or not _is_inference(node, opset):
         return None
-    arrays = [real_constant(value) for value in node.inputs[1:5]]
+    arrays = [graph.real_constant(value) for value in node.inputs[1:5]]
     vectors = [array.astype(np.float64) for array in arrays if array is not None and array.ndim == 1]
     if len(vectors) != 4 or len({vector.size for vector in vectors}) != 1 or not vectors[0].size:
         # Without channels there is nothing to compute, and a convolution of no groups is not one.
         return None
     gamma, beta, mean, variance = vectors
-    spread = variance + attribute_float(node, "epsilon", _EPSILON)
+    spread = variance + graph.attribute_float(node, "epsilon", _EPSILON)
     if not np.all(spread > 0):
         return None
     scale = gamma / np.sqrt(spread)
@@ -68,8 +53,8 @@ def inference_affine(node: ir.Node, opset: int) -> Affine | None:
 def constant_affine(node: ir.Node, layer: Layer) -> Affine | None:
     """What an Add or a Mul of one constant number per channel does to the output of a layer."""
     size = layer.outputs
-    for value, other in operands(node) if is_op(node, "Add", "Mul") else ():
-        array = real_constant(other)
+    for value, other in graph.operands(node) if graph.is_op(node, "Add", "Mul") else ():
+        array = graph.real_constant(other)
         if value is not layer.node.outputs[0] or array is None:
             continue
         numbers = per_channel(array, layer.stored.ndim, size)
@@ -81,11 +66,11 @@ def constant_affine(node: ir.Node, layer: Layer) -> Affine | None:
     return None
 
 
-def per_channel(array: NDArray[np.generic], rank: int, size: int) -> NDArray[np.float64] | None:
+def per_channel(array: NDArray[np.generic], ndim: int, size: int) -> NDArray[np.float64] | None:
     """The constant as one number per channel, if broadcasting repeats it along everything else."""
-    if array.ndim > rank:
+    if array.ndim > ndim:
         return None
-    shape = (1,) * (rank - array.ndim) + array.shape
+    shape = (1,) * (ndim - array.ndim) + array.shape
     if any(dim != 1 for axis, dim in enumerate(shape) if axis != 1) or shape[1] not in (1, size):
         return None
     return np.broadcast_to(array.reshape(-1), (size,)).astype(np.float64)
@@ -94,31 +79,34 @@ def per_channel(array: NDArray[np.generic], rank: int, size: int) -> NDArray[np.
 def _is_inference(node: ir.Node, opset: int) -> bool:
     if any(value.uses() or value.is_graph_output() for value in node.outputs[1:]):
         return False
-    if attribute_int(node, "spatial", 1) != 1:
+    if graph.attribute_int(node, "spatial", 1) != 1:
         return False
     if opset >= _TRAINING_MODE_SINCE:
-        return attribute_int(node, "training_mode", 0) == 0
+        return graph.attribute_int(node, "training_mode", 0) == 0
     if opset < _TEST_MODE_UNTIL:
-        return attribute_int(node, "is_test", 0) != 0
+        return graph.attribute_int(node, "is_test", 0) != 0
     # In between, a node that asks for the running statistics is in training.
     return len([value for value in node.outputs if value.name]) == 1
 
 
 def foldable(value: ir.Value | None) -> Layer | None:
     """The layer that makes a value, where its constants can absorb a map of its output channels."""
-    node = producer(value, *LAYERS)
+    node = graph.producer(value, *LAYERS)
     layer = None if node is None else read_layer(node)
-    if layer is None or any(
-        value is not None and real_constant(value) is None for value in layer.node.inputs[1:3]
-    ):
+    if layer is None or not is_constant_layer(layer.node):
         return None
     # Two-dimensional on both sides, a MatMul is a Gemm; with more dimensions channels are not second.
-    return layer if layer.op != "MatMul" or rank(layer.node.inputs[0]) == 2 else None
+    return layer if layer.op != "MatMul" or graph.rank(layer.node.inputs[0]) == 2 else None
+
+
+def is_constant_layer(node: ir.Node) -> bool:
+    """Whether the weight, and the bias where there is one, are constants."""
+    return all(value is None or graph.real_constant(value) is not None for value in node.inputs[1:3])
 
 
 def can_absorb(layer: Layer, reader: ir.Node, affine: Affine) -> bool:
     """Whether `reader` alone sees the output of the layer, channels agree, and 16 bits hold the result."""
-    if only_reader(layer.node.outputs[0]) is not reader or layer.outputs != affine.scale.size:
+    if graph.only_reader(layer.node.outputs[0]) is not reader or layer.outputs != affine.scale.size:
         return False
     return layer.stored.dtype != np.float16 or all(map(_finite, _absorbed(layer, affine)))
 
@@ -149,7 +137,7 @@ def _absorbed(layer: Layer, affine: Affine) -> tuple[NDArray[Any], NDArray[Any]]
 
 
 def _new_bias(layer: Layer, affine: Affine) -> NDArray[np.float64]:
-    bias = real_constant(input_at(layer.node, 2))
+    bias = graph.real_constant(graph.input_at(layer.node, 2))
     if bias is None:
         return affine.shift
     bias = bias.astype(np.float64)
@@ -178,27 +166,18 @@ def _convert(editor: Editor, node: ir.Node) -> bool:
     affine = inference_affine(node, editor.opset)
     if affine is None:
         return False
-    gamma = real_constant(node.inputs[1])
-    shape = dims(node.inputs[0])
+    gamma = graph.real_constant(node.inputs[1])
+    shape = graph.dims(node.inputs[0])
     if gamma is None or shape is None or len(shape) not in _RANKS:
         return False
     spatial, count = len(shape) - 2, affine.scale.size
     base = node.name or node.outputs[0].name or "BatchNormalization"
-    weight = affine.scale.astype(gamma.dtype).reshape(count, 1, *(1,) * spatial)
-    inputs = [
-        node.inputs[0],
-        editor.initializer(f"{base}_weight", weight),
-        editor.initializer(f"{base}_bias", affine.shift.astype(np.dtype(gamma.dtype))),
-    ]
-    ones = (1,) * spatial
-    attributes: dict[str, int | tuple[int, ...]] = {
-        "group": count,
-        "kernel_shape": ones,
-        "strides": ones,
-        "dilations": ones,
-        "pads": (0,) * (2 * spatial),
-    }
-    editor.replace(node, "Conv", inputs, attributes)
+    kernel = affine.scale.astype(gamma.dtype).reshape(count, 1, *(1,) * spatial)
+    weight = editor.initializer(f"{base}_weight", kernel)
+    bias = editor.initializer(f"{base}_bias", affine.shift.astype(np.dtype(gamma.dtype)))
+    sizes = dict.fromkeys(("kernel_shape", "strides", "dilations"), (1,) * spatial)
+    attributes: Attributes = {"group": count, **sizes, "pads": (0,) * (2 * spatial)}
+    editor.replace(node, "Conv", [node.inputs[0], weight, bias], attributes)
     return True
 
 
@@ -217,21 +196,14 @@ def fold_batch_norm(model: ir.Model) -> int:
 
 
 def _fold_affine(editor: Editor, node: ir.Node) -> bool:
-    if is_op(node, "Add", "Mul"):
-        return _fold_constant(editor, node)
+    if graph.is_op(node, "Add", "Mul"):
+        layer = next(filter(None, map(foldable, node.inputs)), None)
+        return layer is not None and _fold_into_layer(editor, node, layer, constant_affine(node, layer))
     affine = inference_affine(node, editor.opset)
     if affine is None:
         return False
     layer = foldable(node.inputs[0])
     return _fold_into_layer(editor, node, layer, affine) or _fold_into_branches(editor, node, affine)
-
-
-def _fold_constant(editor: Editor, node: ir.Node) -> bool:
-    for value in node.inputs:
-        layer = foldable(value)
-        if layer is not None:
-            return _fold_into_layer(editor, node, layer, constant_affine(node, layer))
-    return False
 
 
 def _fold_into_layer(editor: Editor, node: ir.Node, layer: Layer | None, affine: Affine | None) -> bool:
@@ -244,8 +216,8 @@ def _fold_into_layer(editor: Editor, node: ir.Node, layer: Layer | None, affine:
 
 
 def _fold_into_branches(editor: Editor, norm: ir.Node, affine: Affine) -> bool:
-    concat = producer(norm.inputs[0], "Concat")
-    if concat is None or only_reader(concat.outputs[0]) is not norm:
+    concat = graph.producer(norm.inputs[0], "Concat")
+    if concat is None or graph.only_reader(concat.outputs[0]) is not norm:
         return False
     layers = [foldable(value) for value in concat.inputs]
     total = sum(layer.outputs for layer in layers if layer is not None)
@@ -271,7 +243,7 @@ def _fold_into_branches(editor: Editor, norm: ir.Node, affine: Affine) -> bool:
 
 
 def _joins_channels(concat: ir.Node) -> bool:
-    axis = attribute_int(concat, "axis", 1)
+    axis = graph.attribute_int(concat, "axis", 1)
     shape = concat.outputs[0].shape
     return axis == 1 or (axis < 0 and shape is not None and axis + len(shape) == 1)
 
@@ -282,22 +254,18 @@ def fold_pad(model: ir.Model) -> int:
 
 
 def _fold(editor: Editor, node: ir.Node) -> bool:
-    source = input_at(node, 0)
-    reader = only_reader(node.outputs[0])
-    if (
-        source is None
-        or reader is None
-        or not is_op(reader, "Conv")
-        or reader.inputs[0] is not node.outputs[0]
-    ):
+    source = graph.input_at(node, 0)
+    reader = graph.only_reader(node.outputs[0])
+    if source is None or reader is None or not graph.is_op(reader, "Conv"):
         return False
-    if attribute_string(reader, "auto_pad", "NOTSET") != "NOTSET" or not _pads_with_zero(node):
+    if reader.inputs[0] is not node.outputs[0]:
         return False
-    rank = len(dims(node.outputs[0]) or dims(source) or ())
-    extra = _spatial_pads(node, rank)
+    if graph.attribute_string(reader, "auto_pad", "NOTSET") != "NOTSET" or not _pads_with_zero(node):
+        return False
+    extra = _spatial_pads(node, len(graph.dims(node.outputs[0]) or graph.dims(source) or ()))
     if extra is None:
         return False
-    own = attribute_ints(reader, "pads") or (0,) * len(extra)
+    own = graph.attribute_ints(reader, "pads") or (0,) * len(extra)
     if len(own) != len(extra):
         return False
     total = [a + b for a, b in zip(own, extra, strict=True)]
@@ -308,25 +276,25 @@ def _fold(editor: Editor, node: ir.Node) -> bool:
 
 
 def _pads_with_zero(node: ir.Node) -> bool:
-    if attribute_string(node, "mode", "constant") != "constant":
+    if graph.attribute_string(node, "mode", "constant") != "constant":
         return False
-    filler = input_at(node, 2)
+    filler = graph.input_at(node, 2)
     if filler is None:
         return True
-    array = constant_array(filler)
+    array = graph.constant_array(filler)
     return array is not None and not array.any()
 
 
-def _spatial_pads(node: ir.Node, rank: int) -> list[int] | None:
+def _spatial_pads(node: ir.Node, ndim: int) -> list[int] | None:
     """Begin and end for each spatial axis; None where another axis is padded or anything is cropped."""
-    pads, axes = integers(input_at(node, 1)), integers(input_at(node, 3))
-    if pads is None or rank < 3 or (axes is None and input_at(node, 3) is not None):
+    pads, axes = graph.integers(graph.input_at(node, 1)), graph.integers(graph.input_at(node, 3))
+    if pads is None or ndim < 3 or (axes is None and graph.input_at(node, 3) is not None):
         return None
-    where = [axis % rank for axis in axes] if axes is not None else list(range(rank))
+    where = [axis % ndim for axis in axes] if axes is not None else list(range(ndim))
     if len(pads) != 2 * len(where) or min(pads) < 0:
         return None
     begin = dict(zip(where, pads[: len(where)], strict=True))
     end = dict(zip(where, pads[len(where) :], strict=True))
     if any(side.get(axis, 0) for side in (begin, end) for axis in (0, 1)):
         return None
-    return [side.get(axis, 0) for side in (begin, end) for axis in range(2, rank)]
+    return [side.get(axis, 0) for side in (begin, end) for axis in range(2, ndim)]

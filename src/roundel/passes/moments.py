@@ -7,16 +7,7 @@ from dataclasses import dataclass, replace
 
 import onnx_ir as ir
 
-from roundel.model.graph import (
-    attribute_int,
-    constant_scalar,
-    input_at,
-    is_op,
-    operands,
-    producer,
-    reduced_axes,
-    with_number,
-)
+from roundel.model import graph
 
 _FLOATS = frozenset({ir.DataType.FLOAT16, ir.DataType.FLOAT, ir.DataType.DOUBLE})
 
@@ -57,17 +48,17 @@ def normalized(last: ir.Node) -> Pattern | None:
 def over_root(last: ir.Node, inside: Matcher) -> Iterator[tuple[ir.Value, Pattern]]:
     """What a Div or a Mul may divide by a root of something, with the pattern of the root."""
     pairs: tuple[tuple[ir.Value, Pattern | None], ...] = ()
-    if is_op(last, "Div") and len(last.inputs) == 2 and last.inputs[0] is not None:
+    if graph.is_op(last, "Div") and len(last.inputs) == 2 and last.inputs[0] is not None:
         pairs = ((last.inputs[0], deviation(last.inputs[1], inside)),)
-    elif is_op(last, "Mul"):
-        pairs = tuple((value, reciprocal_deviation(other, inside)) for value, other in operands(last))
+    elif graph.is_op(last, "Mul"):
+        pairs = tuple((value, reciprocal_deviation(other, inside)) for value, other in graph.operands(last))
     yield from ((value, found) for value, found in pairs if found is not None)
 
 
 def centered(value: ir.Value | None) -> Pattern | None:
     """Match `x - mean(x)`."""
-    node = producer(value, "Sub")
-    found = None if node is None else mean(input_at(node, 1))
+    node = graph.producer(value, "Sub")
+    found = None if node is None else mean(graph.input_at(node, 1))
     if node is None or found is None or found.source is not node.inputs[0]:
         return None
     return found.joined(node)
@@ -75,12 +66,12 @@ def centered(value: ir.Value | None) -> Pattern | None:
 
 def mean(value: ir.Value | None) -> Pattern | None:
     """Match ReduceMean with keepdims, or GlobalAveragePool."""
-    node = producer(value, "ReduceMean", "GlobalAveragePool")
-    source = None if node is None else input_at(node, 0)
+    node = graph.producer(value, "ReduceMean", "GlobalAveragePool")
+    source = None if node is None else graph.input_at(node, 0)
     if node is None or source is None or source.shape is None:
         return None
     rank = len(source.shape)
-    axes = tuple(range(2, rank)) if node.op_type == "GlobalAveragePool" else reduced_axes(node, rank)
+    axes = tuple(range(2, rank)) if node.op_type == "GlobalAveragePool" else graph.reduced_axes(node, rank)
     return Pattern(source, frozenset({node}), axes) if axes else None
 
 
@@ -96,8 +87,8 @@ def padded_variance(value: ir.Value | None) -> Pattern | None:
 
 def padded_square(value: ir.Value | None) -> Pattern | None:
     """Match `mean(x ** 2) + epsilon`."""
-    add = producer(value, "Add")
-    pair = with_number(add, "Add")
+    add = graph.producer(value, "Add")
+    pair = graph.with_number(add, "Add")
     averaged = None if pair is None else mean(pair[0])
     square = None if averaged is None else squared(averaged.source)
     if add is None or pair is None or averaged is None or square is None:
@@ -108,8 +99,8 @@ def padded_square(value: ir.Value | None) -> Pattern | None:
 def deviation(value: ir.Value | None, inside: Matcher = padded_variance) -> Pattern | None:
     """Match the root of a pattern, of `variance + epsilon` unless told otherwise."""
     value, casts = _behind_cast(value)
-    node = producer(value, "Sqrt", "Pow")
-    if node is None or (node.op_type == "Pow" and constant_scalar(input_at(node, 1)) != 0.5):
+    node = graph.producer(value, "Sqrt", "Pow")
+    if node is None or (node.op_type == "Pow" and graph.constant_scalar(graph.input_at(node, 1)) != 0.5):
         return None
     found = inside(node.inputs[0])
     return None if found is None else found.joined(node, *casts)
@@ -118,32 +109,32 @@ def deviation(value: ir.Value | None, inside: Matcher = padded_variance) -> Patt
 def reciprocal_deviation(value: ir.Value | None, inside: Matcher = padded_variance) -> Pattern | None:
     """Match 1 by such a root."""
     value, casts = _behind_cast(value)
-    node = producer(value, "Reciprocal", "Div", "Pow")
+    node = graph.producer(value, "Reciprocal", "Div", "Pow")
     if node is None:
         return None
     if node.op_type == "Pow":
-        found = inside(node.inputs[0]) if constant_scalar(input_at(node, 1)) == -0.5 else None
-    elif node.op_type == "Div":
-        found = deviation(input_at(node, 1), inside) if constant_scalar(input_at(node, 0)) == 1.0 else None
+        found = inside(node.inputs[0]) if graph.constant_scalar(graph.input_at(node, 1)) == -0.5 else None
+    elif node.op_type == "Div" and graph.constant_scalar(graph.input_at(node, 0)) != 1.0:
+        return None
     else:
-        found = deviation(node.inputs[0], inside)
+        found = deviation(graph.input_at(node, 1 if node.op_type == "Div" else 0), inside)
     return None if found is None else found.joined(node, *casts)
 
 
 def squared(value: ir.Value | None) -> Pattern | None:
     """Match `x ** 2` or `x * x`."""
-    node = producer(value, "Mul", "Pow")
-    base = None if node is None else input_at(node, 0)
+    node = graph.producer(value, "Mul", "Pow")
+    base = None if node is None else graph.input_at(node, 0)
     if node is None or base is None:
         return None
-    other = input_at(node, 1)
-    matches = other is base if node.op_type == "Mul" else constant_scalar(other) == 2.0
+    other = graph.input_at(node, 1)
+    matches = other is base if node.op_type == "Mul" else graph.constant_scalar(other) == 2.0
     return Pattern(base, frozenset({node})) if matches else None
 
 
 def _behind_cast(value: ir.Value | None) -> tuple[ir.Value | None, tuple[ir.Node, ...]]:
     """Mixed-precision exports widen the square and narrow the root; the fused operators do so inside."""
-    node = producer(value, "Cast")
-    if node is None or attribute_int(node, "to", 0) not in _FLOATS:
+    node = graph.producer(value, "Cast")
+    if node is None or graph.attribute_int(node, "to", 0) not in _FLOATS:
         return value, ()
-    return input_at(node, 0), (node,)
+    return graph.input_at(node, 0), (node,)

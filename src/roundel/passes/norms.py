@@ -5,31 +5,19 @@ from __future__ import annotations
 import math
 from collections.abc import Callable
 from dataclasses import dataclass, replace
-from typing import Any
+from functools import partial
+from typing import Any, TypeVar
 
 import numpy as np
 import onnx_ir as ir
 from numpy.typing import NDArray
 
+from roundel.model import graph
 from roundel.model.edit import Editor, rewrite
-from roundel.model.graph import (
-    attribute_float,
-    constant_scalar,
-    dims,
-    input_at,
-    is_op,
-    only_reader,
-    operands,
-    opset_version,
-    producer,
-    real_constant,
-    reduced_axes,
-    replaceable,
-    static_shape,
-)
 from roundel.passes.batch_norms import per_channel
-from roundel.passes.moments import Pattern, mean, normalized, reciprocal_deviation, squared
+from roundel.passes.moments import Matcher, Pattern, mean, normalized, reciprocal_deviation, squared
 
+T = TypeVar("T")
 _LAYER_NORM_SINCE = 17
 
 # The operator computes its statistics in 32 bits, so a double model would lose precision.
@@ -41,7 +29,8 @@ def fuse_layer_norm(model: ir.Model) -> int:
 
     Needs opset 17. Tolerance: the order of the sums, about 1e-6 (1e-3 in 16-bit floats).
     """
-    return rewrite(model, _fuse_layer_norm, "Div", "Mul") if opset_version(model) >= _LAYER_NORM_SINCE else 0
+    known = graph.opset_version(model) >= _LAYER_NORM_SINCE
+    return rewrite(model, _fuse_layer_norm, "Div", "Mul") if known else 0
 
 
 def _fuse_layer_norm(editor: Editor, core: ir.Node) -> bool:
@@ -49,27 +38,25 @@ def _fuse_layer_norm(editor: Editor, core: ir.Node) -> bool:
     shape = None if found is None else _normalized_shape(found)
     if found is None or shape is None or found.source.dtype not in _LAYER_NORM_TYPES:
         return False
-    nodes, last = set(found.nodes), core
-    scale, scaling = _operand(last, "Mul", shape)
-    if scaling is not None:
-        nodes, last = nodes | {scaling}, scaling
-    bias, shifting = _operand(last, "Add", shape)
-    if shifting is not None:
-        nodes, last = nodes | {shifting}, shifting
-    if not replaceable(found.source, nodes, last):
+    kind = found.source.dtype
+    scale, found, last = _with_operand(found, core, "Mul", partial(_operand, shape))
+    bias, found, last = _with_operand(found, last, "Add", partial(_operand, shape))
+    if not graph.replaceable(found.source, found.nodes, last):
         return False
     base = last.name or last.outputs[0].name or "LayerNormalization"
     if scale is None:
-        scale = editor.initializer(f"{base}_scale", np.ones(shape, dtype=found.source.dtype.numpy()))
-    inputs = [found.source, _shaped(editor, scale, shape), *([_shaped(editor, bias, shape)] if bias else [])]
+        factor = editor.initializer(f"{base}_scale", np.ones(shape, dtype=kind.numpy()))
+    else:
+        factor = _shaped(editor, *scale)
+    inputs = [found.source, factor, *([_shaped(editor, *bias)] if bias is not None else [])]
     attributes: dict[str, int | float] = {"axis": -len(shape), "epsilon": found.least}
-    editor.replace_all(nodes, last, "LayerNormalization", inputs, attributes)
+    editor.replace_all(found.nodes, last, "LayerNormalization", inputs, attributes)
     return True
 
 
 def _normalized_shape(found: Pattern) -> tuple[int, ...] | None:
     """Sizes of the normalized dimensions, if they are the last ones and known."""
-    known = dims(found.source)
+    known = graph.dims(found.source)
     if known is None or found.axes != tuple(range(found.axes[0], len(known))):
         return None
     sizes = tuple(d for d in known[found.axes[0] :] if d is not None)
@@ -78,24 +65,34 @@ def _normalized_shape(found: Pattern) -> tuple[int, ...] | None:
 
 def _applied(node: ir.Node, op_type: str) -> tuple[ir.Value, NDArray[Any], ir.Node] | None:
     """The real constant that the one reader of a node applies to it, and that reader."""
-    reader = only_reader(node.outputs[0])
-    if reader is None or not is_op(reader, op_type):
+    reader = graph.only_reader(node.outputs[0])
+    if reader is None or not graph.is_op(reader, op_type):
         return None
-    for value, other in operands(reader):
-        array = real_constant(other)
+    for value, other in graph.operands(reader):
+        array = graph.real_constant(other)
         if value is node.outputs[0] and array is not None:
             return other, array, reader
     return None
 
 
-def _operand(node: ir.Node, op_type: str, shape: tuple[int, ...]) -> tuple[ir.Value | None, ir.Node | None]:
-    """A constant over the normalized dimensions that is applied to a node, and by which node."""
-    found = _applied(node, op_type)
-    if found is None or _spread(found[1], shape) is None:
-        return None, None
+def _with_operand(
+    found: Pattern, last: ir.Node, op_type: str, read: Callable[[ir.Node, ir.Value, NDArray[Any]], T | None]
+) -> tuple[T | None, Pattern, ir.Node]:
+    """What `read` makes of the constant applied behind the pattern, and the pattern that ends with it."""
+    applied = _applied(last, op_type)
+    made = None if applied is None else read(last, applied[0], applied[1])
+    if applied is None or made is None:
+        return None, found, last
+    return made, found.joined(applied[2]), applied[2]
+
+
+def _operand(
+    shape: tuple[int, ...], node: ir.Node, value: ir.Value, array: NDArray[Any]
+) -> tuple[ir.Value, NDArray[Any]] | None:
+    """A constant, and what it is over the normalized dimensions."""
     kind = node.outputs[0].dtype
-    same = kind is None or kind == ir.DataType.from_numpy(found[1].dtype)
-    return (found[0], found[2]) if same else (None, None)
+    spread = _spread(array, shape) if kind in (None, ir.DataType.from_numpy(array.dtype)) else None
+    return None if spread is None else (value, spread)
 
 
 def _spread(array: NDArray[Any], shape: tuple[int, ...]) -> NDArray[Any] | None:
@@ -109,13 +106,10 @@ def _spread(array: NDArray[Any], shape: tuple[int, ...]) -> NDArray[Any] | None:
     return np.broadcast_to(array, shape) if fits else None
 
 
-def _shaped(editor: Editor, value: ir.Value, shape: tuple[int, ...]) -> ir.Value:
-    array = real_constant(value)
-    assert array is not None, "found by _operand"
-    if array.shape == shape:
+def _shaped(editor: Editor, value: ir.Value, spread: NDArray[Any]) -> ir.Value:
+    array = graph.real_constant(value)
+    if array is not None and array.shape == spread.shape:
         return value
-    spread = _spread(array, shape)
-    assert spread is not None, "found by _operand"
     return editor.initializer(value.name or "scale", np.array(spread))
 
 
@@ -129,7 +123,7 @@ def fuse_instance_norm(model: ir.Model) -> int:
     Both usual forms are known: `(x - mean) / deviation * scale + shift`, and the one of TensorFlow,
     `x * factor + (shift - mean * factor)`. Tolerance: the order of the sums, about 1e-5.
     """
-    known = opset_version(model) >= _INSTANCE_NORM_SINCE
+    known = graph.opset_version(model) >= _INSTANCE_NORM_SINCE
     return rewrite(model, _fuse_instance_norm, "Div", "Mul", "Add") if known else 0
 
 
@@ -142,27 +136,25 @@ class _Match:
 
 
 def _fuse_instance_norm(editor: Editor, node: ir.Node) -> bool:
-    match = _tensorflow_form(node) if is_op(node, "Add") else _plain_form(node)
+    match = _tensorflow_form(node) if graph.is_op(node, "Add") else _plain_form(node)
     if match is None or match.found.source.dtype != ir.DataType.FLOAT:
         return False
     found, last = match.found, match.last
     count = _channels(found)
-    if count is None or not replaceable(found.source, found.nodes, last):
+    if count is None or not graph.replaceable(found.source, found.nodes, last):
         return False
     base = last.name or last.outputs[0].name or "InstanceNormalization"
     scale = np.ones(count) if match.scale is None else match.scale
     shift = np.zeros(count) if match.shift is None else match.shift
-    inputs = [
-        found.source,
-        editor.initializer(f"{base}_scale", scale.astype(np.float32)),
-        editor.initializer(f"{base}_shift", shift.astype(np.float32)),
-    ]
-    editor.replace_all(found.nodes, last, "InstanceNormalization", inputs, {"epsilon": found.least})
+    numbers = {"scale": scale, "shift": shift}.items()
+    constants = [editor.initializer(f"{base}_{word}", each.astype(np.float32)) for word, each in numbers]
+    inputs, attributes = [found.source, *constants], {"epsilon": found.least}
+    editor.replace_all(found.nodes, last, "InstanceNormalization", inputs, attributes)
     return True
 
 
 def _channels(found: Pattern) -> int | None:
-    shape = dims(found.source)
+    shape = graph.dims(found.source)
     if shape is None or len(shape) < 3 or found.axes != tuple(range(2, len(shape))):
         return None
     return shape[1] or None
@@ -173,13 +165,13 @@ def _plain_form(core: ir.Node) -> _Match | None:
     count = None if found is None else _channels(found)
     if found is None or count is None:
         return None
-    rank, last = len(found.source.shape or ()), core
-    scale, scaling = _by_channel(last, "Mul", rank, count)
-    if scaling is not None:
-        found, last = found.joined(scaling), scaling
-    shift, shifting = _by_channel(last, "Add", rank, count)
-    if shifting is not None:
-        found, last = found.joined(shifting), shifting
+    rank = len(found.source.shape or ())
+
+    def by_channel(_: ir.Node, __: ir.Value, array: NDArray[Any]) -> NDArray[Any] | None:
+        return per_channel(array, rank, count) if array.size == count else None
+
+    scale, found, last = _with_operand(found, core, "Mul", by_channel)
+    shift, found, last = _with_operand(found, last, "Add", by_channel)
     # Over the last of three dimensions alone, this is a layer normalization unless the scale says otherwise.
     # So it is where a scale follows that is not one number per channel.
     if (scale is None and rank == 3) or _applied(last, "Mul") is not None:
@@ -187,25 +179,14 @@ def _plain_form(core: ir.Node) -> _Match | None:
     return _Match(found, last, scale, shift)
 
 
-def _by_channel(
-    node: ir.Node, op_type: str, rank: int, count: int
-) -> tuple[NDArray[np.float64] | None, ir.Node | None]:
-    """One number per channel that is applied to a node, and by which node."""
-    found = _applied(node, op_type)
-    if found is None or found[1].size != count:
-        return None, None
-    numbers = per_channel(found[1], rank, count)
-    return (None, None) if numbers is None else (numbers, found[2])
-
-
 def _tensorflow_form(last: ir.Node) -> _Match | None:
     """Match `x * factor + (shift - mean(x) * factor)` with `factor = scale / deviation`."""
-    for left, right in operands(last):
-        times, minus = producer(left, "Mul"), producer(right, "Sub")
+    for left, right in graph.operands(last):
+        times, minus = graph.producer(left, "Mul"), graph.producer(right, "Sub")
         if times is None or minus is None:
             continue
-        moved = producer(minus.inputs[1], "Mul")
-        for source, factor in operands(times):
+        moved = graph.producer(minus.inputs[1], "Mul")
+        for source, factor in graph.operands(times):
             match = _with_factor(last, source, factor, (times, minus, moved))
             if match is not None:
                 return match
@@ -218,13 +199,13 @@ def _with_factor(
     times, minus, moved = nodes
     if moved is None:
         return None
-    centers = [mean(value) for value, other in operands(moved) if other is factor]
+    centers = [mean(value) for value, other in graph.operands(moved) if other is factor]
     center = next((c for c in centers if c is not None), None)
     found, scale = _factor(factor)
     if center is None or found is None or center.source is not source or found.source is not source:
         return None
     count = _channels(found)
-    shift = real_constant(minus.inputs[0])
+    shift = graph.real_constant(minus.inputs[0])
     if count is None or shift is None or center.axes != found.axes:
         return None
     rank = len(source.shape or ())
@@ -237,11 +218,11 @@ def _with_factor(
 
 def _factor(value: ir.Value) -> tuple[Pattern | None, NDArray[Any] | None]:
     plain = reciprocal_deviation(value)
-    node = producer(value, "Mul")
+    node = graph.producer(value, "Mul")
     if plain is not None or node is None:
         return plain, None
-    for inverse, other in operands(node):
-        found, scale = reciprocal_deviation(inverse), real_constant(other)
+    for inverse, other in graph.operands(node):
+        found, scale = reciprocal_deviation(inverse), graph.real_constant(other)
         if found is not None and scale is not None:
             return found.joined(node), scale
     return None, None
@@ -268,15 +249,12 @@ def fuse_l2_norm(model: ir.Model) -> int:
     return rewrite(model, _fuse_l2_norm, "Div", "Mul")
 
 
-_Matcher = Callable[[ir.Value | None], Pattern | None]
-
-
 def _fuse_l2_norm(editor: Editor, last: ir.Node) -> bool:
     found = _quotient(last)
     if found is None or not 0 < found.least <= _LARGEST_CLAMP or found.source.dtype not in _TYPES:
         return False
     nodes = found.nodes | {last}
-    if not replaceable(found.source, nodes, last):
+    if not graph.replaceable(found.source, nodes, last):
         return False
     editor.replace_all(nodes, last, "LpNormalization", [found.source], {"axis": found.axes[0], "p": 2})
     return True
@@ -284,10 +262,10 @@ def _fuse_l2_norm(editor: Editor, last: ir.Node) -> bool:
 
 def _quotient(last: ir.Node) -> Pattern | None:
     if last.op_type == "Div":
-        found = _expanded(input_at(last, 1), input_at(last, 0))
-        return found if found is not None and found.source is input_at(last, 0) else None
-    for value, other in operands(last):
-        inverse = producer(other, "Reciprocal")
+        found = _expanded(graph.input_at(last, 1), graph.input_at(last, 0))
+        return found if found is not None and found.source is graph.input_at(last, 0) else None
+    for value, other in graph.operands(last):
+        inverse = graph.producer(other, "Reciprocal")
         found = None if inverse is None else _expanded(inverse.inputs[0], value)
         if inverse is not None and found is not None and found.source is value:
             return found.joined(inverse)
@@ -296,52 +274,52 @@ def _quotient(last: ir.Node) -> Pattern | None:
 
 def _expanded(value: ir.Value | None, like: ir.Value | None) -> Pattern | None:
     """A clamped norm, perhaps expanded to the shape of the vector."""
-    node = producer(value, "Expand")
+    node = graph.producer(value, "Expand")
     if node is None:
         return _clamped(value, _norm)
-    shape = producer(input_at(node, 1), "Shape")
+    shape = graph.producer(graph.input_at(node, 1), "Shape")
     same = shape is not None and shape.inputs[0] is like and not shape.attributes
-    sizes = static_shape(like)
-    if not same and (sizes is None or sizes != static_shape(node.outputs[0])):
+    sizes = graph.static_shape(like)
+    if not same and (sizes is None or sizes != graph.static_shape(node.outputs[0])):
         return None
-    found = _clamped(input_at(node, 0), _norm)
+    found = _clamped(graph.input_at(node, 0), _norm)
     return None if found is None else found.joined(node)
 
 
 def _norm(value: ir.Value | None) -> Pattern | None:
     """Match ReduceL2, or the root of a sum of squares that may be clamped inside."""
-    node = producer(value, "ReduceL2", "Sqrt")
+    node = graph.producer(value, "ReduceL2", "Sqrt")
     if node is None or node.op_type == "ReduceL2":
         return _reduction(node)
-    inside = _clamped(input_at(node, 0), _sum_of_squares)
+    inside = _clamped(graph.input_at(node, 0), _sum_of_squares)
     if inside is None:
         return None
     return replace(inside.joined(node), least=math.sqrt(inside.least))
 
 
 def _sum_of_squares(value: ir.Value | None) -> Pattern | None:
-    node = producer(value, "ReduceSum", "ReduceSumSquare")
+    node = graph.producer(value, "ReduceSum", "ReduceSumSquare")
     if node is None or node.op_type == "ReduceSumSquare":
         return _reduction(node)
-    root, found = squared(input_at(node, 0)), _reduction(node)
+    root, found = squared(graph.input_at(node, 0)), _reduction(node)
     return None if root is None or found is None else replace(found.joined(*root.nodes), source=root.source)
 
 
 def _reduction(node: ir.Node | None) -> Pattern | None:
-    source = None if node is None else input_at(node, 0)
+    source = None if node is None else graph.input_at(node, 0)
     if node is None or source is None or source.shape is None:
         return None
-    axes = reduced_axes(node, len(source.shape))
+    axes = graph.reduced_axes(node, len(source.shape))
     return Pattern(source, frozenset({node}), axes) if axes is not None and len(axes) == 1 else None
 
 
-def _clamped(value: ir.Value | None, inner: _Matcher) -> Pattern | None:
+def _clamped(value: ir.Value | None, inner: Matcher) -> Pattern | None:
     """What `inner` matches, perhaps behind Max or Clip from below."""
-    node = producer(value, "Max", "Clip")
+    node = graph.producer(value, "Max", "Clip")
     if node is None:
         return inner(value)
     if node.op_type == "Max":
-        pairs = [(a, constant_scalar(b)) for a, b in operands(node)]
+        pairs = [(a, graph.constant_scalar(b)) for a, b in graph.operands(node)]
     else:
         pairs = [(node.inputs[0], _lower_bound(node))] if node.inputs[0] is not None else []
     for body, clamp in pairs:
@@ -353,10 +331,10 @@ def _clamped(value: ir.Value | None, inner: _Matcher) -> Pattern | None:
 
 def _lower_bound(clip: ir.Node) -> float | None:
     """The minimum of a Clip without a maximum."""
-    upper = input_at(clip, 2)
-    if upper is not None and (constant_scalar(upper) or 0.0) < _NO_MAXIMUM:
+    upper = graph.input_at(clip, 2)
+    if upper is not None and (graph.constant_scalar(upper) or 0.0) < _NO_MAXIMUM:
         return None
-    if attribute_float(clip, "max", math.inf) < _NO_MAXIMUM:
+    if graph.attribute_float(clip, "max", math.inf) < _NO_MAXIMUM:
         return None
-    lower = input_at(clip, 1)
-    return constant_scalar(lower) if lower is not None else attribute_float(clip, "min", -1.0)
+    lower = graph.input_at(clip, 1)
+    return graph.constant_scalar(lower) if lower is not None else graph.attribute_float(clip, "min", -1.0)

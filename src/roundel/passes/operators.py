@@ -10,17 +10,8 @@ from itertools import accumulate
 import numpy as np
 import onnx_ir as ir
 
+from roundel.model import graph
 from roundel.model.edit import Editor, rewrite
-from roundel.model.graph import (
-    any_reduced_axes,
-    attribute_int,
-    attribute_ints,
-    attribute_string,
-    dims,
-    input_at,
-    integers,
-    static_shape,
-)
 
 _FLOATS = frozenset({ir.DataType.FLOAT16, ir.DataType.FLOAT, ir.DataType.DOUBLE})
 
@@ -34,14 +25,14 @@ def reduce_mean_to_pool(model: ir.Model) -> int:
 
 
 def _convert(editor: Editor, node: ir.Node) -> bool:
-    source = input_at(node, 0)
-    shape = dims(source)
+    source = graph.input_at(node, 0)
+    shape = graph.dims(source)
     if source is None or shape is None or len(shape) != 4 or source.dtype not in _FLOATS:
         return False
     # Unlike a mean, a pool over an empty tensor is an error in ONNX Runtime.
-    if any_reduced_axes(node, 4) != (2, 3) or 0 in shape:
+    if graph.any_reduced_axes(node, 4) != (2, 3) or 0 in shape:
         return False
-    if attribute_int(node, "keepdims", 1):
+    if graph.attribute_int(node, "keepdims", 1):
         editor.replace(node, "GlobalAveragePool", [source], {})
     else:
         base = node.name or node.outputs[0].name or "ReduceMean"
@@ -64,8 +55,8 @@ def split_large_pools(model: ir.Model) -> int:
 
 
 def _split(editor: Editor, node: ir.Node) -> bool:
-    source = input_at(node, 0)
-    shape = dims(source)
+    source = graph.input_at(node, 0)
+    shape = graph.dims(source)
     if shape is None or len(shape) != 4 or 0 in shape:
         return False
     height, width = shape[2], shape[3]
@@ -99,9 +90,9 @@ def split_to_slice(model: ir.Model) -> int:
 
 def _sizes(node: ir.Node, size: int | None) -> tuple[int, ...] | None:
     """Sizes of the parts, or None where they are not known."""
-    sizes = attribute_ints(node, "split")
-    if sizes is None and input_at(node, 1) is not None:
-        sizes = integers(node.inputs[1])
+    sizes = graph.attribute_ints(node, "split")
+    if sizes is None and graph.input_at(node, 1) is not None:
+        sizes = graph.integers(node.inputs[1])
         if sizes is None:
             return None
     count = len(node.outputs)
@@ -115,9 +106,9 @@ def _sizes(node: ir.Node, size: int | None) -> tuple[int, ...] | None:
 
 
 def _slices(editor: Editor, node: ir.Node) -> bool:
-    source = input_at(node, 0)
-    axis = attribute_int(node, "axis", 0)
-    shape = dims(source)
+    source = graph.input_at(node, 0)
+    axis = graph.attribute_int(node, "axis", 0)
+    shape = graph.dims(source)
     in_range = shape is not None and -len(shape) <= axis < len(shape)
     sizes = _sizes(node, shape[axis] if shape is not None and in_range else None)
     if source is None or sizes is None:
@@ -199,9 +190,8 @@ def explicit_attributes(model: ir.Model) -> int:
     and left alone elsewhere. A transposed convolution with an odd total padding is left alone too, because
     runtimes disagree on which side gets the extra row.
     """
-    return rewrite(model, _write_conv, "Conv", "ConvTranspose") + rewrite(
-        model, _write_pool, "MaxPool", "AveragePool"
-    )
+    convs = rewrite(model, _write_conv, "Conv", "ConvTranspose")
+    return convs + rewrite(model, _write_pool, "MaxPool", "AveragePool")
 
 
 @dataclass(frozen=True, slots=True)
@@ -219,22 +209,18 @@ class _Window:
 
 
 def _window(node: ir.Node, kernel: tuple[int, ...]) -> _Window:
-    ones = (1,) * len(kernel)
-    return _Window(kernel, attribute_ints(node, "strides") or ones, attribute_ints(node, "dilations") or ones)
+    sizes = (graph.attribute_ints(node, name) or (1,) * len(kernel) for name in ("strides", "dilations"))
+    return _Window(kernel, *sizes)
 
 
 def _write_conv(_: Editor, node: ir.Node) -> bool:
-    kernel = attribute_ints(node, "kernel_shape")
-    weight = static_shape(input_at(node, 1))
+    kernel = graph.attribute_ints(node, "kernel_shape")
+    weight = graph.static_shape(graph.input_at(node, 1))
     kernel = kernel or (weight[2:] if weight else None)
     if not kernel:
         return False
     window = _window(node, kernel)
-    written = {
-        "kernel_shape": window.kernel,
-        "strides": window.strides,
-        "dilations": window.dilations,
-    }
+    written = {"kernel_shape": window.kernel, "strides": window.strides, "dilations": window.dilations}
     pads = _pads(node, window)
     changed = _write(node, written, pads)
     if "group" not in node.attributes:
@@ -244,12 +230,13 @@ def _write_conv(_: Editor, node: ir.Node) -> bool:
 
 
 def _write_pool(_: Editor, node: ir.Node) -> bool:
-    kernel = attribute_ints(node, "kernel_shape")
+    kernel = graph.attribute_ints(node, "kernel_shape")
     if not kernel:
         return False
     window = _window(node, kernel)
     # Neither the standard nor the runtimes agree on automatic padding together with ceil_mode.
-    if attribute_int(node, "ceil_mode", 0) and attribute_string(node, "auto_pad", "NOTSET") != "NOTSET":
+    automatic = graph.attribute_string(node, "auto_pad", "NOTSET") != "NOTSET"
+    if automatic and graph.attribute_int(node, "ceil_mode", 0):
         return False
     return _write(node, {"strides": window.strides}, _pads(node, window))
 
@@ -260,7 +247,7 @@ def _write(node: ir.Node, written: dict[str, tuple[int, ...]], pads: tuple[int, 
         written = {**written, "pads": pads}
         changed = node.attributes.pop("auto_pad", None) is not None
     for name, values in written.items():
-        if attribute_ints(node, name) != values:
+        if graph.attribute_ints(node, name) != values:
             node.attributes[name] = ir.AttrInt64s(name, values)
             changed = True
     return changed
@@ -271,10 +258,10 @@ def _pads(node: ir.Node, window: _Window) -> tuple[int, ...] | None:
     # With an output shape, pads follow from it, and the attribute is ignored.
     if "output_shape" in node.attributes:
         return None
-    mode = attribute_string(node, "auto_pad", "NOTSET")
+    mode = graph.attribute_string(node, "auto_pad", "NOTSET")
     none = (0,) * (2 * len(window.kernel))
     if mode == "NOTSET":
-        return attribute_ints(node, "pads") or none
+        return graph.attribute_ints(node, "pads") or none
     if mode == "VALID":
         return none
     totals = _transposed_totals(node, window) if node.op_type == "ConvTranspose" else _totals(node, window)
@@ -300,12 +287,12 @@ def _totals(node: ir.Node, window: _Window) -> tuple[int, ...] | None:
 
 def _transposed_totals(node: ir.Node, window: _Window) -> tuple[int, ...] | None:
     """Padding that gives size * stride outputs, which does not depend on the size."""
-    extra = attribute_ints(node, "output_padding") or (0,) * len(window.kernel)
+    extra = graph.attribute_ints(node, "output_padding") or (0,) * len(window.kernel)
     totals = tuple(e + x - s for e, x, s in zip(window.extent, extra, window.strides, strict=True))
     return totals if all(t >= 0 and t % 2 == 0 for t in totals) else None
 
 
 def _spatial(node: ir.Node, window: _Window) -> Sequence[int | None]:
-    shape = dims(input_at(node, 0))
+    shape = graph.dims(graph.input_at(node, 0))
     rank = len(window.kernel)
     return shape[2:] if shape is not None and len(shape) == rank + 2 else (None,) * rank

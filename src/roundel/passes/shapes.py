@@ -186,8 +186,8 @@ def _fix(value: ir.Value, sizes: tuple[int, ...], bindings: dict[str, int]) -> b
                 hint="Give the declared sizes, and choose only those of the open dimensions.",
             )
         for dim, size in zip(before, sizes, strict=True):
-            if isinstance(dim, ir.SymbolicDim) and dim.value is not None and dim.value not in _ANONYMOUS:
-                _bind(bindings, dim.value, size)
+            if (name := _symbol(dim)) is not None:
+                _bind(bindings, name, size)
     value.shape = ir.Shape(sizes)
     return before is None or tuple(before) != sizes
 
@@ -205,10 +205,7 @@ def _bind(bindings: dict[str, int], name: str, size: int) -> None:
 def _apply(value: ir.Value, bindings: Mapping[str, int]) -> bool:
     if value.shape is None or not bindings:
         return False
-    fixed = [
-        bindings.get(d.value, d) if isinstance(d, ir.SymbolicDim) and d.value is not None else d
-        for d in value.shape
-    ]
+    fixed = [bindings.get(_symbol(dim) or "", dim) for dim in value.shape]
     if fixed == list(value.shape):
         return False
     value.shape = ir.Shape(fixed)
@@ -216,11 +213,13 @@ def _apply(value: ir.Value, bindings: Mapping[str, int]) -> bool:
 
 
 def _symbols(value: ir.Value) -> set[str]:
-    return {
-        dim.value
-        for dim in value.shape or ()
-        if isinstance(dim, ir.SymbolicDim) and dim.value is not None and dim.value not in _ANONYMOUS
-    }
+    return {name for dim in value.shape or () if (name := _symbol(dim)) is not None}
+
+
+def _symbol(dim: object) -> str | None:
+    """The name of an open dimension that means something."""
+    name = dim.value if isinstance(dim, ir.SymbolicDim) else None
+    return None if name in _ANONYMOUS else name
 
 
 def _unknown(key: str, inputs: set[str], symbols: set[str]) -> RecipeError:

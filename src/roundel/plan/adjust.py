@@ -37,15 +37,10 @@ def upper_bound(node: ir.Node) -> float | None:
     return bounds[1]
 
 
-def top_of_range(params: QParams) -> float:
-    """The largest value that the codes can hold."""
-    top = (params.qtype.qmax - params.zero_point.astype("float64")) * params.scale.astype("float64")
-    return float(top.max())
-
-
 def saturates(params: QParams, bound: float) -> bool:
     """Whether no code stands for a value above the bound, so that a Relu is as good as the Clip."""
-    return top_of_range(params) <= bound * (1 + 1e-6)
+    top = (params.qtype.qmax - params.zero_point.astype("float64")) * params.scale.astype("float64")
+    return bool(top.max() <= bound * (1 + 1e-6))
 
 
 def will_saturate(plan: QuantPlan, node: ir.Node) -> bool:
@@ -67,14 +62,11 @@ def on_grid(bound: float, scheme: Storage) -> bool:
     """Whether the bound is the largest value of some power-of-two scale."""
     if not isinstance(scheme, Scheme):
         return False
-    exponent = math.log2(bound / largest_code(scheme))
-    return abs(exponent - round(exponent)) < 1e-6
-
-
-def largest_code(scheme: Scheme) -> int:
-    """The largest code, counted from the zero point of a symmetric scheme."""
     _, high = code_limits(scheme)
-    return high if scheme.qtype.signed else high - (scheme.qtype.qmax + 1) // 2
+    if not scheme.qtype.signed:
+        high -= (scheme.qtype.qmax + 1) // 2  # counted from the zero point of a symmetric scheme
+    exponent = math.log2(bound / high)
+    return abs(exponent - round(exponent)) < 1e-6
 
 
 def stored_output(node: ir.Node, stored: Container[str]) -> str | None:
@@ -153,23 +145,22 @@ def _fuses(node: ir.Node, reader: ir.Node, recipe: Recipe) -> bool:
 def align_groups(graph: ir.Graph, draft: Draft, nodes: Mapping[str, NodePlan], placement: Placement) -> None:
     """One scale where the hardware needs it."""
     for node in graph:
-        out = stored_output(node, draft.marks) if nodes[str(node.name)].quantized else None
+        wanted = nodes[str(node.name)].quantized and _aligned(node, placement)
+        out = stored_output(node, draft.marks) if wanted else None
         if out is None:
             continue
         found = [stored_input(value, draft.marks) for value in node.inputs]
         inputs = [name for name in found if name is not None and _alignable(draft, name, out)]
+        inputs = inputs if node.op_type == "Concat" else inputs[:1]
         if not inputs:
             continue
         why = f"{node.op_type} '{node.name}' works in one scale"
-        if draft.ties and _aligned(node, placement):
-            draft.tie([out, *(inputs if node.op_type == "Concat" else inputs[:1])], why)
-        elif node.op_type == "Concat" and placement.align_concat:
+        if draft.ties:
+            draft.tie([out, *inputs], why)
+        elif node.op_type in ("Concat", "Pad"):
             draft.align(out, inputs, why)
-        elif node.op_type in ("AveragePool", "GlobalAveragePool", "MaxPool", "Slice"):
-            if _aligned(node, placement):
-                draft.share(out, inputs[0], why)
-        elif _aligned(node, placement):
-            draft.align(out, inputs[:1], why)
+        else:
+            draft.share(out, inputs[0], why)
 
 
 def _aligned(node: ir.Node, placement: Placement) -> bool:
@@ -185,15 +176,11 @@ def _aligned(node: ir.Node, placement: Placement) -> bool:
 
 
 def _alignable(draft: Draft, name: str, out: str) -> bool:
-    mark, target = draft.marks[name], draft.marks[out]
-    return _same_steps(mark.scheme, target.scheme) and mark.role is not Role.BIAS
-
-
-def _same_steps(one: Storage, other: Storage) -> bool:
-    """Whether one scale can serve both."""
-    if isinstance(one, Scheme) and isinstance(other, Scheme):
-        return one.qtype is other.qtype
-    return one == other and needs_range(one)
+    """Whether one scale can serve both tensors."""
+    mark, other = draft.marks[name], draft.marks[out].scheme
+    if isinstance(mark.scheme, Scheme) and isinstance(other, Scheme):
+        return mark.scheme.qtype is other.qtype and mark.role is not Role.BIAS
+    return mark.scheme == other and needs_range(other) and mark.role is not Role.BIAS
 
 
 def keep_unsaturated(graph: ir.Graph, draft: Draft) -> None:
@@ -214,125 +201,104 @@ def apply_overrides(graph: ir.Graph, draft: Draft, recipe: Recipe, rules: Mappin
     """The user's last word on single tensors."""
     values = {str(v.name): v for n in graph for v in (*n.inputs, *n.outputs) if v is not None and v.name}
     for index, override in enumerate(recipe.overrides):
-        option = f"overrides[{index}]"
-        matched = matching_tensors(values, override.tensors, f"{option}.tensors")
-        _check_named(draft, matched, override, option)
+        work = _Overriding(draft, recipe, rules, f"overrides[{index}]")
+        matched = matching_tensors(values, override.tensors, f"{work.option}.tensors")
+        work.check_named(matched, override)
         for name in matched:
             if name in draft.marks:
-                fitting = _fitting(draft, name, override)
-                _override(draft, values[name], fitting, option, recipe, rules)
-        chosen = matching_nodes(graph, override.nodes, f"{option}.nodes")
+                work.tensor(values[name], override)
+        chosen = matching_nodes(graph, override.nodes, f"{work.option}.nodes")
         for node in graph:
             if str(node.name) in chosen:
-                _override_node(draft, node, override, option, recipe, rules)
+                work.node(node, override)
 
 
-def _check_named(draft: Draft, matched: Mapping[str, str], override: Override, option: str) -> None:
-    """A tensor named in full must be able to take the override; a pattern, at least one of its tensors."""
-    for name, selector in matched.items():
-        mark = draft.marks.get(name)
-        if name == selector and mark is not None and mark.role is Role.ACTIVATION and override.per_channel:
-            raise SelectionError(
-                f"The override asks for per-channel scales of '{name}', which is not a constant.",
-                where=option,
-                expected="the name of a weight",
-            )
-        if mark is None and (name == selector or draft.marks.keys().isdisjoint(matched)):
-            raise _not_quantized(draft, name, option)
+@dataclass(frozen=True, slots=True)
+class _Overriding:
+    """One override at work; `option` names it in messages."""
 
+    draft: Draft
+    recipe: Recipe
+    rules: Mapping[str, OpRule]
+    option: str
 
-def _fitting(draft: Draft, name: str, override: Override) -> Override:
-    """Activations have one scale, whatever a pattern that also matches weights says."""
-    only_weights = draft.marks[name].role is Role.ACTIVATION
-    return override.model_copy(update={"per_channel": None}) if only_weights else override
+    def check_named(self, matched: Mapping[str, str], override: Override) -> None:
+        """A tensor named in full must be able to take the override; of a pattern, at least one."""
+        marks = self.draft.marks
+        for name, selector in matched.items():
+            mark, named = marks.get(name), name == selector
+            if named and mark is not None and mark.role is Role.ACTIVATION and override.per_channel:
+                raise SelectionError(
+                    f"The override asks for per-channel scales of '{name}', which is not a constant.",
+                    where=self.option,
+                    expected="the name of a weight",
+                )
+            if mark is None and (named or marks.keys().isdisjoint(matched)):
+                raise SelectionError(
+                    f"The override names tensor '{name}', which is not quantized.",
+                    where=self.option,
+                    observed=self.draft.kept_float.get(name, "no quantized node reads or makes it"),
+                    hint="See `roundel explain MODEL --tensor NAME` for the reason.",
+                )
 
+    def node(self, node: ir.Node, override: Override) -> None:
+        """On a node, the type means its activations and the granularity means its weights."""
+        for value in (*node.inputs, *node.outputs):
+            mark = self.draft.marks.get(str(value.name)) if value is not None else None
+            if mark is None or value is None:
+                continue
+            if mark.role is Role.ACTIVATION:
+                self.tensor(value, override)
+            elif mark.role is Role.WEIGHT and override.per_channel is not None:
+                self.tensor(value, Override(nodes=override.nodes, per_channel=override.per_channel))
 
-def _not_quantized(draft: Draft, name: str, option: str) -> SelectionError:
-    return SelectionError(
-        f"The override names tensor '{name}', which is not quantized.",
-        where=option,
-        observed=draft.kept_float.get(name, "no quantized node reads or makes it"),
-        hint="See `roundel explain MODEL --tensor NAME` for the reason.",
-    )
+    def tensor(self, value: ir.Value, override: Override) -> None:
+        """Activations have one scale, whatever a pattern that also matches weights says."""
+        name = str(value.name)
+        mark = self.draft.marks[name]
+        if override.type == "float":
+            self.draft.drop(name, f"{self.option}: kept in float")
+            return
+        flows = mark.role is Role.ACTIVATION
+        per_channel = None if flows else override.per_channel
+        scheme, source = mark.scheme, mark.source
+        if override.type is not None:
+            base = self.recipe.activations if flows else self.recipe.weights
+            integer = scheme if isinstance(scheme, Scheme) else base.integer
+            scheme = storage_of(override.type, integer, scaled=base.scaled)
+        if isinstance(scheme, Scheme):
+            if override.symmetric is not None:
+                scheme = replace(scheme, symmetric=override.symmetric)
+            if per_channel is not None:
+                axis = self._channel_axis(value) if per_channel else None
+                scheme = replace(scheme, granularity=PerTensor() if axis is None else PerChannel(axis))
+        elif (override.symmetric, per_channel) != (None, None):
+            raise self._not_integer(name, scheme)
+        if override.fixed_range is not None:
+            if not needs_range(scheme):
+                raise self._not_integer(name, scheme)
+            source = Fixed(override.fixed_range)
+        elif override.type is not None and isinstance(source, Derived) and not isinstance(scheme, Scheme):
+            source = Observed()
+        if (scheme, source) != (mark.scheme, mark.source):
+            reason = f"{mark.reason} ({self.option})"
+            self.draft.marks[name] = replace(mark, scheme=scheme, source=source, reason=reason)
+            self.draft.pinned.add(name)
 
+    def _not_integer(self, name: str, scheme: Storage) -> SelectionError:
+        return SelectionError(
+            f"The override asks '{name}' for what only integers have.",
+            where=self.option,
+            observed=scheme,
+            expected="a tensor of an integer type, or 'type' beside it",
+        )
 
-def _override_node(
-    draft: Draft,
-    node: ir.Node,
-    override: Override,
-    option: str,
-    recipe: Recipe,
-    rules: Mapping[str, OpRule],
-) -> None:
-    """On a node, the type means its activations and the granularity means its weights."""
-    for value in (*node.inputs, *node.outputs):
-        mark = draft.marks.get(str(value.name)) if value is not None else None
-        if mark is None or value is None:
-            continue
-        if mark.role is Role.ACTIVATION:
-            _override(draft, value, _fitting(draft, str(value.name), override), option, recipe, rules)
-        elif mark.role is Role.WEIGHT and override.per_channel is not None:
-            only = Override(nodes=override.nodes, per_channel=override.per_channel)
-            _override(draft, value, only, option, recipe, rules)
-
-
-def _override(
-    draft: Draft,
-    value: ir.Value,
-    override: Override,
-    option: str,
-    recipe: Recipe,
-    rules: Mapping[str, OpRule],
-) -> None:
-    name = str(value.name)
-    mark = draft.marks[name]
-    if override.type == "float":
-        draft.drop(name, f"{option}: kept in float")
-        return
-    scheme, source = mark.scheme, mark.source
-    if override.type is not None:
-        base = recipe.activations if mark.role is Role.ACTIVATION else recipe.weights
-        integer = scheme if isinstance(scheme, Scheme) else base.integer
-        scheme = storage_of(override.type, integer, scaled=base.scaled)
-    if isinstance(scheme, Scheme):
-        scheme = _adjusted(scheme, value, override, rules)
-    elif (override.symmetric, override.per_channel) != (None, None):
-        raise _not_integer(name, scheme, option)
-    if override.fixed_range is not None:
-        if not needs_range(scheme):
-            raise _not_integer(name, scheme, option)
-        source = Fixed(override.fixed_range)
-    elif override.type is not None and isinstance(source, Derived) and not isinstance(scheme, Scheme):
-        source = Observed()
-    if (scheme, source) != (mark.scheme, mark.source):
-        draft.marks[name] = replace(mark, scheme=scheme, source=source, reason=f"{mark.reason} ({option})")
-        draft.pinned.add(name)
-
-
-def _adjusted(scheme: Scheme, value: ir.Value, override: Override, rules: Mapping[str, OpRule]) -> Scheme:
-    if override.symmetric is not None:
-        scheme = replace(scheme, symmetric=override.symmetric)
-    if override.per_channel is not None:
-        axis = _channel_axis_of(value, rules) if override.per_channel else None
-        scheme = replace(scheme, granularity=PerTensor() if axis is None else PerChannel(axis))
-    return scheme
-
-
-def _not_integer(name: str, scheme: Storage, option: str) -> SelectionError:
-    return SelectionError(
-        f"The override asks '{name}' for what only integers have.",
-        where=option,
-        observed=scheme,
-        expected="a tensor of an integer type, or 'type' beside it",
-    )
-
-
-def _channel_axis_of(value: ir.Value, rules: Mapping[str, OpRule]) -> int | None:
-    for node in value.consumers():
-        rule = rules.get(node.op_type)
-        if rule is not None and rule.channel_axis is not None:
-            return channel_axis(node, rule, rank(value) or 1)
-    return None
+    def _channel_axis(self, value: ir.Value) -> int | None:
+        for node in value.consumers():
+            rule = self.rules.get(node.op_type)
+            if rule is not None and rule.channel_axis is not None:
+                return channel_axis(node, rule, rank(value) or 1)
+        return None
 
 
 FAR_BELOW = 4.0

@@ -78,12 +78,10 @@ def plan_weights(model: ir.Model, recipe: Recipe) -> QuantPlan:
         reason = _objection(node) if verdict.quantized else None
         if reason is not None:
             nodes[verdict.name] = replace(verdict, quantized=False, reason=reason)
-    tensors = {}
+    tensors, scheme = {}, recipe.weight_only.scheme
     for layer in weight_layers(graph, nodes):
-        why = f"constant operand of {layer.op}"
-        tensors[layer.weight] = TensorPlan(
-            layer.weight, Role.WEIGHT, recipe.weight_only.scheme, Observed(), layer.node, why
-        )
+        why, name = f"constant operand of {layer.op}", layer.weight
+        tensors[name] = TensorPlan(name, Role.WEIGHT, scheme, Observed(), layer.node, why)
     kept = {
         str(v.name): "mode weight_only: activations stay float"
         for v in iter_values(graph)
@@ -116,13 +114,13 @@ def _objection(node: ir.Node) -> str | None:
         return "both operands are constants"
     if weight.dtype != np.float32 or weight.ndim != 2 or weight.size == 0:
         return f"its weight is {weight.dtype} {list(weight.shape)}, not a float32 matrix"
-    if node.op_type == "Gemm" and attribute_int(node, "transA", 0):
+    if node.op_type != "Gemm":
+        return None
+    if attribute_int(node, "transA", 0):
         return "Gemm that transposes its input"
-    if node.op_type == "Gemm" and attribute_float(node, "alpha", 1.0) != 1.0:
+    if attribute_float(node, "alpha", 1.0) != 1.0:
         return "Gemm that scales its product (alpha)"
-    if node.op_type == "Gemm" and attribute_float(node, "beta", 1.0) != 1.0:
-        return "Gemm that scales its bias (beta)"
-    return None
+    return "Gemm that scales its bias (beta)" if attribute_float(node, "beta", 1.0) != 1.0 else None
 
 
 def mix_types(graph: ir.Graph, draft: Draft, nodes: Mapping[str, NodePlan], recipe: Recipe) -> None:
@@ -139,9 +137,8 @@ def mix_types(graph: ir.Graph, draft: Draft, nodes: Mapping[str, NodePlan], reci
             if value is None or mark is None or isinstance(mark.source, Derived):
                 continue
             flows = mark.role is Role.ACTIVATION
-            base, wanted = (
-                (recipe.activations, moving) if flows else (recipe.weights, recipe.mixed.weights or moving)
-            )
+            base = recipe.activations if flows else recipe.weights
+            wanted = moving if flows else recipe.mixed.weights or moving
             integer = mark.scheme if isinstance(mark.scheme, Scheme) else base.integer
             scheme = storage_of(wanted, integer, scaled=base.scaled)
             if scheme != mark.scheme:
@@ -252,10 +249,7 @@ def build_plan(model: ir.Model, recipe: Recipe) -> QuantPlan:
     graph = model.graph
     rules = operator_rules(graph, recipe)
     nodes = choose_nodes(model, recipe, rules)
-    draft = Draft(
-        ties=recipe.activations.scale == "power_of_two",
-        float_outputs=recipe.placement.skip_output_op_types,
-    )
+    draft = Draft(recipe)
     marker = Marker(draft, recipe)
     for node in graph:
         if nodes[str(node.name)].quantized:
@@ -267,7 +261,8 @@ def build_plan(model: ir.Model, recipe: Recipe) -> QuantPlan:
     keep_unsaturated(graph, draft)
     set_block_axes(graph, draft, nodes, recipe.blocks)
     nodes = _touched(graph, draft, nodes)
-    tensors = _in_graph_order(graph, draft)
+    names = [str(value.name) for value in iter_values(graph)]
+    tensors = {name: draft.finished(name) for name in names if name in draft.marks}
     plan = QuantPlan(tensors, _kept_float(graph, draft, nodes), nodes, tuple(draft.folded))
     return replace(plan, watched=tuple(name for branch in branches(graph, plan) for name in branch.leaders))
 
@@ -283,12 +278,6 @@ def _touched(graph: ir.Graph, draft: Draft, nodes: Mapping[str, NodePlan]) -> di
             reason = "nothing around it is quantized" if alone else "no float32 tensor around it"
             verdicts[plan.name] = replace(plan, quantized=False, reason=reason)
     return verdicts
-
-
-def _in_graph_order(graph: ir.Graph, draft: Draft) -> dict[str, TensorPlan]:
-    finished = draft.finish()
-    order = [str(v.name) for v in iter_values(graph)]
-    return {name: finished[name] for name in order if name in finished}
 
 
 def _kept_float(graph: ir.Graph, draft: Draft, nodes: Mapping[str, NodePlan]) -> dict[str, str]:

@@ -51,7 +51,8 @@ def sums_distribution(node: ir.Node) -> bool:
     """Whether this is a Conv, MatMul or Mul with weights 0, 1, 2 … behind a Softmax."""
     if node.op_type not in ("Conv", "MatMul", "Mul", "Gemm"):
         return False
-    behind = any(_behind_softmax(value) for value in node.inputs if value is not None)
+    makers = [maker_behind(value, _SHAPERS) for value in node.inputs]
+    behind = any(maker is not None and maker.op_type == "Softmax" for maker in makers)
     return behind and any(_counts(value) for value in node.inputs)  # in this order: few weights are read
 
 
@@ -100,6 +101,15 @@ def joined_outputs(graph: ir.Graph) -> dict[str, Joint]:
     return {name: joint for name, joint in found.items() if joint is not None}
 
 
+def maker_behind(value: ir.Value | None, movers: frozenset[str] = MOVERS) -> ir.Node | None:
+    """The node that computed what a value holds, looking back through operators that only move values."""
+    node = None if value is None else value.producer()
+    while node is not None and node.op_type in movers:
+        source = node.inputs[0]
+        node = None if source is None else source.producer()
+    return node
+
+
 def _joint(value: ir.Value) -> Joint | None:
     node, turns = value.producer(), list[tuple[int, ...]]()
     while node is not None and node.op_type in ("Transpose", "Identity"):
@@ -128,10 +138,7 @@ def _signs(tail: set[ir.Node]) -> Iterator[ir.Node]:
 
 
 def _is_probability(value: ir.Value | None, factors: bool = True) -> bool:
-    node = None if value is None else value.producer()
-    while node is not None and node.op_type in MOVERS:
-        source = node.inputs[0]
-        node = None if source is None else source.producer()
+    node = maker_behind(value)
     if node is None:
         return False
     if node.op_type == "Mul" and factors:  # an object's score times its class's
@@ -144,13 +151,6 @@ def _counts(value: ir.Value | None) -> bool:
     if array is None or not _FEWEST_BINS <= array.size <= _MOST_BINS:
         return False
     return bool(np.array_equal(array.ravel(), np.arange(array.size)))
-
-
-def _behind_softmax(value: ir.Value) -> bool:
-    maker = value.producer()
-    while maker is not None and maker.op_type in _SHAPERS and maker.inputs[0] is not None:
-        maker = maker.inputs[0].producer()
-    return maker is not None and maker.op_type == "Softmax"
 
 
 _TRANSFORMS = frozenset({"Conv", "MatMul", "Gemm", "STFT", "DFT"})

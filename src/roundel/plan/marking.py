@@ -2,21 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection
+from collections.abc import Iterable
 from dataclasses import dataclass, replace
 
 import onnx_ir as ir
 
-from roundel.model.graph import (
-    attribute_float,
-    attribute_int,
-    clip_bounds,
-    is_constant,
-    is_float32,
-    only_reader,
-    rank,
-    static_shape,
-)
+from roundel.model import graph
 from roundel.plan.types import Derived, Fixed, Observed, Role, Shared, Source, TensorPlan, Unscaled
 from roundel.recipe.settings import Recipe
 from roundel.targets.operators import EVERY_INPUT, OpRule, Style, Trait, ops_with
@@ -41,9 +32,10 @@ class Mark:
 class Draft:
     """Marks by tensor name, kept in graph order, and a union-find over tensors that share a scale."""
 
-    def __init__(self, *, ties: bool = False, float_outputs: Collection[str] = ()) -> None:
-        self.ties = ties  # aligned tensors all have a say, and the largest scale wins (power of two)
-        self.float_outputs = float_outputs  # operators whose results stay float, whoever reads them
+    def __init__(self, recipe: Recipe) -> None:
+        # Aligned tensors all have a say, and the largest scale wins.
+        self.ties = recipe.activations.scale == "power_of_two"
+        self._float_outputs = recipe.placement.skip_output_op_types  # their results stay float, whoever reads
         self.marks: dict[str, Mark] = {}
         self.kept_float: dict[str, str] = {}
         self.folded: list[str] = []
@@ -61,7 +53,7 @@ class Draft:
         if value is None or not value.name or not quantizable(value):
             return False
         maker = value.producer()
-        if maker is not None and maker.op_type in self.float_outputs:
+        if maker is not None and maker.op_type in self._float_outputs:
             self.kept_float[value.name] = f"outputs of {maker.op_type} stay float, as the recipe says"
             return False
         self.marks.setdefault(value.name, mark)
@@ -104,24 +96,17 @@ class Draft:
             self._why[name] = why
         self._why[names[0]] = why
 
-    def why(self, name: str) -> str | None:
-        """Why the tensor shares its scale, when it does."""
-        return self._why.get(name)
-
-    def finish(self) -> dict[str, TensorPlan]:
-        """The marks as tensor plans."""
-        return {name: self._finished(name, mark) for name, mark in self.marks.items()}
-
-    def _finished(self, name: str, mark: Mark) -> TensorPlan:
-        source: Source = mark.source
-        scheme, reason = mark.scheme, mark.reason
+    def finished(self, name: str) -> TensorPlan:
+        """The tensor's mark as its plan."""
+        mark = self.marks[name]
+        source, scheme, reason = mark.source, mark.scheme, mark.reason
         if not needs_range(scheme):
             return TensorPlan(name, mark.role, scheme, Unscaled(), mark.decided_by, reason)
         leaders = self.leaders(name)
         alone = name in self.pinned or not self.pinned.isdisjoint(leaders)
         if leaders != (name,) and not alone and not isinstance(source, Derived):
             source = Shared(leaders)
-            reason = self.why(name) or reason
+            reason = self._why.get(name) or reason
             lead = self.marks.get(leaders[0])
             if lead is not None and isinstance(lead.scheme, Scheme) and isinstance(scheme, Scheme):
                 scheme = replace(lead.scheme, granularity=scheme.granularity)
@@ -143,10 +128,10 @@ class Draft:
 
 def quantizable(value: ir.Value) -> bool:
     """Float32 values; of constants only those that hold something finite to scale."""
-    if is_constant(value):
+    if graph.is_constant(value):
         tensor = value.const_value
         return tensor is not None and tensor.dtype is ir.DataType.FLOAT and tensor.size > 0
-    return is_float32(value)
+    return graph.is_float32(value)
 
 
 @dataclass(frozen=True, slots=True)
@@ -162,30 +147,23 @@ class Marker:
             self._follow(node)
         elif rule.style is Style.SHARE:
             self._share(node)
-        elif node.op_type == "Where" and not self._where_applies(node):
-            return
-        else:
-            self._own(node, rule)
-
-    def _own(self, node: ir.Node, rule: OpRule) -> None:
-        for index in self._data_inputs(node, rule):
-            self._operand(node, index, rule)
-        for index in rule.weights:
-            self._weight(node, _input(node, index), rule)
-        if rule.bias is not None:
-            self._bias(node, rule.bias)
-        self._outputs(node, rule)
-
-    def _data_inputs(self, node: ir.Node, rule: OpRule) -> range | tuple[int, ...]:
-        if rule.data == EVERY_INPUT:
-            return range(len(node.inputs))
-        if rule.op == "EmbedLayerNormalization":
-            return range(2, len(node.inputs))
-        return rule.data
+        elif node.op_type != "Where" or self._reads_codes(node):
+            data: Iterable[int] = rule.data
+            if rule.op == "EmbedLayerNormalization":
+                data = range(2, len(node.inputs))
+            elif rule.data == EVERY_INPUT:
+                data = range(len(node.inputs))
+            for index in data:
+                self._operand(node, index, rule)
+            for index in rule.weights:
+                self._weight(node, graph.input_at(node, index), rule)
+            if rule.bias is not None:
+                self._bias(node, rule.bias)
+            self._outputs(node, rule)
 
     def _operand(self, node: ir.Node, index: int, rule: OpRule) -> None:
-        value = _input(node, index)
-        if not is_constant(value):
+        value = graph.input_at(node, index)
+        if not graph.is_constant(value):
             self._activation(node, value, f"input {index} of {node.op_type} '{node.name}'")
         elif rule.op in _ELEMENTWISE and self.recipe.placement.constants_as_activations:
             why = f"constant operand of {node.op_type}: takes the activation type"
@@ -196,39 +174,29 @@ class Marker:
         else:
             self._weight(node, value, rule)
 
-    def _activation(self, node: ir.Node, value: ir.Value | None, why: str) -> None:
-        if self.recipe.placement.weights_only:
-            return
-        scheme = self.recipe.activations.scheme
-        self.draft.mark(value, Mark(Role.ACTIVATION, scheme, str(node.name), why))
+    def _activation(self, node: ir.Node, value: ir.Value | None, why: str, source: Source = OBSERVED) -> None:
+        if not self.recipe.placement.weights_only:
+            scheme = self.recipe.activations.scheme
+            self.draft.mark(value, Mark(Role.ACTIVATION, scheme, str(node.name), why, source))
 
     def _weight(self, node: ir.Node, value: ir.Value | None, rule: OpRule) -> None:
         if value is None:
             return
-        if not is_constant(value):
+        if not graph.is_constant(value):
             self._activation(node, value, f"computed weight of {node.op_type} '{node.name}'")
             return
-        scheme = self._weight_scheme(node, value, rule)
+        scheme, ndim = self.recipe.weights.scheme, graph.rank(value) or 0
+        wanted = self.recipe.weights.per_channel and ndim >= 2 and value is not node.inputs[0]
+        axis = channel_axis(node, rule, ndim) if wanted else None
+        if isinstance(scheme, Scheme) and axis is not None:
+            scheme = replace(scheme, granularity=PerChannel(axis))
         self.draft.mark(value, Mark(Role.WEIGHT, scheme, str(node.name), f"weight of {node.op_type}"))
 
-    def _weight_scheme(self, node: ir.Node, value: ir.Value, rule: OpRule) -> Storage:
-        scheme = self.recipe.weights.scheme
-        ndim = rank(value) or 0
-        if (
-            not isinstance(scheme, Scheme)
-            or not self.recipe.weights.per_channel
-            or ndim < 2
-            or value is node.inputs[0]
-        ):
-            return scheme
-        axis = channel_axis(node, rule, ndim)
-        return scheme if axis is None else replace(scheme, granularity=PerChannel(axis))
-
     def _bias(self, node: ir.Node, index: int) -> None:
-        value = _input(node, index)
+        value = graph.input_at(node, index)
         if value is None or self.recipe.placement.weights_only or self.recipe.bias.type == "float":
             return
-        if not is_constant(value):
+        if not graph.is_constant(value):
             self._activation(node, value, f"computed bias of {node.op_type} '{node.name}'")
             return
         if self.recipe.bias.type in ("int8", "weights"):
@@ -255,24 +223,19 @@ class Marker:
         granularity = scheme.granularity if isinstance(scheme, Scheme) else None
         if not isinstance(granularity, PerChannel):
             return True
-        shape, channels = static_shape(bias), static_shape(weight)
+        shape, channels = graph.static_shape(bias), graph.static_shape(weight)
         if shape is None or channels is None or len(shape) != 1:
             return False
         return shape[0] % channels[granularity.axis] == 0  # a ConvTranspose has as many for each group
 
     def _outputs(self, node: ir.Node, rule: OpRule | None = None) -> None:
+        known = None if rule is None else rule.output_range
         for value in node.outputs:
-            if rule is not None and rule.output_range is not None:
-                self._fixed_output(node, value, Range(*rule.output_range))
+            if known is not None:
+                why = f"{node.op_type} always lies in [{known[0]:g}, {known[1]:g}]"
+                self._activation(node, value, why, Fixed(Range(*known)))
             else:
                 self._activation(node, value, f"output of {node.op_type} '{node.name}'")
-
-    def _fixed_output(self, node: ir.Node, value: ir.Value, range_: Range) -> None:
-        if self.recipe.placement.weights_only:
-            return
-        why = f"{node.op_type} always lies in [{range_.low:g}, {range_.high:g}]"
-        scheme = self.recipe.activations.scheme
-        self.draft.mark(value, Mark(Role.ACTIVATION, scheme, str(node.name), why, Fixed(range_)))
 
     def _follow(self, node: ir.Node) -> None:
         value, out = node.inputs[0], node.outputs[0]
@@ -285,13 +248,7 @@ class Marker:
             self._activation(node, out, f"output of {node.op_type}, which saturation replaces")
             return
         self._outputs(node)
-        alone = only_reader(value) is node and self.draft.leaders(str(value.name)) == (value.name,)
-        if (
-            alone
-            and not self._aligns_inputs(value)
-            and value.producer() is not None
-            and self.draft.marked(out)
-        ):
+        if self._ends_here(node, value) and self.draft.marked(out):
             why = f"only {node.op_type} reads it: values outside its output's range do not matter"
             self.draft.share(str(value.name), str(out.name), why)
 
@@ -304,24 +261,25 @@ class Marker:
             and activations.scale == "float"
             and node.op_type not in placement.skip_output_op_types
             and _spans_zero(node)
-            and only_reader(value) is node
-            and value.producer() is not None
+            and self._ends_here(node, value)
             and value.producer().op_type not in ("Split", "If", "Loop")  # type: ignore[union-attr]
             and quantizable(node.outputs[0])
-            and self.draft.leaders(str(value.name)) == (value.name,)
-            and not self._aligns_inputs(value)
         )
 
-    def _aligns_inputs(self, value: ir.Value) -> bool:
-        """Whether its maker's inputs take its scale: others may read them, whatever cuts it off behind."""
-        producer, placement = value.producer(), self.recipe.placement
+    def _ends_here(self, node: ir.Node, value: ir.Value) -> bool:
+        """Whether the value was computed for this node alone, and shares its scale with no other tensor."""
+        maker, placement = value.producer(), self.recipe.placement
+        if maker is None or graph.only_reader(value) is not node:
+            return False
+        # The maker's inputs may take its scale: others may read them, whatever cuts it off behind.
         aligned = {"Concat": placement.align_concat, "Pad": placement.align_pad}
-        return producer is not None and aligned.get(producer.op_type, False)
+        alone = self.draft.leaders(str(value.name)) == (value.name,)
+        return alone and not aligned.get(maker.op_type, False)
 
     def _share(self, node: ir.Node) -> None:
         value = node.inputs[0]
         if self.recipe.placement.quantize_passthrough_inputs and value is not None:
-            if is_constant(value):
+            if graph.is_constant(value):
                 if node.op_type == "Gather":
                     why = f"table of Gather '{node.name}'"
                     self.draft.mark(value, Mark(Role.WEIGHT, self.recipe.weights.scheme, str(node.name), why))
@@ -338,17 +296,16 @@ class Marker:
             if self.draft.mark(out, Mark(Role.ACTIVATION, scheme, str(node.name), why)):
                 self.draft.share(str(out.name), str(value.name), why)
 
-    def _where_applies(self, node: ir.Node) -> bool:
-        if self.recipe.placement.quantize_passthrough_inputs:
-            return True
-        return self.draft.marked(_input(node, 1)) and self.draft.marked(_input(node, 2))
+    def _reads_codes(self, where: ir.Node) -> bool:
+        marked = all(self.draft.marked(graph.input_at(where, index)) for index in (1, 2))
+        return marked or self.recipe.placement.quantize_passthrough_inputs
 
 
 def _spans_zero(node: ir.Node) -> bool:
     """Whether zero, which every range holds, lies within the bounds: else saturation would come too late."""
     if node.op_type != "Clip":
         return True
-    bounds = clip_bounds(node)
+    bounds = graph.clip_bounds(node)
     return bounds is not None and (bounds[0] or 0.0) <= 0.0 <= (bounds[1] or 0.0)
 
 
@@ -357,18 +314,14 @@ def channel_axis(node: ir.Node, rule: OpRule, ndim: int) -> int | None:
     if rule.channel_axis is None:
         return None
     if rule.op == "Gemm":
-        return 0 if attribute_int(node, "transB", 0) else 1
+        return 0 if graph.attribute_int(node, "transB", 0) else 1
     return rule.channel_axis % ndim
 
 
 def _bias_factors(node: ir.Node) -> tuple[float, int]:
     if node.op_type == "Gemm":
-        alpha, beta = attribute_float(node, "alpha", 1.0), attribute_float(node, "beta", 1.0)
+        alpha, beta = graph.attribute_float(node, "alpha", 1.0), graph.attribute_float(node, "beta", 1.0)
         return (abs(alpha / beta) if alpha and beta else 1.0), 1
     if node.op_type == "ConvTranspose":
-        return 1.0, attribute_int(node, "group", 1)
+        return 1.0, graph.attribute_int(node, "group", 1)
     return 1.0, 1
-
-
-def _input(node: ir.Node, index: int) -> ir.Value | None:
-    return node.inputs[index] if index < len(node.inputs) else None

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import fnmatch
 from collections.abc import Callable, Iterable, Mapping, Sequence
+from functools import partial
 
 import numpy as np
 import onnx_ir as ir
@@ -29,28 +30,28 @@ from roundel.types import Scheme
 
 def matching_nodes(graph: ir.Graph, selectors: Sequence[str], option: str) -> dict[str, str]:
     """Node name -> the selector that matched it. A tensor's name stands for the node that makes it."""
-    found: dict[str, str] = {}
-    for selector in selectors:
-        hits = _nodes(graph, selector)
-        if not hits:
-            raise _nothing(graph, selector, option)
-        for name in hits:
-            found.setdefault(name, selector)
-    return found
+    return _matched(selectors, partial(_nodes, graph), partial(_nothing, graph, option=option))
 
 
 def matching_tensors(names: Iterable[str], selectors: Sequence[str], option: str) -> dict[str, str]:
     """Tensor name -> the selector that matched it."""
     pool = list(names)
+
+    def nothing(selector: str) -> SelectionError:
+        hint = did_you_mean(selector, pool) or "List the tensors with `roundel explain MODEL`."
+        return SelectionError(f"No tensor matches '{selector}'.", where=option, hint=hint)
+
+    return _matched(selectors, partial(_match, pool), nothing)
+
+
+def _matched(
+    selectors: Sequence[str], find: Callable[[str], list[str]], nothing: Callable[[str], SelectionError]
+) -> dict[str, str]:
     found: dict[str, str] = {}
     for selector in selectors:
-        hits = _match(pool, selector)
+        hits = find(selector)
         if not hits:
-            raise SelectionError(
-                f"No tensor matches '{selector}'.",
-                where=option,
-                hint=did_you_mean(selector, pool) or "List the tensors with `roundel explain MODEL`.",
-            )
+            raise nothing(selector)
         for name in hits:
             found.setdefault(name, selector)
     return found
@@ -114,9 +115,8 @@ def _nothing(graph: ir.Graph, selector: str, option: str) -> SelectionError:
     if selector.startswith("op:"):
         kinds = sorted({n.op_type for n in graph})
         hint = did_you_mean(selector[3:], kinds)
-        return SelectionError(
-            f"The model has no '{selector[3:]}' operator.", where=option, expected=", ".join(kinds), hint=hint
-        )
+        text = f"The model has no '{selector[3:]}' operator."
+        return SelectionError(text, where=option, expected=", ".join(kinds), hint=hint)
     names = [str(n.name) for n in graph] + [str(v.name) for n in graph for v in n.outputs]
     hint = did_you_mean(selector, names) or "List the nodes with `roundel inspect MODEL --nodes`."
     return SelectionError(f"No node or tensor matches '{selector}'.", where=option, hint=hint)
@@ -163,10 +163,8 @@ def choose_nodes(model: ir.Model, recipe: Recipe, rules: Mapping[str, OpRule]) -
     """A verdict for every node of the main graph, in graph order."""
     graph, selection = model.graph, recipe.selection
     included = matching_nodes(graph, selection.include, "selection.include")
-    excluded = {
-        name: f"excluded by '{word}'"
-        for name, word in matching_nodes(graph, selection.exclude, "selection.exclude").items()
-    }
+    named = matching_nodes(graph, selection.exclude, "selection.exclude")
+    excluded = {name: f"excluded by '{word}'" for name, word in named.items()}
     for subgraph in selection.exclude_subgraphs:
         border = f"{', '.join(subgraph.inputs)} -> {', '.join(subgraph.outputs)}"
         for name in subgraph_nodes(graph, subgraph, "selection.exclude_subgraphs"):

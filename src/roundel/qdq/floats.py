@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from typing import Any, Literal
 
 import numpy as np
@@ -23,6 +23,10 @@ ONNX_TYPES = {FloatType.BFLOAT16: ir.DataType.BFLOAT16, FloatType.FLOAT16: ir.Da
 _FLOAT_TYPES = {dtype: ftype for ftype, dtype in ONNX_TYPES.items()}
 
 
+Form = Literal["pair", "cast", "plain"]
+
+
+@dataclass(slots=True, eq=False)
 class FloatCell:
     """How one tensor gets into its type and back, with the constants that its nodes share.
 
@@ -32,28 +36,27 @@ class FloatCell:
         base: the tensor's name.
         ftype: the type.
         factor: the tensor's scale; None where it is stored as it is.
-        form: pair or cast.
+        form: pair; casts for any other.
     """
 
-    def __init__(
-        self,
-        graph: ir.Graph,
-        names: Names,
-        base: str,
-        ftype: FloatType,
-        factor: NDArray[np.float32] | None,
-        form: Literal["pair", "cast"],
-    ) -> None:
-        self.graph, self.names, self.base, self.ftype = graph, names, base, ftype
-        self.factor, self.form = factor, form
-        self.ends: list[ir.Value] = []  # scale and zero point of a pair; the scale alone of a scaled cast
-        if factor is not None or form == "pair":
-            self._end("scale", np.asarray(1.0, np.float32) if factor is None else factor)
-        if form == "pair":
-            self._end("zero_point", np.zeros((), ONNX_TYPES[ftype].numpy()))
+    graph: ir.Graph
+    names: Names
+    base: str
+    ftype: FloatType
+    factor: NDArray[np.float32] | None
+    form: Form
+    ends: list[ir.Value] = field(init=False)  # scale and zero point of a pair; of a scaled cast the scale
 
-    def _end(self, word: str, number: NDArray[Any]) -> None:
-        self.ends.append(add_constant(self.graph, self.names(f"{self.base}_{word}"), number))
+    def __post_init__(self) -> None:
+        numbers: dict[str, NDArray[Any]] = {}
+        if self.factor is not None or self.form == "pair":
+            numbers["_scale"] = np.asarray(1.0, np.float32) if self.factor is None else self.factor
+        if self.form == "pair":
+            numbers["_zero_point"] = np.zeros((), ONNX_TYPES[self.ftype].numpy())
+        self.ends = [self._constant(word, number) for word, number in numbers.items()]
+
+    def _constant(self, word: str, array: NDArray[Any]) -> ir.Value:
+        return add_constant(self.graph, self.names(f"{self.base}{word}"), array)
 
     def there_and_back(self, value: ir.Value, out: str, *, clip: bool, suffix: str = "") -> list[ir.Node]:
         """From float32 to the value that the type holds, again in float32, in a tensor named `out`."""
@@ -74,8 +77,7 @@ class FloatCell:
         """A constant whose 16 bits are in the file, read into a tensor named `out`."""
         content = array if self.factor is None else array / self.factor
         short = bits(content, self.ftype).view(ONNX_TYPES[self.ftype].numpy())
-        codes = add_constant(self.graph, self.names(f"{self.base}{CODES}"), short)
-        chain = Chain(codes, self.names, self.base)
+        chain = Chain(self._constant(CODES, short), self.names, self.base)
         self._back(chain)
         return chain.end(out)
 
@@ -91,8 +93,7 @@ class FloatCell:
         """The finite range of the type, in units of the tensor."""
         top = largest(self.ftype) * (1.0 if self.factor is None else float(self.factor))
         bound = np.asarray(min(top, _FLOAT32_MAX), np.float32)
-        low = add_constant(self.graph, self.names(f"{self.base}_lowest"), -bound)
-        return low, add_constant(self.graph, self.names(f"{self.base}_highest"), bound)
+        return self._constant("_lowest", -bound), self._constant("_highest", bound)
 
 
 def _to(dtype: ir.DataType) -> tuple[ir.Attr, ...]:
@@ -247,9 +248,6 @@ def _released(
     return replace(tensor, uses=uses, outputs=shown)
 
 
-Form = Literal["pair", "cast", "plain"]
-
-
 def put(graph: ir.Graph, tensors: Sequence[ShortTensor], form: Form, *, half_weights: bool = False) -> None:
     """Store lifted tensors in the given form, in place.
 
@@ -264,13 +262,13 @@ def put(graph: ir.Graph, tensors: Sequence[ShortTensor], form: Form, *, half_wei
         if is_constant(tensor.value):
             _put_constant(graph, names, tensor, form, half_weights=half_weights)
         elif form != "plain" or tensor.value.is_graph_input():
-            _put_moving(graph, names, tensor, "cast" if form == "plain" else form)
+            _put_moving(graph, names, tensor, form)
     if any(node.domain == QUARK for node in graph):
         graph.opset_imports.setdefault(QUARK, 1)
     graph.sort()
 
 
-def _put_moving(graph: ir.Graph, names: Names, tensor: ShortTensor, form: Literal["pair", "cast"]) -> None:
+def _put_moving(graph: ir.Graph, names: Names, tensor: ShortTensor, form: Form) -> None:
     source, out_name = tensor.value, None
     if tensor.outputs and graph.outputs[tensor.outputs[0]] is source:
         out_name = str(source.name)
@@ -301,8 +299,7 @@ def _put_constant(
             return
         last = add_constant(graph, names(f"{tensor.base}_rounded"), content)
     else:
-        kind: Literal["pair", "cast"] = "pair" if form == "pair" else "cast"
-        cell = FloatCell(graph, names, tensor.base, tensor.ftype, tensor.factor, kind)
+        cell = FloatCell(graph, names, tensor.base, tensor.ftype, tensor.factor, form)
         out = names(f"{tensor.base}{AFTER}")
         nodes = cell.stored(array, out) if half_weights else cell.there_and_back(value, out, clip=False)
         insert_behind(graph, value, nodes)

@@ -8,10 +8,10 @@ from dataclasses import dataclass
 import onnx_ir as ir
 
 from roundel.errors import RecipeError
-from roundel.model.edit import Names
+from roundel.model.edit import Names, add_constant
 from roundel.recipe.settings import Recipe
 from roundel.targets.npu import NATIVE_16_BIT_OPSET
-from roundel.types import QParams, QType
+from roundel.types import Array, QParams, QType
 
 MICROSOFT = "com.microsoft"
 QUARK = "com.amd.quark"
@@ -91,6 +91,25 @@ def stand_for(graph: ir.Graph, value: ir.Value, source: ir.Value) -> None:
             graph.outputs[position] = source
 
 
+def replace_node(graph: ir.Graph, node: ir.Node, result: ir.Value) -> None:
+    """Let a new value stand for a node's one output, under its name, and remove the node."""
+    old = node.outputs[0]
+    old.replace_all_uses_with(result, replace_graph_outputs=True)
+    result.shape, result.type = old.shape, old.type or result.type
+    graph.remove(node, safe=True)
+    name, old.name = old.name, None
+    result.name = name
+
+
+def add_constants(graph: ir.Graph, names: Names, base: str, **parts: Array) -> list[ir.Value]:
+    """New initializers, named after `base` and their part."""
+    return [add_constant(graph, names(f"{base}_{part}"), array) for part, array in parts.items()]
+
+
+Ends = tuple[ir.Value, ir.Value]
+"""Scale and zero point."""
+
+
 class Chain:
     """Grows from a value; nodes and tensors are named after the tensor that the chain stores.
 
@@ -115,29 +134,19 @@ class Chain:
         attributes: Sequence[ir.Attr] = (),
     ) -> None:
         """One more node."""
-        name = f"{self._base}_{label or op}"
-        out = ir.Value(
-            name=self._names(f"{name}_Output{self._suffix}"),
-            shape=self.value.shape,
-            type=ir.TensorType(dtype),
-        )
-        node = ir.Node(
-            domain,
-            op,
-            [self.value, *constants],
-            attributes=attributes,
-            outputs=[out],
-            name=self._names(f"{name}{self._suffix}"),
-        )
-        self.nodes.append(node)
-        self.value = out
+        name, inputs = f"{self._base}_{label or op}", [self.value, *constants]
+        free = self._names(f"{name}_Output{self._suffix}")
+        self.value = ir.Value(name=free, shape=self.value.shape, type=ir.TensorType(dtype))
+        free = self._names(f"{name}{self._suffix}")
+        self.nodes.append(ir.Node(domain, op, inputs, attributes=attributes, outputs=[self.value], name=free))
 
-    def quantize(self, domain: str, ends: tuple[ir.Value, ir.Value], params: QParams) -> None:
-        """Float in, codes out; `ends` are scale and zero point."""
+    def pair(self, domain: str, ends: Ends, params: QParams) -> None:
+        """To codes and back."""
         dtype = ir.DataType.from_numpy(params.qtype.dtype)
         self.add("QuantizeLinear", *ends, domain=domain, dtype=dtype, attributes=_axis(params))
+        self.dequantize(domain, ends, params)
 
-    def dequantize(self, domain: str, ends: tuple[ir.Value, ir.Value], params: QParams) -> None:
+    def dequantize(self, domain: str, ends: Ends, params: QParams) -> None:
         """Codes in, float out."""
         self.add("DequantizeLinear", *ends, domain=domain, attributes=_axis(params))
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
-from functools import cached_property, partial
+from functools import cached_property
 from typing import Any, TypeGuard
 
 import numpy as np
@@ -251,7 +251,7 @@ def strip_stored(model: ir.Model) -> StoredTensors:
             continue
         kind, name = BLOCK_FORMATS[op_key(node)], str(source.name)
         blocks.setdefault(name, StoredTensor(kind, np.ones(()), np.zeros(()), domain=QUARK, name=name))
-        ir.convenience.replace_all_uses_with(node.outputs[0], source, replace_graph_outputs=True)
+        node.outputs[0].replace_all_uses_with(source, replace_graph_outputs=True)
         model.graph.remove(node, safe=True)
     found = strip_pairs(model)
     return StoredTensors({**blocks, **found.tensors}, found.unreadable, found.mismatched)
@@ -287,7 +287,7 @@ class _Stripper:
             self._keep(node, self._name_for(node, value))
         elif source is not None:
             self._keep(node, str(source.name))
-            self._bypass(node.outputs[0], source)
+            node.outputs[0].replace_all_uses_with(source, replace_graph_outputs=True)
         elif is_dequantize(node) or value.dtype is ir.DataType.BFLOAT16:
             self._constant(node, value)
 
@@ -312,18 +312,18 @@ class _Stripper:
         if found is None:
             return
         # Few of those who read the graph read its weights.
-        real = partial(_real_tensor, found, codes)
-        content = ir.LazyTensor(real, ir.DataType.FLOAT, ir.Shape(codes.shape), cache=True, name=found.name)
-        kind = ir.TensorType(ir.DataType.FLOAT)
-        whole = ir.Value(name=found.name, shape=ir.Shape(codes.shape), type=kind, const_value=content)
+        name, kind, shape = found.name, ir.DataType.FLOAT, ir.Shape(codes.shape)
+        content = ir.LazyTensor(
+            lambda: ir.Tensor(found.real(codes), name=name), kind, shape, cache=True, name=name
+        )
+        whole = ir.Value(name=name, shape=shape, type=ir.TensorType(kind), const_value=content)
         self.graph.register_initializer(whole)
-        self._bypass(node.outputs[0], whole)
+        node.outputs[0].replace_all_uses_with(whole, replace_graph_outputs=True)
 
     def _keep(self, node: ir.Node, name: str, codes: NDArray[Any] | None = None) -> StoredTensor | None:
         """What the node says of the tensor; the first node that says something counts."""
-        said = (
-            Quantizer(BFLOAT16, np.ones(()), np.zeros(())) if node.op_type == "Cast" else read_quantizer(node)
-        )
+        cast = Quantizer(BFLOAT16, np.ones(()), np.zeros(()))
+        said = cast if node.op_type == "Cast" else read_quantizer(node)
         if said is None:
             self.unreadable.append(str(node.name))
             return None
@@ -340,17 +340,6 @@ class _Stripper:
             name += "_float"
         self._taken.add(name)
         return name
-
-    def _bypass(self, old: ir.Value, new: ir.Value) -> None:
-        for use in list(old.uses()):
-            use.node.replace_input_with(use.idx, new)
-        for index, value in enumerate(self.graph.outputs):
-            if value is old:
-                self.graph.outputs[index] = new
-
-
-def _real_tensor(found: StoredTensor, codes: NDArray[Any]) -> ir.TensorProtocol:
-    return ir.Tensor(found.real(codes), name=found.name)
 
 
 def _agree(left: Quantizer, right: Quantizer) -> bool:

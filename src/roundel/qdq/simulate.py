@@ -3,15 +3,24 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
 
 import numpy as np
 import onnx_ir as ir
 
 from roundel.model.edit import Names, add_constant
-from roundel.model.graph import attribute_float, attribute_int, attribute_ints, constant_array, rank
+from roundel.model.graph import (
+    any_reduced_axes,
+    attribute_float,
+    attribute_int,
+    attribute_ints,
+    constant_array,
+    dims,
+    rank,
+)
 from roundel.numerics.affine import HARD_SIGMOID_GAIN, pool_gain, reciprocal_gain
 from roundel.plan.adjust import becomes_hard_sigmoid, saturates, upper_bound
-from roundel.qdq.nodes import BEFORE, forget
+from roundel.qdq.nodes import BEFORE, forget, replace_node
 from roundel.recipe.settings import Npu
 from roundel.state import State
 from roundel.targets.operators import AVERAGE_POOLS
@@ -44,13 +53,10 @@ class _Simulation:
         elif op == "HardSigmoid" and npu.hard_sigmoid:
             self._gain(node, HARD_SIGMOID_GAIN)
         elif op in AVERAGE_POOLS and npu.average_pool:
-            kernel = _kernel(node)
-            if kernel is not None:
-                self._gain(node, pool_gain(*kernel))
+            side = _kernel(node)
+            self._gain(node, 1.0 if side is None else pool_gain(side, side))
         elif op == "ReduceMean" and npu.reduce_mean:
-            count = _reduced(node)
-            if count:
-                self._gain(node, reciprocal_gain(count))
+            self._gain(node, reciprocal_gain(_reduced(node) or 1))
         elif op == "Softmax" and npu.softmax:
             softmax(self.graph, self.names, node)
             self._count("Softmax in bfloat16")
@@ -73,19 +79,16 @@ class _Simulation:
 
     def _gain(self, node: ir.Node, gain: float) -> None:
         """A Mul between the node and whoever reads it; 1 needs none."""
-        if gain == 1.0:
+        if gain == 1.0 or node.outputs[0].is_graph_output():
             return
         out = node.outputs[0]
         uses = list(out.uses())
-        if out.is_graph_output():
-            return
         factor = add_constant(self.graph, self.names(f"{node.name}_gain"), np.asarray(gain, np.float32))
         # The product is the tensor that the plan speaks of: it keeps the name.
         result = ir.Value(name=out.name, shape=out.shape, type=out.type)
         out.name = self.names(f"{out.name}_without_gain")
-        multiply = ir.Node(
-            "", "Mul", [out, factor], outputs=[result], name=self.names(f"{node.name}_gain_Mul")
-        )
+        name = self.names(f"{node.name}_gain_Mul")
+        multiply = ir.Node("", "Mul", [out, factor], outputs=[result], name=name)
         for use in uses:
             use.node.replace_input_with(use.idx, result)
         self.graph.insert_after(node, multiply)
@@ -129,37 +132,24 @@ def _original(node: ir.Node) -> str:
     return str(node.outputs[0].name).removesuffix(BEFORE)
 
 
-def _kernel(node: ir.Node) -> tuple[int, int] | None:
+def _kernel(node: ir.Node) -> int | None:
+    """The side of the square that a pool averages.
+
+    The hardware's factors are for square kernels; others are computed without error of their own.
+    """
+    shape: Sequence[int | None] = attribute_ints(node, "kernel_shape") or ()
     if node.op_type == "GlobalAveragePool":
-        shape = _height_width(node.inputs[0])
-    else:
-        shape = attribute_ints(node, "kernel_shape")
-    if shape is None or len(shape) != 2:
-        return None
-    # The hardware's factors are for square kernels; others are computed without error of their own.
-    return (shape[0], shape[1]) if shape[0] == shape[1] else None
-
-
-def _height_width(value: ir.Value | None) -> tuple[int, ...] | None:
-    """Height and width when both are known, whatever the batch."""
-    if value is None or value.shape is None or len(value.shape) != 4:
-        return None
-    height, width = value.shape[2], value.shape[3]
-    return (height, width) if isinstance(height, int) and isinstance(width, int) else None
+        shape = (dims(node.inputs[0]) or ())[2:]
+    return shape[0] if len(shape) == 2 and shape[0] == shape[1] else None
 
 
 def _reduced(node: ir.Node) -> int | None:
-    source = node.inputs[0]
-    if source is None or source.shape is None:
+    shape = dims(node.inputs[0])
+    if shape is None:
         return None
-    axes = attribute_ints(node, "axes")
-    if axes is None and len(node.inputs) > 1:
-        array = constant_array(node.inputs[1])
-        axes = None if array is None else tuple(int(a) for a in array.reshape(-1))
-    dims = list(source.shape)
-    chosen = [dims[a % len(dims)] for a in axes] if axes else dims
-    sizes = [d for d in chosen if isinstance(d, int)]
-    return math.prod(sizes) if len(sizes) == len(chosen) else None
+    sizes = [shape[axis] for axis in any_reduced_axes(node, len(shape)) or range(len(shape))]
+    known = [size for size in sizes if size is not None]
+    return math.prod(known) if len(known) == len(sizes) else None
 
 
 _AXES_AS_INPUT = 18  # from this opset on, also for ReduceMax and ReduceMean
@@ -175,9 +165,8 @@ class Bf16Writer:
 
     def number(self, value: float) -> ir.Value:
         """A float32 scalar."""
-        return add_constant(
-            self.graph, self.names(f"{self.origin.name}_number"), np.asarray(value, np.float32)
-        )
+        name = self.names(f"{self.origin.name}_number")
+        return add_constant(self.graph, name, np.asarray(value, np.float32))
 
     def node(self, op: str, inputs: list[ir.Value], **attributes: int | float | list[int]) -> ir.Value:
         """One plain node."""
@@ -206,14 +195,6 @@ class Bf16Writer:
         half.type = ir.TensorType(ir.DataType.BFLOAT16)
         return self.node("Cast", [half], to=ir.DataType.FLOAT.value)
 
-    def replace(self, result: ir.Value) -> None:
-        """Let the result stand for the origin's output, and remove the origin."""
-        old = self.origin.outputs[0]
-        name, shape = old.name, old.shape
-        old.replace_all_uses_with(result, replace_graph_outputs=True)
-        self.graph.remove(self.origin, safe=True)
-        old.name, result.name, result.shape = None, name, shape
-
 
 def softmax(graph: ir.Graph, names: Names, node: ir.Node) -> None:
     """exp(x) = 2**n p(r) with n = floor(x / ln 2), r = x - n ln 2, a cubic p; sum and quotient rounded."""
@@ -231,7 +212,7 @@ def softmax(graph: ir.Graph, names: Names, node: ir.Node) -> None:
     power = write.node("Pow", [write.number(2.0), n])
     e = write.rounded("Mul", [p, power])
     total = write.bf16(write.reduce("ReduceSum", e, [axis]))
-    write.replace(write.rounded("Div", [e, total]))
+    replace_node(graph, node, write.rounded("Div", [e, total]))
 
 
 def instance_norm(graph: ir.Graph, names: Names, node: ir.Node) -> bool:
@@ -251,5 +232,5 @@ def instance_norm(graph: ir.Graph, names: Names, node: ir.Node) -> bool:
     inverse = write.rounded("Reciprocal", [write.rounded("Sqrt", [shifted])])
     normal = write.rounded("Mul", [centred, inverse])
     scaled = write.rounded("Mul", [normal, write.node("Reshape", [scale, shape])])
-    write.replace(write.rounded("Add", [scaled, write.node("Reshape", [bias, shape])]))
+    replace_node(graph, node, write.rounded("Add", [scaled, write.node("Reshape", [bias, shape])]))
     return True

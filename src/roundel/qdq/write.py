@@ -4,9 +4,8 @@ from __future__ import annotations
 
 import hashlib
 from collections import defaultdict
-from typing import Any, Literal
+from typing import Any
 
-import numpy as np
 import onnx_ir as ir
 from numpy.typing import NDArray
 
@@ -18,11 +17,23 @@ from roundel.plan.types import Role, Shared, TensorPlan
 from roundel.qdq.floats import FloatCell, lift, put
 from roundel.qdq.functions import attach
 from roundel.qdq.functions.blocks import block_nodes
-from roundel.qdq.nodes import AFTER, BEFORE, CODES, MICROSOFT, QUARK, Chain, Dialect, forget, insert_behind
+from roundel.qdq.nodes import (
+    AFTER,
+    BEFORE,
+    CODES,
+    MICROSOFT,
+    QUARK,
+    Chain,
+    Dialect,
+    Ends,
+    add_constants,
+    forget,
+    insert_behind,
+)
 from roundel.recipe.settings import Recipe
 from roundel.state import State
 from roundel.targets.operators import is_operand
-from roundel.types import BlockScheme, FloatScheme, Scheme
+from roundel.types import BlockScheme, FloatScheme, QParams, Scheme
 
 
 def dedicate_dequantizers(graph: ir.Graph) -> int:
@@ -41,14 +52,8 @@ def dedicate_dequantizers(graph: ir.Graph) -> int:
 def _copy(node: ir.Node, graph: ir.Graph, names: Names) -> ir.Node:
     value = node.outputs[0]
     out = ir.Value(name=names(str(value.name)), shape=value.shape, type=value.type)
-    twin = ir.Node(
-        node.domain,
-        node.op_type,
-        node.inputs,
-        attributes=list(node.attributes.values()),
-        outputs=[out],
-        name=names(str(node.name)),
-    )
+    name, attributes = names(str(node.name)), list(node.attributes.values())
+    twin = ir.Node(node.domain, node.op_type, node.inputs, attributes=attributes, outputs=[out], name=name)
     graph.insert_after(node, twin)
     return twin
 
@@ -84,7 +89,7 @@ class _Writer:
         self.names = Names(self.graph)
         self.dedicated = recipe.placement.dedicated_pairs
         self._lean = weight_bytes(model) > budget().lean
-        self._constants: dict[str, tuple[ir.Value, ir.Value]] = {}
+        self._constants: dict[str, tuple[QParams, Ends]] = {}
         self._cells: dict[str, FloatCell] = {}
 
     def fold(self, names: tuple[str, ...]) -> None:
@@ -94,13 +99,10 @@ class _Writer:
             source, out = node.inputs[0], node.outputs[0]
             assert source is not None
             name = str(out.name)
-            position = next((i for i, v in enumerate(self.graph.outputs) if v is out), None)
             out.replace_all_uses_with(source, replace_graph_outputs=True)
             bounds = node.inputs[1:]
             self.graph.remove(node, safe=True)
             forget(self.graph, *bounds)
-            if position is not None:
-                self.graph.outputs[position] = source
             source.name = name
             self.values[name] = source
 
@@ -154,11 +156,9 @@ class _Writer:
             return add_constant(self.graph, name, weight_codes(array, tensor, self.state))
         state = self.state
         dtype = ir.DataType.from_numpy(state.params[tensor.name].qtype.dtype)
+        shape = ir.Shape(array.shape)
         lazy = ir.LazyTensor(
-            lambda: ir.Tensor(weight_codes(array, tensor, state), name=name),
-            dtype,
-            ir.Shape(array.shape),
-            name=name,
+            lambda: ir.Tensor(weight_codes(array, tensor, state), name=name), dtype, shape, name=name
         )
         value = ir.Value(name=name, shape=lazy.shape, type=ir.TensorType(dtype), const_value=lazy)
         self.graph.register_initializer(value)
@@ -183,21 +183,18 @@ class _Writer:
     def _activation(self, tensor: TensorPlan) -> None:
         value = self.values[tensor.name]
         uses = [u for u in value.uses() if u.node.graph is self.graph]
-        if self.dedicated and len(uses) > 1 and not value.is_graph_output():
-            for index, use in enumerate(uses, 1):
-                out_name = self.names(f"{tensor.name}{AFTER}_{index}")
-                out = self._pair(tensor, value, f"_{index}", out_name)
-                use.node.replace_input_with(use.idx, self._read_again(tensor, out, use.node) or out)
-            return
         leaves = value.is_graph_output() and not value.is_graph_input()
+        apart = self.dedicated and len(uses) > 1 and not value.is_graph_output()
         if leaves:
-            out_name = tensor.name
             value.name = self.names(f"{tensor.name}{BEFORE}")
-        else:
-            out_name = self.names(f"{tensor.name}{AFTER}")
-        out = self._pair(tensor, value, "", out_name)
-        for use in uses:
-            use.node.replace_input_with(use.idx, self._read_again(tensor, out, use.node) or out)
+        groups = [(f"_{index}", [use]) for index, use in enumerate(uses, 1)] if apart else [("", uses)]
+        for suffix, readers in groups:
+            name = tensor.name if leaves else self.names(f"{tensor.name}{AFTER}{suffix}")
+            nodes = self._chain(tensor, value, suffix, name)
+            insert_behind(self.graph, value, nodes)
+            out = nodes[-1].outputs[0]
+            for use in readers:
+                use.node.replace_input_with(use.idx, self._read_again(tensor, out, use.node) or out)
         if leaves:
             out.shape, out.type = value.shape, value.type
             for index, old in enumerate(self.graph.outputs):
@@ -210,21 +207,11 @@ class _Writer:
         if params is None:
             return None
         base = f"{tensor.name}_{reader.name}"
-        scales = (
-            add_constant(self.graph, self.names(f"{base}_scale"), params.scale),
-            add_constant(self.graph, self.names(f"{base}_zero_point"), params.zero_point),
-        )
-        domain = self.dialect.domain(params.qtype)
+        ends = self._ends(base, params)
         chain = Chain(stored, self.names, base)
-        chain.quantize(domain, scales, params)
-        chain.dequantize(domain, scales, params)
+        chain.pair(self.dialect.domain(params.qtype), ends, params)
         self.graph.insert_before(reader, chain.nodes)
         return chain.value
-
-    def _pair(self, tensor: TensorPlan, value: ir.Value, suffix: str, out_name: str) -> ir.Value:
-        nodes = self._chain(tensor, value, suffix, out_name)
-        insert_behind(self.graph, value, nodes)
-        return nodes[-1].outputs[0]
 
     def _chain(self, tensor: TensorPlan, value: ir.Value, suffix: str, out_name: str) -> list[ir.Node]:
         """The nodes between a float tensor and its stored values, read back."""
@@ -236,47 +223,38 @@ class _Writer:
         if isinstance(scheme, BlockScheme):
             return block_nodes(chain, scheme, self.recipe.blocks, out_name)
         params, scales = self.state.params[name], self._scales(tensor, name)
-        domain = self.dialect.domain(params.qtype)
-        chain.quantize(domain, scales, params)
-        chain.dequantize(domain, scales, params)
+        chain.pair(self.dialect.domain(params.qtype), scales, params)
         return chain.end(out_name)
 
     def _cell(self, tensor: TensorPlan, scheme: FloatScheme) -> FloatCell:
         made = self._cells.get(tensor.name)
         if made is None:
             factor = self.state.float_scales.get(tensor.name)
-            form: Literal["pair", "cast"] = "pair" if self.recipe.floats.form == "pair" else "cast"
+            form = self.recipe.floats.form
             made = FloatCell(self.graph, self.names, tensor.name, scheme.ftype, factor, form)
             self._cells[tensor.name] = made
         return made
 
-    def _scales(self, tensor: TensorPlan, base: str) -> tuple[ir.Value, ir.Value]:
+    def _scales(self, tensor: TensorPlan, base: str) -> Ends:
         """The leader's constants where one scale serves a group, else the tensor's own."""
         source = tensor.source
         owner = source.leaders[0] if isinstance(source, Shared) and len(source.leaders) == 1 else base
-        made = self._constants.get(owner)
-        if made is None or not _equal(made, self.state, tensor):
-            params = self.state.params[tensor.name]
-            made = (
-                add_constant(self.graph, self.names(f"{base}_scale"), params.scale),
-                add_constant(self.graph, self.names(f"{base}_zero_point"), params.zero_point),
-            )
-            self._constants.setdefault(owner, made)
-        return made
+        params, made = self.state.params[tensor.name], self._constants.get(owner)
+        if made is not None and made[0].same_as(params):
+            return made[1]
+        ends = self._ends(base, params)
+        self._constants.setdefault(owner, (params, ends))
+        return ends
+
+    def _ends(self, base: str, params: QParams) -> Ends:
+        parts = {"scale": params.scale, "zero_point": params.zero_point}
+        scale, zero = add_constants(self.graph, self.names, base, **parts)
+        return scale, zero
 
     def _reads_quantized(self, node: ir.Node, index: int) -> bool:
         plan = self.state.plan.nodes.get(str(node.name))
         chosen = node.graph is self.graph and plan is not None and plan.quantized
         return chosen and is_operand(node.op_type, index)
-
-
-def _equal(made: tuple[ir.Value, ir.Value], state: State, tensor: TensorPlan) -> bool:
-    params = state.params[tensor.name]
-    scale, zero = constant_array(made[0]), constant_array(made[1])
-    assert scale is not None
-    assert zero is not None
-    same_type = zero.dtype == params.zero_point.dtype
-    return same_type and np.array_equal(scale, params.scale) and np.array_equal(zero, params.zero_point)
 
 
 def share_codes(graph: ir.Graph) -> int:
@@ -295,10 +273,9 @@ def share_codes(graph: ir.Graph) -> int:
         first: dict[object, ir.Node] = {}
         for node in alike:
             replaced |= _share(node, first.setdefault(_content(node.inputs[0]), node))
-    unread = [v for v in replaced if not v.uses() and not v.is_graph_output() and v.is_initializer()]
-    for value in unread:
-        del graph.initializers[str(value.name)]
-    return len(unread)
+    before = len(graph.initializers)
+    forget(graph, *replaced)
+    return before - len(graph.initializers)
 
 
 def _share(node: ir.Node, first: ir.Node) -> set[ir.Value]:

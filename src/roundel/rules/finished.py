@@ -13,7 +13,7 @@ from roundel.plan.types import Role
 from roundel.qdq.read import CENTRES, OTHER_FORMS, StoredTensor, product_step
 from roundel.rules.facts import Facts
 from roundel.rules.types import Finding, Severity, rule
-from roundel.rules.written import AGAIN, stored_tensors, tensor_before, tensor_behind
+from roundel.rules.written import AGAIN, tensor_before, tensor_behind
 from roundel.targets.npu import NATIVE_16_BIT_OPSET, RECOMMENDED_OPSET, Compiler, Format
 from roundel.targets.operators import BIASED_LAYERS, Trait, ops_with
 from roundel.types import QType
@@ -23,15 +23,11 @@ _NEAR_CENTRE = 127  # what a tool writes that halves 255 and rounds down
 _BIAS_TOLERANCE = 1e-3
 
 
-@rule(
-    "Q02",
-    "per-channel scales",
-    "XINT8 has one scale per tensor; for the other formats AMD documents none per channel.",
-    "Quantize per tensor (weights.per_channel=false).",
-)
+@rule("Q02", "per-channel scales", "Quantize per tensor (weights.per_channel=false).")
 def _per_channel(facts: Facts) -> Iterator[Finding]:
+    """XINT8 has one scale per tensor; for the other formats AMD documents none per channel."""
     severity = Severity.ERROR if facts.format is Format.XINT8 else Severity.NOTE
-    for tensor in stored_tensors(facts):
+    for tensor in facts.tensors.values():
         if tensor.scale.size > 1 and tensor.dtype != "int32":
             yield Finding(severity, f"{tensor.scale.size} scales along axis {tensor.axis}", tensor.name)
 
@@ -39,11 +35,11 @@ def _per_channel(facts: Facts) -> Iterator[Finding]:
 @rule(
     "Q03",
     "zero points",
-    "XINT8 and the first NPU are symmetric; uint8 around 127 gives silently wrong numbers.",
     "Symmetric activations: int8 with zero point 0 or uint8 with 128. X2 takes others since 1.6.",
 )
 def _zero_points(facts: Facts) -> Iterator[Finding]:
-    tensors = stored_tensors(facts)
+    """XINT8 and the first NPU are symmetric; uint8 around 127 gives silently wrong numbers."""
+    tensors = facts.tensors.values()
     bytes_ = [t for t in tensors if t.dtype == "uint8" and not t.constant]
     shifted = [t for t in bytes_ if (t.zero_point == _NEAR_CENTRE).all()]
     slipped = len(shifted) > 1 and 2 * len(shifted) > len(bytes_)
@@ -63,44 +59,38 @@ def _zero_points(facts: Facts) -> Iterator[Finding]:
 @rule(
     "Q04",
     "bias type",
-    "XINT8 wants int8 biases with a power-of-two scale, A8W8 and A16W8 int32 ones.",
     "Quantize again with a preset for this format; roundel writes the biases that it wants.",
 )
 def _bias_types(facts: Facts) -> Iterator[Finding]:
-    if facts.stored is None or not facts.format.integer:
+    """XINT8 wants int8 biases with a power-of-two scale, A8W8 and A16W8 int32 ones."""
+    if not facts.tensors or not facts.format.integer:
         return
-    for node in facts.given.graph:
+    for node in facts.graph:
         value = node.inputs[2] if op_key(node) in BIASED_LAYERS and len(node.inputs) > 2 else None
         if value is None or not is_constant(value):
             continue
-        tensor = facts.stored.tensors.get(str(value.name))
+        tensor = facts.tensors.get(str(value.name))
         if tensor is None:
-            if str(node.inputs[1].name if node.inputs[1] else "") in facts.stored.tensors:
+            if str(node.inputs[1].name if node.inputs[1] else "") in facts.tensors:
                 yield Finding(Severity.WARNING, f"float bias of {node.op_type} '{node.name}'", value.name)
         elif facts.format is Format.XINT8 and tensor.dtype != "int8":
             yield Finding(Severity.ERROR, f"{tensor.dtype} bias of {node.op_type} '{node.name}'", value.name)
 
 
 @rule(
-    "Q05",
-    "no Q/DQ",
-    "An operator that reads or makes float runs on the CPU.",
-    "Quantize it, too (selection.extra_op_types), or cut it off the model if it comes last.",
+    "Q05", "no Q/DQ", "Quantize it, too (selection.extra_op_types), or cut it off the model if it comes last."
 )
 def _gaps(facts: Facts) -> Iterator[Finding]:
+    """An operator that reads or makes float runs on the CPU."""
     severity = Severity.NOTE if facts.float_model else Severity.WARNING
     for place in facts.before.nodes:
         if place.rule == "Q05":
             yield Finding(severity, f"{place.op}: {place.reason}", place.name)
 
 
-@rule(
-    "Q08",
-    "node order",
-    "ONNX wants each node behind those that it reads; the ONNX checker refuses other files.",
-    "Sort the graph; every model that roundel writes is sorted.",
-)
+@rule("Q08", "node order", "Sort the graph; every model that roundel writes is sorted.")
 def _order(facts: Facts) -> Iterator[Finding]:
+    """ONNX wants each node behind those that it reads; the ONNX checker refuses other files."""
     done: set[ir.Node] = set()
     early: list[ir.Node] = []
     for node in facts.raw.graph:
@@ -112,42 +102,32 @@ def _order(facts: Facts) -> Iterator[Finding]:
         yield Finding(Severity.WARNING, text, str(early[0].name), automatic=facts.float_model)
 
 
-@rule(
-    "Q09",
-    "bias scale",
-    "The accumulator's step is input scale x weight scale; another bias scale shifts the result.",
-    "Write the bias at that scale; roundel derives it.",
-)
+@rule("Q09", "bias scale", "Write the bias at that scale; roundel derives it.")
 def _bias_scales(facts: Facts) -> Iterator[Finding]:
-    if facts.stored is None:
-        return
-    known = facts.stored.tensors
-    for node in facts.given.graph:
+    """The accumulator's step is input scale x weight scale; another bias scale shifts the result."""
+    for node in facts.graph:
         if op_key(node) not in BIASED_LAYERS or len(node.inputs) < 3:
             continue
-        data, weight, bias = (known.get(str(v.name)) if v is not None else None for v in node.inputs[:3])
+        data, weight, bias = (
+            facts.tensors.get(str(v.name)) if v is not None else None for v in node.inputs[:3]
+        )
         if data is None or weight is None or bias is None or bias.dtype != "int32" or data.scale.size != 1:
             continue
         wanted = product_step(node, data, weight).reshape(-1)
-        ratio = (
-            bias.scale.reshape(-1) / wanted if bias.scale.size in (1, wanted.size) else np.asarray([np.nan])
-        )
+        fits = bias.scale.size in (1, wanted.size)
+        ratio = bias.scale.reshape(-1) / wanted if fits else np.asarray([np.nan])
         worst = float(ratio[np.abs(ratio - 1).argmax()])
         if not abs(worst - 1) <= _BIAS_TOLERANCE:
             text = f"bias scale is {worst:.4g} times input scale x weight scale"
             yield Finding(Severity.ERROR, text, bias.name)
 
 
-@rule(
-    "Q10",
-    "not Q/DQ",
-    "The compilers read constant Q/DQ pairs only; other quantized operators stay on the CPU.",
-    "Quantize the float model in Q/DQ form, statically.",
-)
+@rule("Q10", "not Q/DQ", "Quantize the float model in Q/DQ form, statically.")
 def _other_forms(facts: Facts) -> Iterator[Finding]:
+    """The compilers read constant Q/DQ pairs only; other quantized operators stay on the CPU."""
     if facts.stored is None:
         return
-    for node in facts.given.graph:
+    for node in facts.graph:
         if op_key(node) in OTHER_FORMS:
             yield Finding(Severity.ERROR, f"{op_key(node)} node", str(node.name))
 
@@ -155,13 +135,13 @@ def _other_forms(facts: Facts) -> Iterator[Finding]:
 @rule(
     "Q06",
     "uneven scales",
-    "Concat, pools, Pad and Slice copy codes: inputs and output must share one scale.",
     "Align them (placement.align_concat, align_pool, align_pad, align_slice); preset xint8 does.",
 )
 def _alignment(facts: Facts) -> Iterator[Finding]:
-    if facts.stored is None or facts.format is not Format.XINT8:
+    """Concat, pools, Pad and Slice copy codes: inputs and output must share one scale."""
+    if facts.format is not Format.XINT8:
         return
-    stored = facts.stored.tensors
+    stored = facts.tensors
     for node in facts.graph:
         if op_key(node) not in _KEEPING:
             continue
@@ -177,13 +157,9 @@ def _position(name: str | None, stored: Mapping[str, StoredTensor]) -> int | Non
     return None if name is None else stored[name].position
 
 
-@rule(
-    "Q11",
-    "another format",
-    "The rules of the format asked for were applied.",
-    AGAIN,
-)
+@rule("Q11", "another format", AGAIN)
 def _other_format(facts: Facts) -> Iterator[Finding]:
+    """The rules of the format asked for were applied."""
     known = facts.recognised
     if known is not None and facts.asked and known.format is not facts.format:
         text = f"judged as {facts.format.value}, the model shows {known.format.value}: {known.reason}"
@@ -197,10 +173,10 @@ _USUAL_RANGE = 0.01  # activations with a smaller peak are rare
 @rule(
     "P20",
     "bias overflow",
-    "A bias is stored as b / (input scale x weight scale) in 32 bits; what does not fit is cut off.",
     "Clamp tiny weight scales, keep the layer in float (--exclude NAME), or -s bias.type=float.",
 )
 def _overflow(facts: Facts) -> Iterator[Finding]:
+    """A bias is stored as b / (input scale x weight scale) in 32 bits; what does not fit is cut off."""
     if facts.stored is not None:
         yield from _saturated(facts)
     elif facts.plan is not None and facts.recipe.bias.type == "int32":
@@ -210,8 +186,7 @@ def _overflow(facts: Facts) -> Iterator[Finding]:
 
 def _saturated(facts: Facts) -> Iterator[Finding]:
     """Codes at the ends of int32 are biases that were cut off."""
-    assert facts.stored is not None
-    for tensor in facts.stored.tensors.values():
+    for tensor in facts.tensors.values():
         if tensor.codes is None or tensor.codes.dtype != np.int32:
             continue
         cut = int(np.count_nonzero((tensor.codes >= _INT32.max) | (tensor.codes <= _INT32.min + 1)))
@@ -247,14 +222,14 @@ def _potential(facts: Facts, node: ir.Node) -> Iterator[Finding]:
 @rule(
     "P18",
     "16-bit Q/DQ domain",
-    "Standard 16-bit Q/DQ exist from opset 21; which domain the compiler takes is undocumented.",
     "If it does not compile, try native nodes: -s output.opset=21 -s placement.domain=ai.onnx.",
 )
 def _sixteen_bit_domain(facts: Facts) -> Iterator[Finding]:
+    """Standard 16-bit Q/DQ exist from opset 21; which domain the compiler takes is undocumented."""
     if facts.format is not Format.A16W8:
         return
     if facts.stored is not None:
-        wide = [t.domain for t in facts.stored.tensors.values() if t.dtype in ("int16", "uint16")]
+        wide = [t.domain for t in facts.tensors.values() if t.dtype in ("int16", "uint16")]
         opset = opset_version(facts.raw)
         if opset < NATIVE_16_BIT_OPSET:
             domains = ", ".join(f"{domain or 'ai.onnx'} {n}" for domain, n in Counter(wide).most_common())
@@ -265,13 +240,9 @@ def _sixteen_bit_domain(facts: Facts) -> Iterator[Finding]:
         yield Finding(Severity.NOTE, f"opset {opset}: 16-bit Q/DQ are written in the domain com.microsoft")
 
 
-@rule(
-    "P19",
-    "format on device",
-    "The device's compilers do not take this format; the model would run on the CPU.",
-    "Choose --preset xint8 for this device, or another device.",
-)
+@rule("P19", "format on device", "Choose --preset xint8 for this device, or another device.")
 def _available(facts: Facts) -> Iterator[Finding]:
+    """The device's compilers do not take this format; the model would run on the CPU."""
     if facts.format not in facts.device.formats:
         takes = ", ".join(sorted(kind.value for kind in facts.device.formats))
         text = f"{facts.format.value} on {facts.device.name} ({facts.device.processors}), which takes {takes}"

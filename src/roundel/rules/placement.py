@@ -1,18 +1,155 @@
-"""NPU nodes as groups, none of which data leaves and enters again."""
+"""Where nodes are expected to run: the patterns that decide, and the islands of those on the NPU."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Container, Sequence
+import math
+from collections.abc import Collection, Container, Sequence
 from dataclasses import dataclass
 
 import onnx_ir as ir
 
-from roundel.model.graph import FLOAT_TYPES, has_subgraph, only_reader, op_key
+from roundel.model import graph
+from roundel.passes import refresh_shapes
+from roundel.passes.activations import is_depthwise
 from roundel.qdq.read import PAIRS
-from roundel.rules import patterns
 from roundel.rules.types import NodePlace, Place, Prediction
+from roundel.targets import operators
 from roundel.targets.npu import MINIMUM_CONVS, Compiler, Device, Format, refusal
-from roundel.targets.operators import GATES
+
+
+def close_batch(model: ir.Model) -> None:
+    """Set open batch axes to 1, in place, and infer the other shapes from there."""
+    for value in model.graph.inputs:
+        if value.shape is not None and len(value.shape) > 0 and not isinstance(value.shape[0], int):
+            value.shape = ir.Shape([1, *list(value.shape)[1:]])
+    refresh_shapes(model)
+
+
+def node_macs(node: ir.Node) -> int | None:
+    """Multiply-accumulates of one inference; 0 for operators without, None where a shape is open."""
+    op = graph.op_key(node)
+    if op not in operators.LAYERS:
+        return 0
+    left, right, out = map(graph.static_shape, (*node.inputs[:2], node.outputs[0]))
+    if left is None or right is None or out is None:
+        return None
+    if op == "Conv":
+        return math.prod(out) * math.prod(right[1:])
+    if op == "ConvTranspose":
+        return math.prod(left) * math.prod(right[1:])
+    if op == "Gemm":
+        return math.prod(out) * left[0 if graph.attribute_int(node, "transA", 0) else 1]
+    return math.prod(out) * left[-1]
+
+
+_SHUFFLE_RANK = 5
+_ACTIVATIONS = ("Relu", "Clip")
+
+
+def maker_of(node: ir.Node, index: int = 0) -> ir.Node | None:
+    """The node that makes one of the inputs."""
+    value = node.inputs[index] if index < len(node.inputs) else None
+    return None if value is None else value.producer()
+
+
+def conv_before(node: ir.Node) -> ir.Node | None:
+    """The Conv whose result only this activation reads."""
+    maker = maker_of(node) if graph.op_key(node) in _ACTIVATIONS else None
+    if maker is None or graph.op_key(maker) != "Conv" or graph.only_reader(maker.outputs[0]) is not node:
+        return None
+    return maker
+
+
+def activation_behind(conv: ir.Node) -> ir.Node | None:
+    """The Relu or Clip that alone reads the Conv."""
+    reader = graph.only_reader(conv.outputs[0])
+    return reader if reader is not None and graph.op_key(reader) in _ACTIVATIONS else None
+
+
+def channel_shuffle(transpose: ir.Node) -> tuple[ir.Node, ir.Node, ir.Node] | None:
+    """Reshape to 5-D, Transpose, Reshape back, named by its Transpose."""
+    if graph.op_key(transpose) != "Transpose":
+        return None
+    first, last = maker_of(transpose), graph.only_reader(transpose.outputs[0])
+    if first is None or last is None or {graph.op_key(first), graph.op_key(last)} != {"Reshape"}:
+        return None
+    if graph.rank(transpose.outputs[0]) != _SHUFFLE_RANK or graph.rank(last.outputs[0]) == _SHUFFLE_RANK:
+        return None
+    return first, transpose, last
+
+
+def norm_after_concat(node: ir.Node) -> ir.Node | None:
+    """The Concat that a BatchNormalization reads."""
+    maker = maker_of(node) if graph.op_key(node) == "BatchNormalization" else None
+    return maker if maker is not None and graph.op_key(maker) == "Concat" else None
+
+
+# Behind these, quantizers for the NPU put a Mul by nearly 1 that imitates the hardware's arithmetic.
+_GAINED = operators.ops_with(operators.Trait.GAIN)
+_GAINS = (0.9, 1.1)
+
+
+def open_sides(node: ir.Node, stored: Container[str]) -> list[str]:
+    """Float tensors around the node that are stored as float and that no fusion hides."""
+    found = [str(value.name) for value in _data_inputs(node) if not _input_closed(node, value, stored)]
+    for value in node.outputs:
+        if _is_float(value) and value.name not in stored and not _fused_onward(value, node):
+            found.append(str(value.name))
+    return found
+
+
+def is_gain(node: ir.Node) -> bool:
+    """Whether the node is such a Mul by nearly 1."""
+    source = node.inputs[0] if node.op_type == "Mul" and len(node.inputs) == 2 else None
+    maker = None if source is None else source.producer()
+    if maker is None or maker.op_type not in _GAINED:
+        return False
+    factor = graph.constant_scalar(node.inputs[1])
+    return factor is not None and _GAINS[0] < factor < _GAINS[1]
+
+
+def fused_maker(node: ir.Node, stored: Container[str]) -> ir.Node | None:
+    """The node before, where no pair stands between the two because they compute as one."""
+    value = node.inputs[0] if node.inputs else None
+    maker = None if value is None or value.name in stored else value.producer()
+    return maker if maker is not None and value is not None and _fused_onward(value, maker) else None
+
+
+def _data_inputs(node: ir.Node) -> list[ir.Value]:
+    rule = operators.OPERATORS.get(node.op_type)
+    if rule is None or not rule.sets:
+        indices: tuple[int, ...] = (0,)
+    elif rule.data == operators.EVERY_INPUT:
+        indices = tuple(range(len(node.inputs)))
+    else:
+        indices = (*rule.data, *rule.weights)
+    values = [node.inputs[index] for index in indices if index < len(node.inputs)]
+    return [value for value in values if value is not None and _is_float(value)]
+
+
+def _input_closed(node: ir.Node, value: ir.Value, stored: Container[str]) -> bool:
+    if value.name in stored:
+        return True
+    if graph.is_constant(value):
+        return is_gain(node)
+    maker = value.producer()
+    return maker is not None and _fused_onward(value, maker)
+
+
+def _fused_onward(value: ir.Value, maker: ir.Node) -> bool:
+    """Whether the maker and the one reader of a value compute as one."""
+    reader = graph.only_reader(value)
+    if reader is None:
+        return False
+    if maker.op_type == "Pad":
+        return reader.op_type in operators.AVERAGE_POOLS
+    if is_gain(reader):
+        return True
+    return maker.op_type in operators.FUSING_PRODUCERS and reader.op_type in operators.FUSING_CONSUMERS
+
+
+def _is_float(value: ir.Value) -> bool:
+    return value.dtype in graph.FLOAT_TYPES
 
 
 def number_islands(nodes: Sequence[ir.Node], on_npu: Collection[ir.Node]) -> dict[ir.Node, int]:
@@ -77,14 +214,10 @@ class Situation:
     stored: Container[str] | None
     relus: frozenset[str] = frozenset()
 
-    def acts_as_relu(self, node: ir.Node) -> bool:
-        """Relu, or a Clip that has become one."""
-        return op_key(node) == "Relu" or node.name in self.relus
 
-
-def predict(graph: ir.Graph, situation: Situation) -> Prediction:
+def predict(prepared: ir.Graph, situation: Situation) -> Prediction:
     """Place every node of a prepared float graph, in execution order."""
-    nodes = [node for node in graph if op_key(node) not in _SKIPPED]
+    nodes = [node for node in prepared if graph.op_key(node) not in _SKIPPED]
     verdicts = _verdicts(nodes, situation)
     islands = number_islands(nodes, {node for node in nodes if verdicts[node] is None})
     return Prediction(tuple(_placed(node, verdicts[node], islands.get(node)) for node in nodes))
@@ -93,14 +226,14 @@ def predict(graph: ir.Graph, situation: Situation) -> Prediction:
 def _placed(node: ir.Node, verdict: Verdict | None, island: int | None) -> NodePlace:
     place = Place.NPU if verdict is None else Place.CPU
     rule, reason = (None, "") if verdict is None else (verdict.rule, verdict.reason)
-    return NodePlace(str(node.name), op_key(node), place, rule, reason, patterns.node_macs(node), island)
+    return NodePlace(str(node.name), graph.op_key(node), place, rule, reason, node_macs(node), island)
 
 
 def _verdicts(nodes: list[ir.Node], situation: Situation) -> dict[ir.Node, Verdict | None]:
     if situation.format not in situation.device.formats:
         refused = f"{situation.device.name} does not take {situation.format.value}"
         return dict.fromkeys(nodes, Verdict("P19", refused))
-    convs = sum(1 for node in nodes if op_key(node) == "Conv")
+    convs = sum(1 for node in nodes if graph.op_key(node) == "Conv")
     if situation.format.integer and convs < MINIMUM_CONVS:
         few = Verdict("P04", f"the graph has {convs} Conv, the integer compiler wants {MINIMUM_CONVS}")
         return dict.fromkeys(nodes, few)
@@ -113,9 +246,7 @@ def _together(nodes: list[ir.Node], found: dict[ir.Node, Verdict | None], situat
     """Nodes without a Q/DQ pair between them have one place: a node on the CPU takes the others along."""
     if situation.stored is None:
         return
-    fused = [
-        (maker, node) for node in nodes if (maker := patterns.fused_maker(node, situation.stored)) in found
-    ]
+    fused = [(maker, node) for node in nodes if (maker := fused_maker(node, situation.stored)) in found]
     for maker, node in fused:
         found[node] = found[node] or found[maker]
     for maker, node in reversed(fused):
@@ -123,95 +254,46 @@ def _together(nodes: list[ir.Node], found: dict[ir.Node, Verdict | None], situat
 
 
 def _verdict(node: ir.Node, situation: Situation) -> Verdict | None:
-    for test in _TESTS:
-        verdict = test(node, situation)
-        if verdict is not None:
-            return verdict
-    return None
-
-
-def _control_flow(node: ir.Node, _: Situation) -> Verdict | None:
-    return Verdict("P05", "control flow") if has_subgraph(node) else None
-
-
-def _shape_arithmetic(node: ir.Node, _: Situation) -> Verdict | None:
+    op, kind, compiler = graph.op_key(node), situation.format, situation.device.compiler
+    if graph.has_subgraph(node):
+        return Verdict("P05", "control flow")
     values = [value for value in (*node.inputs[:1], *node.outputs) if value is not None]
-    data = any(value.dtype in FLOAT_TYPES or value.dtype is None for value in values)
-    if data and op_key(node) not in ("Shape", "Size"):
-        return None
-    return Verdict("P02", "computes integers (shapes), not data")
-
-
-def _outside_table(node: ir.Node, situation: Situation) -> Verdict | None:
-    op, kind = op_key(node), situation.format
-    reason = refusal(op, kind, situation.device.compiler)
-    return None if reason is None else Verdict("P09" if op in GATES else "P12", reason)
-
-
-def _open(node: ir.Node, situation: Situation) -> Verdict | None:
-    if situation.stored is None:
-        return None
-    sides = patterns.open_sides(node, situation.stored)
-    return Verdict("Q05", f"no Q/DQ on {', '.join(sides[:2])}") if sides else None
-
-
-def _conv_and_clip(node: ir.Node, situation: Situation) -> Verdict | None:
-    """18 ordinary pairs of mobilenet_v2 ran on the CPU in XINT8 and A8W8, its 17 depthwise ones did not."""
-    if situation.format not in (Format.XINT8, Format.A8W8) or situation.device.compiler is not Compiler.X2:
-        return None
-    conv, activation = _pair(node)
-    if conv is None or activation is None or op_key(activation) != "Clip" or patterns.is_depthwise(conv):
-        return None
-    if situation.acts_as_relu(activation):
-        return None
-    return Verdict("P08", "Conv + Clip: this compiler takes the pair only for depthwise Conv")
-
-
-def _depthwise_and_relu(node: ir.Node, situation: Situation) -> Verdict | None:
-    """Explains the last 3 islands of mobilenet_v3_small and all 62 cuts of densenet121 in XINT8."""
-    if situation.format is not Format.XINT8 or situation.device.compiler is not Compiler.X2:
-        return None
-    conv, activation = _pair(node)
-    if conv is None or activation is None or not patterns.is_depthwise(conv):
-        return None
-    if not situation.acts_as_relu(activation):
-        return None
-    return Verdict("P08", "depthwise Conv + Relu: on the CPU in AMD's XINT8 logs")
-
-
-def _pair(node: ir.Node) -> tuple[ir.Node | None, ir.Node | None]:
-    """The Conv and its activation, whichever of the two the node is."""
-    if op_key(node) == "Conv":
-        return node, patterns.activation_behind(node)
-    if op_key(node) in ("Relu", "Clip"):
-        return patterns.conv_before(node), node
-    return None, None
-
-
-def _shuffle(node: ir.Node, situation: Situation) -> Verdict | None:
-    if not situation.format.integer:
-        return None
-    reader = only_reader(node.outputs[0]) if node.outputs else None
-    for candidate in (node, reader, patterns.maker_of(node)):
-        found = None if candidate is None else patterns.channel_shuffle(candidate)
-        if found is not None and any(part is node for part in found):
-            return Verdict("P10", "part of a 5-D channel shuffle")
-    return None
-
-
-def _norm(node: ir.Node, situation: Situation) -> Verdict | None:
-    if situation.format.integer and patterns.norm_after_concat(node) is not None:
+    if op in ("Shape", "Size") or not any(v.dtype in graph.FLOAT_TYPES or v.dtype is None for v in values):
+        return Verdict("P02", "computes integers (shapes), not data")
+    if kind.integer and _shuffles(node):
+        return Verdict("P10", "part of a 5-D channel shuffle")
+    if kind.integer and norm_after_concat(node) is not None:
         return Verdict("P11", "BatchNormalization behind Concat")
+    reason = refusal(op, kind, compiler)
+    if reason is not None:
+        return Verdict("P09" if op in operators.GATES else "P12", reason)
+    sides = [] if situation.stored is None else open_sides(node, situation.stored)
+    if sides:
+        return Verdict("Q05", f"no Q/DQ on {', '.join(sides[:2])}")
+    return _conv_and_activation(node, situation) if compiler is Compiler.X2 else None
+
+
+def _shuffles(node: ir.Node) -> bool:
+    reader = graph.only_reader(node.outputs[0]) if node.outputs else None
+    around = [each for each in (node, reader, maker_of(node)) if each is not None]
+    return any(part is node for each in around for part in channel_shuffle(each) or ())
+
+
+def _conv_and_activation(node: ir.Node, situation: Situation) -> Verdict | None:
+    """What AMD's logs of the X2 compiler show.
+
+    18 ordinary pairs of mobilenet_v2 with Clip ran on the CPU in XINT8 and A8W8, 17 depthwise ones did not.
+    In XINT8, depthwise pairs with Relu explain the last 3 islands of mobilenet_v3_small and all 62 cuts of
+    densenet121.
+    """
+    conv, activation = (
+        (node, activation_behind(node)) if graph.op_key(node) == "Conv" else (conv_before(node), node)
+    )
+    if conv is None or activation is None or situation.format not in (Format.XINT8, Format.A8W8):
+        return None
+    relu = graph.op_key(activation) == "Relu" or activation.name in situation.relus
+    if not relu and not is_depthwise(conv):
+        return Verdict("P08", "Conv + Clip: this compiler takes the pair only for depthwise Conv")
+    if relu and is_depthwise(conv) and situation.format is Format.XINT8:
+        return Verdict("P08", "depthwise Conv + Relu: on the CPU in AMD's XINT8 logs")
     return None
-
-
-_TESTS: tuple[Callable[[ir.Node, Situation], Verdict | None], ...] = (
-    _control_flow,
-    _shape_arithmetic,
-    _shuffle,
-    _norm,
-    _outside_table,
-    _open,
-    _conv_and_clip,
-    _depthwise_and_relu,
-)

@@ -21,11 +21,7 @@ _ORDER = {severity: index for index, severity in enumerate(Severity)}
 
 
 def check(
-    model: ModelSource,
-    *,
-    preset: str | None = None,
-    recipe: RecipeSource | None = None,
-    device: str = "stx",
+    model: ModelSource, *, preset: str | None = None, recipe: RecipeSource | None = None, device: str = "stx"
 ) -> CheckReport:
     """Say what will run on the NPU and what stands in the way. Needs no NPU and no data.
 

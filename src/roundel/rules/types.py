@@ -6,6 +6,7 @@ import enum
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, replace
+from inspect import getdoc
 from types import ModuleType
 from typing import Any, Generic, TypeVar
 
@@ -81,10 +82,10 @@ class Rule(Generic[Judged]):
 
 
 def rule(
-    number: str, title: str, why: str, fix: str
+    number: str, title: str, fix: str
 ) -> Callable[[Callable[[Judged], Iterator[Finding]]], Rule[Judged]]:
-    """Makes a rule of the function that finds it; `rules_of` its module then has it."""
-    return lambda find: Rule(number, title, why, fix, find)
+    """Makes a rule of the function that finds it and that says why; `rules_of` its module then has it."""
+    return lambda find: Rule(number, title, getdoc(find) or "", fix, find)
 
 
 def rules_of(*modules: ModuleType) -> tuple[Rule[Any], ...]:

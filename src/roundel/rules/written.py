@@ -8,10 +8,10 @@ from __future__ import annotations
 
 import gc
 import sys
-from collections.abc import Collection, Iterable, Iterator, Mapping
+from collections.abc import Collection, Iterator, Mapping
 from dataclasses import dataclass, replace
+from functools import partial
 from pathlib import Path
-from typing import Protocol
 
 import numpy as np
 import onnx
@@ -24,7 +24,7 @@ from roundel.model.graph import is_constant, only_reader, op_key
 from roundel.model.session import open_session
 from roundel.qdq.read import PAIRS, StoredTensor, StoredTensors, strip_pairs
 from roundel.recipe.settings import Recipe
-from roundel.rules.patterns import is_gain, maker_of
+from roundel.rules.placement import is_gain, maker_of
 from roundel.rules.types import Finding, Severity, rule, rules_of
 from roundel.targets.operators import AVERAGE_POOLS, FUSING_CONSUMERS
 from roundel.targets.shifts import XINT8_LIMITS
@@ -36,39 +36,28 @@ _TINY = float(np.finfo(np.float32).tiny)
 _CHAIN = 3  # activation and gain may follow before the pair does
 
 
-class Finished(Protocol):
-    """A model with Q/DQ pairs, as these rules see it."""
-
-    @property
-    def graph(self) -> ir.Graph:
-        """Its graph in float, the pairs taken out."""
-
-    @property
-    def stored(self) -> StoredTensors | None:
-        """What the pairs held; None for a float model."""
-
-    @property
-    def powers(self) -> bool:
-        """Whether every scale must be a power of two."""
-
-    @property
-    def limits(self) -> frozenset[str]:
-        """The families of shift limits that must hold."""
-
-    @property
-    def computed(self) -> Iterable[ir.Node]:
-        """The nodes for which they must."""
-
-
 @dataclass(frozen=True, slots=True, eq=False)
 class Written:
-    """What a run has written, and what its recipe promises of it."""
+    """A model with Q/DQ pairs, as these rules see it.
+
+    Attributes:
+        graph: its graph in float, the pairs taken out.
+        stored: what the pairs held; None for a float model.
+        powers: whether every scale must be a power of two.
+        limits: the families of shift limits that must hold.
+        computed: the nodes for which they must.
+    """
 
     graph: ir.Graph
-    stored: StoredTensors
+    stored: StoredTensors | None
     powers: bool
     limits: frozenset[str]
     computed: tuple[ir.Node, ...]
+
+    @property
+    def tensors(self) -> Mapping[str, StoredTensor]:
+        """What the pairs held, by the tensor's name; nothing for a float model."""
+        return self.stored.tensors if self.stored is not None else {}
 
 
 def errors_of(model: ir.Model, recipe: Recipe, quantized: Collection[str]) -> Iterator[Finding]:
@@ -155,32 +144,19 @@ def _check_onnx(path: Path) -> None:
         onnx.checker.check_model(proto)
 
 
-def stored_tensors(judged: Finished) -> tuple[StoredTensor, ...]:
-    """What the pairs held; nothing for a float model."""
-    return tuple(judged.stored.tensors.values()) if judged.stored is not None else ()
-
-
-@rule(
-    "Q01",
-    "scales",
-    "XINT8 shifts instead of multiplying: every scale is 2**-n.",
-    AGAIN,
-)
-def _powers(judged: Finished) -> Iterator[Finding]:
-    for tensor in stored_tensors(judged) if judged.powers else ():
+@rule("Q01", "scales", AGAIN)
+def _powers(judged: Written) -> Iterator[Finding]:
+    """XINT8 shifts instead of multiplying: every scale is 2**-n."""
+    for tensor in judged.tensors.values() if judged.powers else ():
         if not tensor.power_of_two:
             text = f"scale {tensor.scale.reshape(-1)[0]:.6g} is no power of two"
             yield Finding(Severity.ERROR, text, tensor.name)
 
 
-@rule(
-    "Q13",
-    "illegal scale",
-    "A scale is a constant, positive and finite, and no smaller than the smallest normal float32.",
-    "Quantize the float model again, statically.",
-)
-def _illegal_scales(judged: Finished) -> Iterator[Finding]:
-    for tensor in stored_tensors(judged):
+@rule("Q13", "illegal scale", "Quantize the float model again, statically.")
+def _illegal_scales(judged: Written) -> Iterator[Finding]:
+    """A scale is a constant, positive and finite, and no smaller than the smallest normal float32."""
+    for tensor in judged.tensors.values():
         broken = ~(np.isfinite(tensor.scale) & (tensor.scale > 0))
         # A bias of zeros may have any scale: its step is the product of two others.
         empty = tensor.codes is not None and not tensor.codes.any()
@@ -194,14 +170,10 @@ def _illegal_scales(judged: Finished) -> Iterator[Finding]:
         yield Finding(Severity.ERROR, f"{len(names)} Q/DQ nodes compute their scale at run time", names[0])
 
 
-@rule(
-    "Q14",
-    "illegal shape",
-    "A tensor has one scale and one zero point, or one of each for every entry of its axis.",
-    "Quantize the float model again.",
-)
-def _illegal_shapes(judged: Finished) -> Iterator[Finding]:
-    for tensor in stored_tensors(judged):
+@rule("Q14", "illegal shape", "Quantize the float model again.")
+def _illegal_shapes(judged: Written) -> Iterator[Finding]:
+    """A tensor has one scale and one zero point, or one of each for every entry of its axis."""
+    for tensor in judged.tensors.values():
         if tensor.zero_point.size != tensor.scale.size:
             text = f"{tensor.zero_point.size} zero points for {tensor.scale.size} scales"
             yield Finding(Severity.ERROR, text, tensor.name)
@@ -216,39 +188,26 @@ def _illegal_shapes(judged: Finished) -> Iterator[Finding]:
                 yield Finding(Severity.ERROR, text, tensor.name)
 
 
-@rule(
-    "Q12",
-    "uneven pairs",
-    "A pair whose halves differ rescales the tensor; compilers assume that they are equal.",
-    "Give Q and DQ the same constants.",
-)
-def _disagreeing(judged: Finished) -> Iterator[Finding]:
+@rule("Q12", "uneven pairs", "Give Q and DQ the same constants.")
+def _disagreeing(judged: Written) -> Iterator[Finding]:
+    """A pair whose halves differ rescales the tensor; compilers assume that they are equal."""
     for name in judged.stored.mismatched if judged.stored is not None else ():
         yield Finding(Severity.ERROR, "Q and DQ of one pair have different scales or zero points", name)
 
 
-@rule(
-    "Q07",
-    "shift limits",
-    "The NPU's shifters reach only so far; beyond them the compiler refuses or the result is wrong.",
-    "Move the scales within reach (recipe section npu); preset xint8 does.",
-)
-def _shifts(judged: Finished) -> Iterator[Finding]:
-    if judged.stored is None or not judged.limits:
+@rule("Q07", "shift limits", "Move the scales within reach (recipe section npu); preset xint8 does.")
+def _shifts(judged: Written) -> Iterator[Finding]:
+    """The NPU's shifters reach only so far; beyond them the compiler refuses or the result is wrong."""
+    if not judged.limits:
         return
-    stored = judged.stored.tensors
+    stored = judged.tensors
     known = {name: p for name, t in stored.items() if t.dtype != "int32" and (p := t.position) is not None}
-    sites = find_sites(
-        judged.computed,
-        lambda value: tensor_before(value, stored),
-        lambda node: tensor_behind(node, stored),
-        lambda node: op_key(node) == "HardSigmoid",
-    )
+    before, behind = partial(tensor_before, stored=stored), partial(tensor_behind, stored=stored)
+    sites = find_sites(judged.computed, before, behind, lambda node: op_key(node) == "HardSigmoid")
     for site in sites:
         if site.bias is not None and site.bias not in known:
             site = replace(site, bias=None)
-        needed = (*site.inputs, site.output, *((site.weight,) if site.weight is not None else ()))
-        if not known.keys() >= set(needed):
+        if not known.keys() >= {*site.inputs, site.output, site.weight} - {None}:
             continue
         for breach in XINT8_LIMITS.breaches(site, known.__getitem__, judged.limits):
             text = f"{breach.rule} {breach.value}, allowed {breach.low} to {breach.high}"
@@ -257,9 +216,9 @@ def _shifts(judged: Finished) -> Iterator[Finding]:
 
 def tensor_before(value: ir.Value | None, stored: Mapping[str, StoredTensor]) -> str | None:
     """The stored tensor that a node reads, looking back through a Pad that has no pair of its own."""
-    if value is None or value.name in stored or is_constant(value):
-        return None if value is None or value.name not in stored else str(value.name)
-    maker = value.producer()
+    if value is None or value.name in stored:
+        return None if value is None else str(value.name)
+    maker = None if is_constant(value) else value.producer()
     return tensor_before(maker.inputs[0], stored) if maker is not None and op_key(maker) == "Pad" else None
 
 

@@ -130,6 +130,7 @@ _WIDE = ("extended",)
 _ACTIVATION = _T.NONLINEAR | _T.CHANNELWISE
 _SHARE, _FOLLOW = Style.SHARE, Style.FOLLOW
 _ONE, _SIGNED_ONE = (0.0, 1.0), (-1.0, 1.0)
+_POOLED = _T.MAKER | _T.ONE_SCALE | _T.CHANNELWISE
 _SUM = _T.ELEMENTWISE | _T.ARITHMETIC | _T.CHANNELWISE
 
 _ROWS = (
@@ -181,28 +182,10 @@ _ROWS = (
     Operator("Softmax", (0,), output_range=_ONE, sets=_BOTH, traits=_T.NONLINEAR, bounds=_ONE),
     Operator("LogSoftmax", traits=_T.NONLINEAR),
     # Pools and what keeps their scale.
-    Operator(
-        "MaxPool",
-        data=(0,),
-        style=_SHARE,
-        min_opset=12,
-        sets=_BOTH,
-        traits=_T.MAXIMUM | _T.MAKER | _T.ONE_SCALE | _T.CHANNELWISE,
-    ),
+    Operator("MaxPool", (0,), style=_SHARE, min_opset=12, sets=_BOTH, traits=_T.MAXIMUM | _POOLED),
     Operator("GlobalMaxPool", traits=_T.MAXIMUM | _T.CHANNELWISE),
-    Operator(
-        "AveragePool",
-        data=(0,),
-        sets=_BOTH,
-        standard_style=_SHARE,
-        traits=_T.AVERAGE | _T.MAKER | _T.ONE_SCALE | _T.GAIN | _T.CHANNELWISE,
-    ),
-    Operator(
-        "GlobalAveragePool",
-        data=(0,),
-        sets=_BOTH,
-        traits=_T.AVERAGE | _T.MAKER | _T.ONE_SCALE | _T.GAIN | _T.CHANNELWISE,
-    ),
+    Operator("AveragePool", (0,), sets=_BOTH, standard_style=_SHARE, traits=_T.AVERAGE | _T.GAIN | _POOLED),
+    Operator("GlobalAveragePool", (0,), sets=_BOTH, traits=_T.AVERAGE | _T.GAIN | _POOLED),
     Operator("ReduceMean", (0,), sets=_WIDE, traits=_T.GAIN | _T.CHANNELWISE),
     Operator("Pad", (0,), sets=_BOTH, traits=_T.ONE_SCALE | _T.CHANNELWISE),
     Operator("Resize", (0,), style=_SHARE, min_opset=11, sets=_BOTH, traits=_T.CHANNELWISE),
@@ -237,9 +220,8 @@ _ROWS = (
     Operator("Exp", traits=_T.ARITHMETIC),
 )
 OPERATORS: dict[str, Operator] = {row.op: row for row in _ROWS}
-FUSING_CLIP_BOUNDS = frozenset(
-    {(0.0, 6.0), (0.0, 1.0)}
-)  # of a Clip that the hardware computes with its maker
+# Of a Clip that the hardware computes with its maker.
+FUSING_CLIP_BOUNDS = frozenset({(0.0, 6.0), (0.0, 1.0)})
 
 
 def ops_with(traits: Trait) -> frozenset[str]:

@@ -13,7 +13,7 @@ from numpy.typing import NDArray
 
 import roundel
 from helpers import build, node, normal, rng
-from roundel.calibrate.tensors import reader_functions
+from roundel.calibrate.resolve import reader_functions
 from roundel.numerics.affine import dequantize, params_from_range, quantize
 from roundel.numerics.histogram import bins_of
 from roundel.numerics.scales import least_squares_range, power_of_two_least_squares

@@ -4,11 +4,11 @@ import numpy as np
 import pytest
 
 from roundel.calibrate.observers import (
+    OBSERVERS,
     HistogramObserver,
     MinMaxObserver,
     NonFiniteError,
     StatKind,
-    new_observer,
 )
 
 
@@ -30,7 +30,7 @@ def test_extremes_mean_and_moving_average() -> None:
 
 def test_nothing_seen_is_an_empty_range() -> None:
     for kind in StatKind:
-        seen = feed(new_observer(kind), np.zeros((0, 3)))
+        seen = feed(OBSERVERS[kind](), np.zeros((0, 3)))
         assert (seen.low, seen.high, seen.count) == (0.0, 0.0, 0)
         assert seen.mean() == seen.moving_average(0.1) == (0.0, 0.0)
 
@@ -38,7 +38,7 @@ def test_nothing_seen_is_an_empty_range() -> None:
 @pytest.mark.parametrize("bad", [np.nan, np.inf, -np.inf])
 @pytest.mark.parametrize("kind", StatKind)
 def test_not_finite_values_are_refused_and_change_nothing(kind: StatKind, bad: float) -> None:
-    observer = new_observer(kind)
+    observer = OBSERVERS[kind]()
     with pytest.raises(NonFiniteError, match=r"NaN|infinity"):
         feed(observer, [1, bad, 2])
     assert observer.count == 0
@@ -79,7 +79,7 @@ def test_other_types_count_as_their_values(dtype: type) -> None:
 @pytest.mark.parametrize("kind", StatKind)
 @pytest.mark.parametrize("samples", [[], [[0.0, 0.0]], [[1.0, -2.5], [3.0]]])
 def test_state_survives_a_round_trip(kind: StatKind, samples: list[list[float]]) -> None:
-    seen = feed(new_observer(kind), *samples)
+    seen = feed(OBSERVERS[kind](), *samples)
     back = type(seen).from_state(seen.state())
     assert (back.lows, back.highs, back.count) == (seen.lows, seen.highs, seen.count)
     if isinstance(seen, HistogramObserver) and isinstance(back, HistogramObserver):

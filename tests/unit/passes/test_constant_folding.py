@@ -3,8 +3,8 @@ import onnx
 import onnx_ir as ir
 import pytest
 
-from roundel.passes import constant_folding
-from roundel.passes.constant_folding import fold_constants
+from roundel.passes import cleanup
+from roundel.passes.cleanup import fold_constants
 
 
 def test_arithmetic_on_constants(net, apply):
@@ -181,13 +181,13 @@ def test_work_is_linear_in_the_nodes(net, monkeypatch):
         previous = n.node("Add", [previous, "c"], f"v{index}")
     n.output(previous)
     seen = 0
-    consider = constant_folding._Selection.consider
+    consider = cleanup._Selection.consider
 
     def counted(self, node: ir.Node) -> None:
         nonlocal seen
         seen += 1
         consider(self, node)
 
-    monkeypatch.setattr(constant_folding._Selection, "consider", counted)
+    monkeypatch.setattr(cleanup._Selection, "consider", counted)
     assert fold_constants(n.model()) == 0
     assert seen == 5000

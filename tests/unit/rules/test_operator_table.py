@@ -7,7 +7,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from roundel.calibrate.tensors import reader_functions
+from roundel.calibrate.resolve import reader_functions
 from roundel.model.load import load_model
 from roundel.plan import build_plan
 from roundel.recipe.load import load_recipe

@@ -21,7 +21,7 @@ from roundel.numerics.blocks import (
     Microscaling,
 )
 from roundel.numerics.floats import MANTISSA, SMALLEST_NORMAL, Rounding
-from roundel.qdq.functions.body import Body, block_power, nearest_whole, no_number, power_below
+from roundel.qdq.functions.body import Body, block_power, nearest_whole, power_below
 from roundel.qdq.nodes import QUARK, Chain
 from roundel.recipe.settings import Blocks
 from roundel.types import BlockScheme, BlockType
@@ -44,11 +44,8 @@ BFP_DEFAULTS: dict[str, int | str] = {
 """What AMD's operator takes where a node says nothing."""
 MX_DEFAULTS: dict[str, int | str] = {"element_dtype": "int8", "axis": 1, "block_size": 32, "rounding_mode": 0}
 
-_METHODS = {
-    "to_bfp": BlockFloat,
-    "to_bfp_prime": MicroExponents,
-    "to_bfp_prime_shared": MicroExponents,  # its old name
-}
+# The last one is the old name of the one before.
+_METHODS = {"to_bfp": BlockFloat, "to_bfp_prime": MicroExponents, "to_bfp_prime_shared": MicroExponents}
 
 
 def operator(form: BlockFormat) -> str:
@@ -58,11 +55,8 @@ def operator(form: BlockFormat) -> str:
 
 def written(form: BlockFormat, axis: int) -> dict[str, int | str]:
     """The attributes of a node that computes the format along an axis."""
-    common: dict[str, int | str] = {
-        "axis": axis,
-        "block_size": form.block_size,
-        "rounding_mode": int(form.rounding),
-    }
+    common: dict[str, int | str] = {"axis": axis, "block_size": form.block_size}
+    common["rounding_mode"] = int(form.rounding)
     if isinstance(form, Microscaling):
         return {"element_dtype": form.element_dtype, **common}
     common["bit_width"] = form.bit_width
@@ -71,12 +65,8 @@ def written(form: BlockFormat, axis: int) -> dict[str, int | str]:
     if isinstance(form, BlockFloat):
         extra = {"use_compiler_version_cpu_kernel": 1} if form.compiler else {}
         return {"bfp_method": "to_bfp", **common, **extra}
-    return {
-        "bfp_method": "to_bfp_prime",
-        **common,
-        "sub_block_size": form.sub_block_size,
-        "sub_block_shift_bits": form.sub_block_shift_bits,
-    }
+    subs = {"sub_block_size": form.sub_block_size, "sub_block_shift_bits": form.sub_block_shift_bits}
+    return {"bfp_method": "to_bfp_prime", **common, **subs}
 
 
 def read_format(node: ir.Node) -> BlockFormat:
@@ -203,9 +193,8 @@ class Open:
         block = body.integers([size])
         cut = self._reshape(body, whole, sizes.outer, sizes.blocks, block, sizes.inner)
         upright = op("Transpose", cut, perm=[2, 0, 1, 3])
-        return self._reshape(
-            body, upright, block, op("Mul", op("Mul", sizes.outer, sizes.blocks), sizes.inner)
-        )
+        lanes = op("Mul", op("Mul", sizes.outer, sizes.blocks), sizes.inner)
+        return self._reshape(body, upright, block, lanes)
 
     def joined(self, body: Body, held: ir.Value, x: ir.Value, size: int) -> ir.Value:
         """The shape of x again."""
@@ -270,9 +259,7 @@ def layout_of(value: ir.Value | None, axis: int) -> Known | Open | None:
     if not all(isinstance(size, int) and size > 0 for size in line) or 0 in sizes:
         return Open(axis)
     numbers = [int(size) for size in line]  # type: ignore[arg-type]
-    found = Known(numbers[0], math.prod(numbers[1:]))
-    alone = found.length * found.inner == 1
-    return Open(axis) if alone else found
+    return Open(axis) if math.prod(numbers) == 1 else Known(numbers[0], math.prod(numbers[1:]))
 
 
 @dataclass(frozen=True, slots=True)
@@ -323,22 +310,17 @@ def build(variant: Variant, overload: str, opset: int) -> ir.Function:
         result = source
     else:
         x = layout.cut(body, source, form.block_size)
-        held = _held(body, x, form)
-        held = layout.passed(body, held, x, given)
-        result = layout.joined(body, held, given, form.block_size)
+        if isinstance(form, BlockFloat):
+            held = _block_float(body, x, form)
+        elif isinstance(form, MicroExponents):
+            held = _micro_exponents(body, x, form)
+        else:
+            held = _microscaling(body, x, form)
+        result = layout.joined(body, layout.passed(body, held, x, given), given, form.block_size)
     result = body.op("CastLike", result, given) if variant.half else result
     result = body.op("Identity", result) if result is given else result
     defaults = MX_DEFAULTS if isinstance(form, Microscaling) else BFP_DEFAULTS
     return body.function(operator(form), overload, result, defaults)
-
-
-def _held(body: Body, x: ir.Value, form: BlockFormat) -> ir.Value:
-    """What the blocks hold of x, both (block, lanes)."""
-    if isinstance(form, BlockFloat):
-        return _block_float(body, x, form)
-    if isinstance(form, MicroExponents):
-        return _micro_exponents(body, x, form)
-    return _microscaling(body, x, form)
 
 
 def _block_float(body: Body, x: ir.Value, form: BlockFloat) -> ir.Value:
@@ -365,8 +347,7 @@ def _raised(
     # Only values with the block's own exponent count; all subnormals have the same.
     bottom = op("LessOrEqual", step, body.double(2.0**-127 * ratio))
     first = op("Where", bottom, body.double(0.0), op("Mul", step, body.double(1 / ratio)))
-    among = op("GreaterOrEqual", size, body.cast(first, ir.DataType.FLOAT))
-    among = op("And", among, op("Not", odd))
+    among = op("And", op("GreaterOrEqual", size, body.cast(first, ir.DataType.FLOAT)), op("Not", odd))
     hit = body.cast(op("And", over, among), ir.DataType.FLOAT)
     found = op("Greater", body.reduce_max(hit, 0), body.number(0.0))
     return op("Where", found, op("Add", step, step), step)
@@ -376,7 +357,7 @@ def _micro_exponents(body: Body, x: ir.Value, form: MicroExponents) -> ir.Value:
     op, sub = body.op, form.sub_block_size
     x = body.reshape(x, [form.block_size // sub, sub, -1])
     size, zeros, infinity = op("Abs", x), op("Mul", x, body.number(0.0)), body.number(float("inf"))
-    tops = body.reduce_max(op("Where", no_number(body, zeros), infinity, size), 1)
+    tops = body.reduce_max(op("Where", op("IsNaN", zeros), infinity, size), 1)
     peaks = body.reduce_max(tops, 0)
     lowest = block_power(body, peaks, 1 - form.digits - form.reach)
     step = body.cast(op("Max", block_power(body, tops, 1 - form.digits), lowest), ir.DataType.FLOAT)
@@ -419,7 +400,8 @@ def _merged(body: Body, odd: ir.Value, held: ir.Value, x: ir.Value) -> ir.Value:
 def _peak(body: Body, x: ir.Value) -> tuple[ir.Value, ir.Value, ir.Value]:
     """|x|, whether it is no number, and the largest number of each block."""
     zero = body.number(0.0)
-    size, odd = body.op("Abs", x), no_number(body, body.op("Mul", x, zero))
+    size = body.op("Abs", x)
+    odd = body.op("IsNaN", body.op("Mul", x, zero))  # infinity times zero is NaN, too
     return size, odd, body.reduce_max(body.op("Where", odd, zero, size), 0)
 
 

@@ -11,7 +11,6 @@ from numpy.typing import ArrayLike, NDArray
 
 from roundel.errors import ModelError
 from roundel.numerics import floats
-from roundel.numerics import floats as fb
 from roundel.numerics.floats import Rounding
 from roundel.qdq.nodes import QUARK
 
@@ -99,11 +98,6 @@ class Body:
 _SMALLEST_POWER = 2.0**-127  # stands for the exponent field 0, of zero and of subnormals
 
 
-def no_number(body: Body, zeros: ir.Value) -> ir.Value:
-    """Whether x is infinite or NaN, given 0 * x."""
-    return body.op("IsNaN", zeros)
-
-
 def block_power(body: Body, peak: ir.Value, shift: int) -> ir.Value:
     """In float64, 2**shift times the power of two at or below |x|, or 2**-127 where |x| is not normal.
 
@@ -122,9 +116,9 @@ def power_below(body: Body, magnitude: ir.Value) -> ir.Value:
 
 
 def _first_bit(body: Body, value: ir.Value, mantissa: int, factor: float) -> ir.Value:
-    number = body.number if mantissa == fb.MANTISSA else body.double
+    number = body.number if mantissa == floats.MANTISSA else body.double
     spread = body.op("Mul", value, number((2.0**mantissa + 1) * factor))
-    if mantissa == fb.MANTISSA:
+    if mantissa == floats.MANTISSA:
         return body.op("Sub", spread, body.op("Mul", spread, number(1 - 2.0 ** -(mantissa + 1))))
     # ONNX Runtime takes a float64 factor this near to 1 for 1 and drops it; this is the same in two steps.
     less = body.op("Sub", spread, body.op("Mul", spread, number(2.0 ** -(mantissa + 1))))
@@ -217,8 +211,7 @@ def _spread(body: Body, variant: LinearFunction, value: ir.Value, x: ir.Value) -
     """One number for each channel, shaped so that it broadcasts along the axis of x."""
     if not variant.per_channel:
         return value
-    rank = body.op("Shape", body.op("Shape", x))
-    rank = body.op("Squeeze", rank)
+    rank = body.op("Squeeze", body.op("Shape", body.op("Shape", x)))
     axis = body.attribute("axis")
     axis = body.op("Where", body.op("Less", axis, body.integers(0)), body.op("Add", axis, rank), axis)
     places = body.op("Range", body.integers(0), rank, body.integers(1))
