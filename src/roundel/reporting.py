@@ -163,9 +163,7 @@ def require_data(path: str | Path, data: object) -> None:
 
 
 @contextmanager
-def _file_of(
-    quantized: ModelSource | QuantizeResult,
-) -> Iterator[tuple[ModelSource, dict[str, Any] | None]]:
+def _file_of(quantized: ModelSource | QuantizeResult) -> Iterator[tuple[ModelSource, dict[str, Any] | None]]:
     """The quantized model and its record; a run that wrote no file gets one for as long as it takes.
 
     The comparison needs the record beside the file: it tells how the float model was prepared.

@@ -12,21 +12,10 @@ from typing import Any
 import onnx
 import onnx_ir as ir
 
-from roundel.gate import (
-    OutputReport,
-    advice,
-    check_prepared,
-    compare_outputs,
-)
+from roundel.gate import OutputReport, advice, check_prepared, compare_outputs
 from roundel.measure.lint import quantize_findings
 from roundel.model import save_model
-from roundel.model.files import (
-    file_sha256,
-    model_sha256,
-    self_contained,
-    staged_or_temporary,
-    write_text,
-)
+from roundel.model.files import file_sha256, model_sha256, self_contained, staged_or_temporary, write_text
 from roundel.model.graph import fingerprint
 from roundel.model.structure import ModelSource
 from roundel.plain import Card

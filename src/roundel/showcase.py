@@ -33,10 +33,7 @@ class DemoRow:
 
 
 def demo(
-    preset: Sequence[str] | None = None,
-    output: str | Path | None = None,
-    *,
-    listener: Listener | None = None,
+    preset: Sequence[str] | None = None, output: str | Path | None = None, *, listener: Listener | None = None
 ) -> list[DemoRow]:
     """Quantize the example with each preset; the first row is the float model.
 
@@ -82,11 +79,7 @@ def _logits(example: Example, path: Path) -> Array:
 
 
 def _row(
-    name: str,
-    example: Example,
-    reference: Array,
-    logits: Array,
-    cost: tuple[int, float | None],
+    name: str, example: Example, reference: Array, logits: Array, cost: tuple[int, float | None]
 ) -> DemoRow:
     top = logits.argmax(1)
     sqnr = None if logits is reference else Closeness.of(reference, logits).sqnr_db

@@ -355,11 +355,7 @@ def _channel_axis(node: ir.Node, role: Role, storage: types.TensorStorage | None
 
 
 def _rescaled(
-    pair: WeightPair,
-    role: Role,
-    wanted: Array,
-    array: Array,
-    factors: tuple[Doubles, Doubles],
+    pair: WeightPair, role: Role, wanted: Array, array: Array, factors: tuple[Doubles, Doubles]
 ) -> tuple[Array, Array]:
     """Float and stored values in the quantized model's coordinates, one row for each output channel."""
     rows, columns = factors

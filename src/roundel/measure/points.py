@@ -12,11 +12,7 @@ from roundel.measure.types import Place
 from roundel.model.edit import add_constant
 from roundel.model.graph import has_subgraph, is_constant, op_key, values_by_name
 from roundel.qdq.nodes import QUARK
-from roundel.qdq.read import (
-    restored,
-    source_of,
-    stores,
-)
+from roundel.qdq.read import restored, source_of, stores
 from roundel.targets.operators import FUSING_CONSUMERS, Trait, ops_with
 
 

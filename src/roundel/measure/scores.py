@@ -175,11 +175,7 @@ class Look:
 
 
 def look(
-    outputs: Mapping[str, Array],
-    wanted: Sequence[Array],
-    *,
-    keep: bool = False,
-    seconds: float = 0.0,
+    outputs: Mapping[str, Array], wanted: Sequence[Array], *, keep: bool = False, seconds: float = 0.0
 ) -> Look:
     """Look at one model's outputs for one sample.
 

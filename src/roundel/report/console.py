@@ -42,26 +42,21 @@ def layer_table(steps: Sequence[StepReport], *, most: int | None) -> Table | Non
     counting = [reports for step, reports in zip(shown, found, strict=True) if step.kept] or found
     chosen = set(names) if most is None else _telling(names, counting, most)
     headings = (h for step in shown for h in (f">{step.step if step.kept else f'({step.step})'}", ">s"))
-    table = grid("layer", "operator", *headings, title=_title(len(names), len(chosen)))
-    for name in names:
-        if name in chosen:
-            reports = [each.get(name) for each in found]
-            op = next(report.op for report in reports if report is not None)
-            cells = [cell for report in reports for cell in _cells(report)]
-            table.add_row(escape(shortened(name, _NAME)), escape(op), *cells)
+    title = "SQNR of each layer in dB, before and after, on held-out samples"
+    if len(chosen) < len(names):
+        title += f"\nthe worst and the most improved {len(chosen)} of {len(names)}; all with --verbose"
+    table = grid("layer", "operator", *headings, title=title)
+    for name in (name for name in names if name in chosen):
+        reports = [each.get(name) for each in found]
+        op = next(report.op for report in reports if report is not None)
+        cells = [cell for report in reports for cell in _cells(report)]
+        table.add_row(escape(shortened(name, _NAME)), escape(op), *cells)
     return table
 
 
 def parts_word(step: StepReport) -> str:
     """What its reports are about: choosing ranges looks at tensors, everything else at layers."""
     return "tensors" if all(report.op == "range" for report in step.layers) else "layers"
-
-
-def _title(count: int, shown: int) -> str:
-    what = "SQNR of each layer in dB, before and after, on held-out samples"
-    if shown == count:
-        return what
-    return f"{what}\nthe worst and the most improved {shown} of {count}; all with --verbose"
 
 
 def _telling(names: Sequence[str], found: Sequence[Mapping[str, LayerReport]], most: int) -> set[str]:
@@ -82,10 +77,8 @@ def _telling(names: Sequence[str], found: Sequence[Mapping[str, LayerReport]], m
 def _cells(report: LayerReport | None) -> tuple[str, str]:
     if report is None:
         return "", ""
-    time = f"{report.seconds:.1f}"
-    if not report.kept:
-        return f"{report.before_db:.1f} [dim]as it was[/]", time
-    return f"{report.before_db:.1f} -> {report.after_db:.1f}", time
+    change = f"-> {report.after_db:.1f}" if report.kept else "[dim]as it was[/]"
+    return f"{report.before_db:.1f} {change}", f"{report.seconds:.1f}"
 
 
 _MEMORY_SECONDS = 300.0  # of the speed that the time left comes from: layers differ
@@ -93,8 +86,8 @@ _FEW_LAYERS = 8
 
 
 def terminal(*, stderr: bool = False) -> Console:
-    """Where tables and messages go. No emoji codes: tensor names may hold ':key:'."""
-    return Console(stderr=stderr, emoji=False)
+    """Where tables and messages go. Names may hold ":key:" and numbers: no emoji, no colours of its own."""
+    return Console(stderr=stderr, emoji=False, highlight=False)
 
 
 class ProgressListener:
@@ -135,7 +128,7 @@ class ProgressListener:
 
     def note(self, text: str) -> None:
         """Print a line that stays, above the live one."""
-        self._progress.console.print(text, markup=False, highlight=False, soft_wrap=True)
+        self._progress.console.print(text, markup=False, soft_wrap=True)
 
     def close(self) -> None:
         """Take the live line away."""
@@ -170,7 +163,7 @@ def labelled(rows: Mapping[str, str]) -> Table:
 def show_notes(console: Console, notes: Iterable[str]) -> None:
     """One below the other, for who reads carefully; of many that are alike, one and how many more."""
     for note in _grouped(notes):
-        console.print(f"[yellow]note:[/] {escape(note)}", highlight=False)
+        console.print(f"[yellow]note:[/] {escape(note)}")
 
 
 def _grouped(notes: Iterable[str]) -> Iterator[str]:
@@ -215,9 +208,9 @@ def size(count: int | None) -> str:
 
 def show_error(console: Console, error: RoundelError) -> None:
     """A short message that says what to do; never a traceback."""
-    console.print(f"[bold red]error:[/] {escape(error.what)}", highlight=False)
+    console.print(f"[bold red]error:[/] {escape(error.what)}")
     for label, text in error.details():
-        console.print(f"  [bold]{label}[/]: {escape(text)}", highlight=False, soft_wrap=True)
+        console.print(f"  [bold]{label}[/]: {escape(text)}", soft_wrap=True)
 
 
 def show_summary(console: Console, record: Record, *, every_layer: bool = False) -> None:
@@ -285,9 +278,7 @@ def show_plan(console: Console, plan: QuantPlan, tensor: str | None = None) -> N
     console.print(table)
     for node in plan.nodes.values() if tensor is None else ():
         if not node.quantized:
-            console.print(
-                f"[dim]float[/] {node.op} {escape(node.name)}: {escape(node.reason)}", highlight=False
-            )
+            console.print(f"[dim]float[/] {node.op} {escape(node.name)}: {escape(node.reason)}")
 
 
 def show_presets(console: Console, recipes: Mapping[str, Recipe]) -> None:
@@ -319,7 +310,7 @@ def show_inspection(console: Console, found: Any, *, nodes: bool) -> None:
         whole = sum(found.quantized.values()) + sum(found.left.values())
         text = f"{found.quantized_by} would quantize {sum(found.quantized.values())} of {whole} nodes"
         text += f"; float: {_counts(found.left)}" if found.left else ""
-        console.print(escape(text), highlight=False)
+        console.print(escape(text))
     if nodes:
         listing = grid("~node", "~operator", "~verdict")
         for row in found.nodes:

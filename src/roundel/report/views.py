@@ -36,7 +36,9 @@ def show_comparison(console: Console, tree: Tree, *, everything: bool, weights: 
         console.print(_weights(ranked if everything else ranked[:_WORST]))
     if tree["unmatched"]:
         count = len(tree["unmatched"])
-        console.print(f"[dim]{count} tensors of the quantized model have no partner (see --json)[/]")
+        console.print(
+            f"[dim]{count} tensors of the quantized model have no partner (see --json)[/]", highlight=True
+        )
     show_notes(console, tree["notes"])
 
 
@@ -53,7 +55,7 @@ def _summary(console: Console, tree: Tree) -> None:
         if out["same_top"] is not None:
             words.append(f"same top-1 {out['same_top']:.1%}")
         table.add_row("output", f"{escape(out['name'])}: {', '.join(words)}")
-    console.print(table, highlight=False)
+    console.print(table)
 
 
 def _worst(tensors: Sequence[Tree]) -> list[Tree]:
@@ -125,8 +127,7 @@ def show_sensitivity(console: Console, tree: Tree, *, everything: bool) -> None:
     whole = "exact" if tree["sqnr_db"] is None else f"{tree['sqnr_db']:.1f} dB"
     console.print(
         f"{escape(tree['model'])}, {escape(tree['recipe'])}: {whole} after calibration; {len(layers)} layers,"
-        f" each measured with {tree['samples']} samples, {tree['seconds']:.1f} s",
-        highlight=False,
+        f" each measured with {tree['samples']} samples, {tree['seconds']:.1f} s"
     )
     console.print(_table(layers if everything else layers[:_WORST_LAYERS]))
     _proposals(console, [layer for layer in layers if layer["remedies"]])
@@ -158,23 +159,23 @@ def _table(layers: Sequence[Tree]) -> Table:
 
 def _proposals(console: Console, layers: Sequence[Tree]) -> None:
     for number, layer in enumerate(layers, 1):
-        console.print(f"\n[bold]{number}. {escape(layer['name'])}[/]", highlight=False, soft_wrap=True)
+        console.print(f"\n[bold]{number}. {escape(layer['name'])}[/]", soft_wrap=True)
         for remedy in layer["remedies"]:
-            console.print(f"{remedy['kind']}: {escape(remedy['why'])}", highlight=False)
+            console.print(f"{remedy['kind']}: {escape(remedy['why'])}")
             _verbatim(console, remedy["option"])
 
 
 def _head(console: Console, head: Tree) -> None:
     count, share = len(head["nodes"]), head["share"]
-    console.print(f"\n[bold]detection head[/]: {count} nodes, {share:.0%} of all costs", highlight=False)
+    console.print(f"\n[bold]detection head[/]: {count} nodes, {share:.0%} of all costs")
     for sign in head["signs"]:
-        console.print(f"- {escape(sign)}", highlight=False)
+        console.print(f"- {escape(sign)}")
     _verbatim(console, head["option"])
 
 
 def _verbatim(console: Console, text: str) -> None:
     """Words to copy: a line of the terminal's own breaking stays one line in the clipboard."""
-    console.print("  " + text, markup=False, highlight=False, soft_wrap=True)
+    console.print("  " + text, markup=False, soft_wrap=True)
 
 
 _COLOURS = {"error": "bold red", "warning": "yellow", "note": "cyan"}
@@ -190,7 +191,7 @@ def show_check(console: Console, report: Tree) -> None:
     _check_summary(console, report)
     _strips(console, report)
     for note in report["notes"]:
-        console.print(f"[dim]note: {escape(note)}[/]", highlight=False)
+        console.print(f"[dim]note: {escape(note)}[/]")
     if report["findings"]:
         console.print(_findings(report["findings"]))
     else:
@@ -209,7 +210,7 @@ def _check_summary(console: Console, report: Tree) -> None:
         "MACs on the NPU": _change(_share(before), _share(after)),
         "nodes on the CPU": f"{_change(str(before['cpu_nodes']), str(after['cpu_nodes']))} of {total}",
     }
-    console.print(labelled(rows), highlight=False)
+    console.print(labelled(rows))
 
 
 def _change(before: str, after: str) -> str:
@@ -333,7 +334,7 @@ def show_models(console: Console, models: Sequence[Tree]) -> None:
 
 def show_findings(console: Console, tree: Tree) -> None:
     """Print what `DataReport.to_dict` holds."""
-    console.print(f"{tree['samples']} samples", highlight=False)
+    console.print(f"{tree['samples']} samples")
     table = grid("input", ">mean", ">std", ">from", ">to")
     for name, profile in tree["inputs"].items():
         mean, std = (" ".join(f"{value:.3g}" for value in profile[key]) for key in ("mean", "std"))
@@ -344,11 +345,10 @@ def show_findings(console: Console, tree: Tree) -> None:
     for finding in tree["findings"]:
         colour = "yellow" if finding["level"] == "warning" else "cyan"
         console.print(
-            f"[{colour}]{finding['level']}[/] [bold]{finding['rule']}[/]: {escape(finding['message'])}",
-            highlight=False,
+            f"[{colour}]{finding['level']}[/] [bold]{finding['rule']}[/]: {escape(finding['message'])}"
         )
         if finding["hint"]:
-            console.print(f"  {escape(finding['hint'])}", highlight=False)
+            console.print(f"  {escape(finding['hint'])}")
     if not tree["findings"]:
         console.print("[green]nothing odd was found[/]")
 
@@ -369,8 +369,7 @@ def show_ladder(console: Console, tree: Tree, metric: Words, drop: Words) -> Non
     """
     console.print(
         f"{escape(tree['metric'])}: {escape(tree['metric_words'])}; float {metric(tree['float'])};"
-        f" judged on {escape(tree['judged_on'])}",
-        highlight=False,
+        f" judged on {escape(tree['judged_on'])}"
     )
     metric_column = f">{escape(tree['metric'][:12])}"
     table = grid("rung", metric_column, ">drop", ">SQNR dB", ">NPU", ">size", ">sec.", "verdict", gap=1)
@@ -380,7 +379,7 @@ def show_ladder(console: Console, tree: Tree, metric: Words, drop: Words) -> Non
     console.print(table)
     for step in tree["ladder"]:
         if step["reason"]:
-            console.print(f"[dim]{escape(step['rung'])}:[/] {escape(step['reason'])}", highlight=False)
+            console.print(f"[dim]{escape(step['rung'])}:[/] {escape(step['reason'])}")
     _outcome(console, tree, metric, drop)
     show_notes(console, tree["notes"])
 
@@ -397,8 +396,7 @@ def show_study(console: Console, tree: Tree) -> None:
     """Print what `SearchResult.to_dict` holds: the best trials and how to use the first."""
     console.print(
         f"{tree['finished']} of {tree['trials']} trials, {escape(tree['metric'])} on"
-        f" {escape(tree['judged_on'])}; study {escape(tree['study'])}",
-        highlight=False,
+        f" {escape(tree['judged_on'])}; study {escape(tree['study'])}"
     )
     objectives: Sequence[str] = tree["objectives"]
     table = grid(">trial", *(f">{escape(name)}" for name in objectives), "~values", gap=1)
@@ -408,10 +406,10 @@ def show_study(console: Console, tree: Tree) -> None:
         table.add_row(str(trial["number"]), *numbers, escape(values))
     console.print(table)
     for trial in tree["refused"][:3]:
-        console.print(f"[dim]trial {trial['number']} refused:[/] {escape(trial['reason'])}", highlight=False)
+        console.print(f"[dim]trial {trial['number']} refused:[/] {escape(trial['reason'])}")
     if tree["options"]:
         console.print("\n[bold]the best one again[/]")
-        console.print("  " + tree["options"], markup=False, highlight=False, soft_wrap=True)
+        console.print("  " + tree["options"], markup=False, soft_wrap=True)
 
 
 def _cells(step: Tree, metric: Words, drop: Words) -> list[str]:
@@ -432,10 +430,9 @@ def _outcome(console: Console, tree: Tree, metric: Words, drop: Words) -> None:
     where = f" in {tree['file']}" if tree["file"] else ""
     if tree["met"]:
         text = f"[bold green]met:[/] {escape(chosen['title'])}{escape(where)} stays within {tree['max_drop']}"
-        console.print(text, highlight=False)
+        console.print(text)
         return
     console.print(
         f"[bold red]not met:[/] no rung stays within {tree['max_drop']}; the best, {escape(chosen['title'])}"
-        f" ({metric(chosen['metric'])}, drop {drop(chosen['drop'])}), was handed over{escape(where)}",
-        highlight=False,
+        f" ({metric(chosen['metric'])}, drop {drop(chosen['drop'])}), was handed over{escape(where)}"
     )
