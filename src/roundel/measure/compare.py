@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal
@@ -71,13 +71,9 @@ class _Pair:
         stripped = loaded.model.clone()
         stored = strip_stored(stripped)
         refresh_shapes(stripped)
-        self.reference: reference.Reference = reference.find_reference(
-            float_model, stripped, stored, loaded.path
-        )
-        self.matches: reference.Matches = reference.match(self.reference.model, stripped)
-        factors, rescaled = (
-            ({}, {}) if self.reference.explained else reference.find_factors(stripped, self.matches)
-        )
+        ours = reference.find_reference(float_model, stripped, stored, loaded.path)
+        self.reference, self.matches = ours, reference.match(ours.model, stripped)
+        factors, rescaled = ({}, {}) if ours.explained else reference.find_factors(stripped, self.matches)
         plain = points.with_plain_constants(loaded.model)
         found = points.find_points(plain, self.matches)
         if not found:
@@ -86,12 +82,11 @@ class _Pair:
                 where=self.names[1],
                 expected=f"a quantized form of {self.names[0]}",
             )
-        self.weights = compare_weights(
-            loaded.model, stripped, stored, self.matches, rescaled, self.reference.plain
-        )
+        self.weights = compare_weights(loaded.model, stripped, stored, self.matches, rescaled, ours.plain)
         extended, fetches = points.extend(plain, found)
-        models = Travelling(self.reference.model), Travelling(extended)
-        self.subject = Subject(*models, fetches, found, _storages(found, stored), factors)
+        storages = {point.name: types.describe(stored.tensors.get(point.raw)) for point in found}
+        known = {name: storage for name, storage in storages.items() if storage is not None}
+        self.subject = Subject(Travelling(ours.model), Travelling(extended), fetches, found, known, factors)
 
     def comparison(
         self, tally: PairTally, data: Mapping[str, Any], seconds: Mapping[str, float], notes: list[str]
@@ -100,13 +95,9 @@ class _Pair:
         seen = [(point, tally.sums[point.name]) for point in self.subject.points if point.name in tally.sums]
         tensors = [self._tensor(point, sums) for point, sums in seen if sums.total.sums.count]
         unmatched = dict.fromkeys(self.matches.unmatched, "no tensor of the float model corresponds to it")
-        strange = [
-            w.node for w in self._all_weights() if w.role == "weight" and w.error.sqnr_db < _STRANGE_DB
-        ]
-        if strange:
-            notes = [*notes, _unlike(strange)]
+        weights = [weight for group in self.weights.values() for weight in group]
+        outputs = [(t, tally.sums[t.name]) for t in tensors if t.place == "output"]
         broken = [point.name for point, sums in seen if sums.broken]
-        notes = [*notes, *(f"{name} holds NaN or infinity in the quantized model" for name in broken)]
         return types.Comparison(
             float_model=self.names[0],
             quantized_model=self.names[1],
@@ -114,22 +105,24 @@ class _Pair:
             quantized_bytes=self.quantized_bytes,
             samples=tally.samples,
             data=data,
-            outputs=tuple(_outputs(tensors, tally.sums)),
+            outputs=tuple(
+                types.OutputComparison(t.name, t.total, sums.same_top / sums.rows if sums.rows else None)
+                for t, sums in outputs
+            ),
             tensors=tuple(tensors),
-            weights=tuple(self._all_weights()),
+            weights=tuple(weights),
             unmatched=unmatched | tally.mismatched,
             seconds=seconds,
-            notes=tuple(notes),
+            notes=(
+                *notes,
+                *_unlike([w.node for w in weights if w.role == "weight" and w.error.sqnr_db < _STRANGE_DB]),
+                *(f"{name} holds NaN or infinity in the quantized model" for name in broken),
+            ),
         )
-
-    def _all_weights(self) -> list[types.WeightComparison]:
-        return [weight for group in self.weights.values() for weight in group]
 
     def _tensor(self, point: points.Point, sums: TensorSums) -> types.TensorComparison:
         storage = self.subject.storages.get(point.name)
-        weights: list[types.WeightComparison] = [
-            w for node in point.nodes for w in self.weights.get(node, ())
-        ]
+        weights = [w for node in point.nodes for w in self.weights.get(node, ())]
         one_range = storage is not None and storage.one_range
         main = sums.introduced if sums.introduced.sums.count else sums.total
         total = sums.total.difference
@@ -160,31 +153,16 @@ class _Pair:
         )
 
 
-def _unlike(nodes: list[str]) -> str:
-    return (
-        f"the weights of {len(nodes)} layers ({', '.join(nodes[:3])} …) are not those of the float model, not"
-        " even rescaled: where a tool has rotated them, the tensors around them do not compare"
-    )
+def _unlike(nodes: list[str]) -> Iterator[str]:
+    if nodes:
+        yield (
+            f"the weights of {len(nodes)} layers ({', '.join(nodes[:3])} …) are not those of the float model,"
+            " not even rescaled: where a tool has rotated them, the tensors around them do not compare"
+        )
 
 
 def _name(source: ModelSource) -> str:
     return Path(source).name if isinstance(source, str | Path) else "in memory"
-
-
-def _storages(found: Iterable[points.Point], stored: StoredTensors) -> dict[str, types.TensorStorage]:
-    storages = {point.name: types.describe(stored.tensors.get(point.raw)) for point in found}
-    return {name: storage for name, storage in storages.items() if storage is not None}
-
-
-def _outputs(
-    tensors: Iterable[types.TensorComparison], sums: Mapping[str, TensorSums]
-) -> Iterable[types.OutputComparison]:
-    for tensor in tensors:
-        if tensor.place == "output":
-            seen = sums[tensor.name]
-            yield types.OutputComparison(
-                tensor.name, tensor.total, seen.same_top / seen.rows if seen.rows else None
-            )
 
 
 def _range_use(sums: TensorSums, storage: types.TensorStorage | None) -> float | None:
@@ -195,7 +173,6 @@ def _range_use(sums: TensorSums, storage: types.TensorStorage | None) -> float |
 
 
 Role = Literal["weight", "bias", "constant"]
-Ranges = tuple[tuple[float, float], ...]
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -304,9 +281,8 @@ def _compare(
     floats, stored = (wanted, array) if factors is None else _rescaled(pair, role, wanted, array, factors)
     own_axis = axis if floats.shape == wanted.shape else 0
     cut = 0 if storage is None else storage.beyond(floats, floats.min(), floats.max())
-    gap, signal = closeness(
-        np.ascontiguousarray(floats, np.float32), np.ascontiguousarray(stored, np.float32), own_axis
-    )
+    floats, stored = (np.ascontiguousarray(values, np.float32) for values in (floats, stored))
+    gap, signal = closeness(floats, stored, own_axis)
     assert gap.difference is not None
     return types.WeightComparison(
         name=_stored_name(pair.quantized),
@@ -369,9 +345,7 @@ def _rescaled(
     return scaled.reshape(groups * outputs, -1), theirs.reshape(groups * outputs, -1)
 
 
-def _ranges(array: Array, axis: int | None) -> Ranges:
-    rows = (
-        array.reshape(1, -1) if axis is None else np.moveaxis(array, axis, 0).reshape(array.shape[axis], -1)
-    )
-    pairs = zip(rows.min(axis=1).tolist(), rows.max(axis=1).tolist(), strict=True)
-    return tuple((float(a), float(b)) for a, b in pairs)
+def _ranges(array: Array, axis: int | None) -> tuple[tuple[float, float], ...]:
+    rows = array[None] if axis is None else np.moveaxis(array, axis, 0)
+    rows = rows.reshape(len(rows), -1)
+    return tuple(zip(rows.min(axis=1).tolist(), rows.max(axis=1).tolist(), strict=True))
