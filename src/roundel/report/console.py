@@ -266,15 +266,13 @@ def _outputs(outputs: Sequence[Tree], title: str, most: int = 8) -> Table:
 
 
 def show_plan(console: Console, plan: QuantPlan, tensor: str | None = None) -> None:
-    """What every tensor becomes, and why."""
+    """What every tensor becomes, and why; without the nodes where the plan is that of one tensor."""
     table = grid("~tensor", "~role", "~stored as", "~range", "~why")
     for name, item in plan.tensors.items():
-        if tensor in (None, name):
-            cells = (name, item.role.value, str(item.scheme), str(item.source), item.reason)
-            table.add_row(*(escape(text) for text in cells))
+        cells = (name, item.role.value, str(item.scheme), str(item.source), item.reason)
+        table.add_row(*(escape(text) for text in cells))
     for name, reason in plan.kept_float.items():
-        if tensor in (None, name):
-            table.add_row(escape(name), "activation", "[dim]float[/]", "-", escape(reason))
+        table.add_row(escape(name), "activation", "[dim]float[/]", "-", escape(reason))
     console.print(table)
     for node in plan.nodes.values() if tensor is None else ():
         if not node.quantized:
