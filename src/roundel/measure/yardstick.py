@@ -1,4 +1,4 @@
-"""What is learned from and what is judged by: two sets of data, or one that is split."""
+"""Models judged by one metric, on the same data."""
 
 from __future__ import annotations
 
@@ -11,15 +11,13 @@ from pathlib import Path
 
 from roundel.data import Samples
 from roundel.data.kept import KeptSamples
-from roundel.data.samples import JUDGED_EVERY, held_out, learning_part, repeatable
+from roundel.data.samples import held_out
 from roundel.errors import DataError, RecipeError, did_you_mean
 from roundel.measure import scores
 from roundel.measure.runner import Predictor
 from roundel.measure.scores import Labels
 from roundel.model.structure import ModelSource
 from roundel.numerics.metrics import Closeness
-from roundel.recipe.settings import Recipe
-from roundel.stages import open_data, prepare
 from roundel.types import Array, Listener, Sample, Silent
 
 Outputs = dict[str, Array]
@@ -294,83 +292,3 @@ def _rows_in(sample: Sample) -> int:
 def _folder_of(samples: Samples) -> Path | None:
     path = samples.description.get("path")
     return Path(str(path)) if path is not None else None
-
-
-_FEWEST = 2
-
-
-@dataclass(frozen=True, slots=True)
-class Question:
-    """What to judge, and by what.
-
-    Attributes:
-        data: calibration data, as `roundel.quantize` takes it.
-        eval_data: data to judge by; without it, one item of four of `data` is held out for that.
-        labels: of what judges (of all of `data` without `eval_data`).
-        metric: as `Yardstick` takes it.
-        lower: whether less of it is better.
-    """
-
-    data: object
-    eval_data: object = None
-    labels: object = None
-    metric: str | scores.Metric | None = None
-    lower: bool = False
-
-
-@dataclass(frozen=True, slots=True, eq=False)
-class Judging:
-    """What is learned from, what is judged by, and the latter in words."""
-
-    learn: Samples
-    yardstick: Yardstick
-    words: str
-
-
-def prepare_judging(model: ModelSource, recipe: Recipe, question: Question, told: Listener) -> Judging:
-    """Open the data and run the float model over what judges.
-
-    Args:
-        model: the float model.
-        recipe: how files become samples, and shapes that are fixed.
-        question: data, labels and metric.
-        told: hears about progress.
-
-    Raises:
-        RoundelError: data, labels or metric do not fit the model.
-    """
-    float_model = prepare(model, recipe).model
-    samples = repeatable(open_data(float_model, recipe.data, question.data))
-    every = None
-    if question.eval_data is None:
-        every = _held_out_every(samples)
-        learn, judge = learning_part(samples, every), samples
-    else:
-        # The limit on calibration samples is none on those that judge.
-        options = recipe.data.model_copy(update={"samples": None})
-        learn, judge = samples, repeatable(open_data(float_model, options, question.eval_data))
-    yardstick = Yardstick(
-        model,
-        judge,
-        labels=question.labels,
-        metric=question.metric,
-        lower=question.lower,
-        every=every,
-        listener=told,
-    )
-    where = "the evaluation data" if every is None else f"the calibration data, one of {every} held out"
-    return Judging(learn, yardstick, f"{yardstick.samples} samples of {where}")
-
-
-def _held_out_every(samples: Samples) -> int:
-    count = samples.count
-    if count is None or count < 2 * JUDGED_EVERY:
-        count = sum(1 for _ in samples.named())
-    if count < _FEWEST:
-        raise DataError(
-            "One sample cannot be learned from and judged by.",
-            observed=f"{count} sample",
-            expected="at least two, better a hundred",
-            hint="Give data to judge by: --eval-data.",
-        )
-    return min(JUDGED_EVERY, count)

@@ -10,7 +10,7 @@ from typing import Any, Unpack
 
 from roundel.errors import RecipeError, VerifyError
 from roundel.measure.scores import Metric
-from roundel.measure.yardstick import Question, Yardstick
+from roundel.measure.yardstick import Yardstick
 from roundel.model.files import write_text
 from roundel.model.structure import ModelSource
 from roundel.options import DataWords, recipe_changes, takes_data_words
@@ -18,7 +18,7 @@ from roundel.outputs import model_targets, refuse_overwriting
 from roundel.recipe.load import load_recipe
 from roundel.result import QuantizeResult
 from roundel.trials import rungs as ladders
-from roundel.trials.engine import Engine, OutOfTime, TitledListener, trying, what_is_read
+from roundel.trials.engine import Engine, OutOfTime, Question, TitledListener, trying, what_is_read
 from roundel.trials.rungs import AutoResult, Drop, Rung, RungForecast, RungStep, RungVerdict
 from roundel.types import Listener, Silent
 
@@ -135,7 +135,7 @@ class _Walk:
 
     @property
     def _yardstick(self) -> Yardstick:
-        return self.engine.judging.yardstick
+        return self.engine.yardstick
 
     @property
     def _met(self) -> bool:
@@ -180,7 +180,7 @@ class _Walk:
             metric_words=self._yardstick.measure.words,
             reference=self._yardstick.reference.value,
             max_drop=str(self.budget),
-            judged_on=self.engine.judging.words,
+            judged_on=self.engine.judged_on,
             result=result,
             path=target,
             seconds=clock.perf_counter() - self.start,
@@ -210,7 +210,7 @@ class _Walk:
         if not rung.mixed:
             yield rung.name, rung.title, self.changes
             return
-        learn = self.engine.judging.learn
+        learn = self.engine.learn
         for mixture in ladders.mixtures(self.engine.model, rung.preset, learn, self.changes, told):
             count = f"{mixture.layers} of {mixture.of} layers in A16W8"
             yield f"mixed {mixture.layers}/{mixture.of}", count, mixture.changes
@@ -260,7 +260,7 @@ class _Walk:
         return None
 
     def _forecast(self) -> RungForecast:
-        yardstick, learn = self._yardstick, self.engine.judging.learn
+        yardstick, learn = self._yardstick, self.engine.learn
         one = yardstick.reference.seconds / max(yardstick.samples, 1)
         learned = learn.count if learn.count is not None else sum(1 for _ in learn)
         return RungForecast(one * learned, yardstick.reference.seconds)
@@ -273,7 +273,7 @@ class _Walk:
                 f"{yardstick.rows} rows judge, so {yardstick.measure.name} moves in steps of {step:.2%}:"
                 f" a budget of {budget} cannot be told from none; more evaluation data would tell"
             )
-        if self.engine.judging.learn.description.get("random"):
+        if self.engine.learn.description.get("random"):
             yield "judged on random data: the figures mean nothing for real inputs"
 
 
