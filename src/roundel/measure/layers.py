@@ -208,8 +208,7 @@ def layers_of(model: ir.Model, state: State) -> tuple[StoredLayer, ...]:
         homes[str(node.name)] = home
     _share_out(model, state, homes)
     stored = {name for name, tensor in state.plan.tensors.items() if tensor.role is Role.ACTIVATION}
-    found = [_finished(draft, stored) for draft in drafts.values()]
-    return tuple(layer for layer in found if layer.activations or layer.weights)
+    return tuple(_finished(one, stored) for one in drafts.values() if one.activations or one.weights)
 
 
 def _continued(node: ir.Node, state: State, homes: dict[str, _Draft]) -> _Draft | None:
@@ -287,8 +286,14 @@ def remedies(
 
 
 def widening(layer: StoredLayer, cost: LayerCost, state: State, recipe: Recipe) -> str | None:
-    """The 16-bit type for its activations, where that is what helps first."""
-    return wider(state, layer.touched, recipe) if cost.activations >= _HALF * cost.cost else None
+    """The 16-bit type for its activations, where that is what helps first.
+
+    None where they have one, or the NPU's engine is for 8 bits.
+    """
+    types = {state.params[name].qtype.value for name in layer.touched if name in state.params}
+    found = {_WIDER[t] for t in types if t in _WIDER}
+    helps = cost.activations >= _HALF * cost.cost and not recipe.npu.limits
+    return found.pop() if helps and len(found) == 1 else None
 
 
 def _for_weights(
@@ -328,13 +333,6 @@ def _overridden(kind: RemedyKind, layer: StoredLayer, what: Mapping[str, Any], w
 def _setting(overrides: Sequence[Mapping[str, Any]]) -> str:
     """The --set option with these overrides."""
     return "-s " + shlex.quote("overrides=" + json.dumps(overrides))
-
-
-def wider(state: State, names: Sequence[str], recipe: Recipe) -> str | None:
-    """The 16-bit type for these activations; None where they have one, or the NPU's engine is for 8 bits."""
-    types = {state.params[name].qtype.value for name in names if name in state.params}
-    found = {_WIDER[t] for t in types if t in _WIDER}
-    return found.pop() if len(found) == 1 and not recipe.npu.limits else None
 
 
 def _channel_gain(layer: StoredLayer, model: ir.Model, state: State, recipe: Recipe) -> float | None:

@@ -75,9 +75,10 @@ class _Matcher:
         )
         for what, ours, theirs in sides:
             if len(ours) != len(theirs):
+                float_names, names = (", ".join(str(v.name) for v in values) for values in (ours, theirs))
                 raise ModelError(
                     f"The two models do not have the same {what}.",
-                    observed=f"float: {_listed(ours)}; quantized: {_listed(theirs)}",
+                    observed=f"float: {float_names}; quantized: {names}",
                     expected="a quantized model that was made from this float model",
                 )
             by_name = {bare_name(str(v.name)): v for v in ours}
@@ -172,10 +173,6 @@ def _computed(graph: ir.Graph) -> Iterator[ir.Value]:
     return (v for v in iter_values(graph) if not is_constant(v) and v.name and is_real(v))
 
 
-def _listed(values: Sequence[ir.Value]) -> str:
-    return ", ".join(str(value.name) for value in values)
-
-
 def cut_to(model: ir.Model, outputs: Sequence[str], *, drop_inputs: Collection[str] = ()) -> ir.Model:
     """A copy with these outputs and nothing that they do not need; AMD's operators have their bodies.
 
@@ -202,15 +199,9 @@ Arrays = Mapping[tuple[str, int], Array]
 _EXPLAINED = 0.1  # of a weight's power may be rounding; what was rescaled besides differs by more
 
 # Only what every tool does: each pass less is a name of the float model more.
-_FOREIGN = Prepare(
-    fuse_instance_norm=False,
-    fuse_layer_norm=False,
-    fuse_gelu=False,
-    fuse_l2_norm=False,
-    fold_pad=False,
-    decompose_hard_swish=False,
-    unshare_biases=False,
-    explicit_conv_attributes=False,
+_FOREIGN_LACKS = (
+    *("fuse_instance_norm", "fuse_layer_norm", "fuse_gelu", "fuse_l2_norm", "fold_pad"),
+    *("decompose_hard_swish", "unshare_biases", "explicit_conv_attributes"),
 )
 
 
@@ -266,7 +257,7 @@ def find_reference(
 def _foreign(quantized: ir.Model) -> Prepare:
     """Another tool's model: batch norms are folded where it has none left."""
     kept = any(node.op_type == "BatchNormalization" for node in quantized.graph)
-    return _FOREIGN.model_copy(update={"fold_batch_norm": not kept})
+    return Prepare.model_validate({**dict.fromkeys(_FOREIGN_LACKS, False), "fold_batch_norm": not kept})
 
 
 def layer_constants(model: ir.Model) -> dict[tuple[str, int], Array]:

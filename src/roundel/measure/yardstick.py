@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import closing
@@ -17,10 +16,8 @@ from roundel.measure import scores
 from roundel.measure.runner import Predictor
 from roundel.measure.scores import Labels
 from roundel.model.structure import ModelSource
-from roundel.numerics.metrics import Closeness
-from roundel.types import Array, Listener, Sample, Silent
-
-Outputs = dict[str, Array]
+from roundel.numerics.metrics import Closeness, decibels
+from roundel.types import Array, Arrays, Listener, Sample, Silent
 
 _LABELLED = ("top1", "top5")
 BUILTIN = {
@@ -83,12 +80,6 @@ def _noise(close: Sequence[Closeness]) -> float:
     return sum(shares) / len(shares) if shares else 0.0
 
 
-def _sqnr_db(close: Sequence[Closeness]) -> float:
-    """The same in dB; infinite where all is equal."""
-    noise = _noise(close)
-    return -10 * math.log10(noise) if noise > 0 else math.inf
-
-
 def _cosine(close: Sequence[Closeness]) -> float:
     return sum(c.cosine for c in close) / len(close) if close else 1.0
 
@@ -126,8 +117,9 @@ class Yardstick:
         self._known = labels is not None
         told, predictor, start = listener or Silent(), Predictor(model), time.perf_counter()
         self.outputs = predictor.outputs
-        given = measure_of(metric, lower=lower)
-        first, tally = self._run_float(predictor, Labels(labels, _folder_of(samples)), given, told)
+        given, path = measure_of(metric, lower=lower), samples.description.get("path")
+        truth = Labels(labels, None if path is None else Path(str(path)))
+        first, tally = self._run_float(predictor, truth, given, told)
         self.samples, self.rows = len(self._labels), tally.rows or len(self._labels)
         self.measure = given or _fitting(first, labelled=self._known)
         self._floats = [array.dtype.kind == "f" for array in first.values()]
@@ -148,11 +140,12 @@ class Yardstick:
             outputs = predictor.run(sample, index)
             self._add(tally, outputs, self._wanted[done], self.measure, self._labels[done])
             told.advance(done + 1)
-        return Judgement(self._value(tally), _sqnr_db(self._close(tally)), time.perf_counter() - start)
+        sqnr_db = decibels(1.0, _noise(self._close(tally)))
+        return Judgement(self._value(tally), sqnr_db, time.perf_counter() - start)
 
     def _run_float(
         self, predictor: Predictor, truth: Labels, given: Measure | None, told: Listener
-    ) -> tuple[Outputs, scores.ScoreTally]:
+    ) -> tuple[Arrays, scores.ScoreTally]:
         """Remember the float model's outputs and the labels; gives the first outputs and the counts."""
         tally, first = scores.ScoreTally(), None
         told.step("run the float model")
@@ -162,8 +155,7 @@ class Yardstick:
                 continue
             outputs = predictor.run(sample, index)
             first = first if first is not None else outputs
-            main = next(iter(outputs.values()))
-            self._labels.append(truth.of(origin, len(main) if main.ndim > 1 else 1))
+            self._labels.append(truth.of(origin, _rows_in(outputs)))
             self._wanted.append(outputs)
             self._add(tally, outputs, outputs, given, self._labels[-1])
             told.advance(len(self._labels))
@@ -174,8 +166,8 @@ class Yardstick:
     def _add(
         self,
         tally: scores.ScoreTally,
-        outputs: Outputs,
-        wanted: Outputs,
+        outputs: Arrays,
+        wanted: Arrays,
         measure: Measure | None,
         labels: list[int] | None,
     ) -> None:
@@ -217,11 +209,11 @@ class Yardstick:
             "agreement": lambda: tally.same / rows,
             "cosine": lambda: _cosine(close),
             "fidelity": lambda: max(0.0, 1 - _noise(close)),
-            "sqnr": lambda: _sqnr_db(close),
+            "sqnr": lambda: decibels(1.0, _noise(close)),
         }
         return values[measure.name]()
 
-    def _check(self, first: Outputs) -> None:
+    def _check(self, first: Arrays) -> None:
         """The metric must be one that this model and these labels have."""
         name = self.measure.name
         if self.measure.function is not None or self.measure.pair is not None:
@@ -265,7 +257,7 @@ def measure_of(metric: str | scores.Metric | Measure | None, *, lower: bool = Fa
     return Measure(own, "the user's own", lower=lower, share=False, function=function)
 
 
-def _fitting(first: Outputs, *, labelled: bool) -> Measure:
+def _fitting(first: Arrays, *, labelled: bool) -> Measure:
     """The measure that suits a model's outputs best."""
     floats = [a for a in first.values() if a.dtype.kind == "f"]
     classes = len(floats) == 1 and len(first) == 1 and scores.class_scores(floats[0]) is not None
@@ -284,11 +276,6 @@ def _single_value(name: str, found: dict[str, float]) -> float:
     return next(iter(found.values()))
 
 
-def _rows_in(sample: Sample) -> int:
-    array = next(iter(sample.values()))
+def _rows_in(arrays: Arrays) -> int:
+    array = next(iter(arrays.values()))
     return len(array) if array.ndim > 1 else 1
-
-
-def _folder_of(samples: Samples) -> Path | None:
-    path = samples.description.get("path")
-    return Path(str(path)) if path is not None else None

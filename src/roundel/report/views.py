@@ -50,11 +50,9 @@ def _summary(console: Console, tree: Tree) -> None:
     }
     table = labelled(rows)
     for out in tree["outputs"]:
-        difference = out["difference"]
-        words = [f"{_db(difference)} dB", f"cosine {difference['cosine']:.5f}"]
-        if out["same_top"] is not None:
-            words.append(f"same top-1 {out['same_top']:.1%}")
-        table.add_row("output", f"{escape(out['name'])}: {', '.join(words)}")
+        words = f"{_db(out['difference'])} dB, cosine {out['difference']['cosine']:.5f}"
+        words += "" if out["same_top"] is None else f", same top-1 {out['same_top']:.1%}"
+        table.add_row("output", f"{escape(out['name'])}: {words}")
     console.print(table)
 
 
@@ -67,18 +65,10 @@ def _tensors(tensors: Sequence[Tree], title: str) -> Table:
     numbers = (">intro-\nduced", ">inher-\nited", ">\ntotal", ">\ncosine", ">cut\noff", ">range\nused")
     table = grid("tensor", "op", *numbers, "worst\nchannels", title=f"{title} (SQNR in dB)", gap=1)
     for t in tensors:
-        channels = " ".join(str(c["channel"]) for c in t["worst_channels"][:2])
-        table.add_row(
-            _label(t["name"]),
-            escape(_begun(t["op"])),
-            _db(t["introduced"]),
-            _db(t["inherited"]),
-            _db(t["total"]),
-            f"{t['total']['cosine']:.4f}",
-            _percent(t["saturated"]),
-            _percent(t["range_use"]),
-            channels,
-        )
+        errors = (_db(t[name]) for name in ("introduced", "inherited", "total"))
+        shares = (_percent(t[name]) for name in ("saturated", "range_use"))
+        cells = (*errors, f"{t['total']['cosine']:.4f}", *shares, _channels(t["worst_channels"][:2]))
+        table.add_row(_label(t["name"]), escape(_begun(t["op"])), *cells)
     return table
 
 
@@ -90,10 +80,13 @@ def _weights(weights: Sequence[Tree]) -> Table:
         kind = "float" if storage is None else storage["dtype"]
         if storage is not None and storage["scales"] > 1:
             kind += f" x{storage['scales']}"
-        channels = " ".join(str(c["channel"]) for c in w["worst_channels"])
         cells = (_begun(w["op"]), w["role"], kind, _db(w["error"]), _percent(w["saturated"]))
-        table.add_row(_label(w["name"]), *cells, channels)
+        table.add_row(_label(w["name"]), *cells, _channels(w["worst_channels"]))
     return table
+
+
+def _channels(worst: Sequence[Tree]) -> str:
+    return " ".join(str(c["channel"]) for c in worst)
 
 
 def _begun(op: str) -> str:
@@ -259,17 +252,13 @@ def _findings(findings: Sequence[Tree]) -> Table:
     for (rule, level, fix, automatic), members in groups.items():
         first = members[0]
         lines = [f"[bold]{escape(first['title'])}[/]: {escape(first['message'])}"]
-        lines += [f"[dim]at[/] {escape(names)}" for names in _subjects(members)]
+        subjects = [str(member["subject"]) for member in members if member["subject"]]
+        lines += [f"[dim]at[/] {escape(listed(subjects, _FIRST_NODES))}"] if subjects else []
         lines.append(f"[dim]why[/] {escape(first['why'])}")
         done = " [green](quantize --device does this by itself)[/]" if automatic else ""
         lines.append(f"[dim]fix[/] {escape(fix)}{done}")
         table.add_row(rule, f"[{_COLOURS[level]}]{level}[/]", str(len(members)), "\n".join(lines))
     return table
-
-
-def _subjects(members: Sequence[Tree]) -> list[str]:
-    names = [str(member["subject"]) for member in members if member["subject"]]
-    return [listed(names, _FIRST_NODES)] if names else []
 
 
 def _nodes(before: Sequence[Tree], after: Sequence[Tree]) -> Table:
@@ -409,20 +398,14 @@ def show_study(console: Console, tree: Tree) -> None:
         console.print(f"[dim]trial {trial['number']} refused:[/] {escape(trial['reason'])}")
     if tree["options"]:
         console.print("\n[bold]the best one again[/]")
-        console.print("  " + tree["options"], markup=False, soft_wrap=True)
+        _verbatim(console, tree["options"])
 
 
 def _cells(step: Tree, metric: Words, drop: Words) -> list[str]:
-    share, noise = step["npu_share"], step["sqnr_db"]
-    return [
-        escape(step["rung"]),
-        "-" if step["metric"] is None else metric(step["metric"]),
-        "-" if step["drop"] is None else drop(float(step["drop"])),
-        figure(noise, ".1f"),
-        figure(share, ".0%"),
-        size(step["file_bytes"]),
-        f"{step['seconds']:.0f}",
-    ]
+    value = "-" if step["metric"] is None else metric(step["metric"])
+    lost = "-" if step["drop"] is None else drop(float(step["drop"]))
+    costs = (figure(step["npu_share"], ".0%"), size(step["file_bytes"]), f"{step['seconds']:.0f}")
+    return [escape(step["rung"]), value, lost, figure(step["sqnr_db"], ".1f"), *costs]
 
 
 def _outcome(console: Console, tree: Tree, metric: Words, drop: Words) -> None:
