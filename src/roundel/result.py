@@ -19,11 +19,10 @@ import onnx_ir as ir
 from roundel.errors import DependencyError, RecipeError
 from roundel.gate import OutputReport, advice, check_prepared, compare_outputs
 from roundel.measure.lint import quantize_findings
-from roundel.model import save_model
+from roundel.model import ModelSource, save_model
 from roundel.model.files import file_sha256, model_sha256, self_contained, staged_or_temporary, write_text
 from roundel.model.graph import fingerprint
 from roundel.model.session import runtime_has_cuda
-from roundel.model.structure import ModelSource
 from roundel.plain import Card
 from roundel.plan import QuantPlan
 from roundel.plan.float_parts import joined_outputs

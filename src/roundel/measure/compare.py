@@ -17,11 +17,10 @@ from roundel.measure import points, reference, types
 from roundel.measure.paired import PairTally, Subject, compare_samples
 from roundel.measure.runner import Travelling
 from roundel.measure.sums import TensorSums, channel_errors, closeness, coarse_histogram
-from roundel.model import load_model
+from roundel.model import ModelSource, load_model
 from roundel.model.graph import attribute_int, constant_array, is_constant, op_key
 from roundel.model.layers import read_layer
 from roundel.model.memory import collector_paused
-from roundel.model.structure import ModelSource
 from roundel.passes import refresh_shapes
 from roundel.passes.cleanup import lift_constants
 from roundel.qdq.nodes import CODES, QUARK, bare_name

@@ -253,11 +253,8 @@ def _parts(fetches: Sequence[Fetch], *, amd: bool) -> list[list[str]]:
 
     Their bodies have dozens of nodes each, and ONNX Runtime's time to load grows with the square of all.
     """
-    kinds = [
-        [fetch.shown for fetch in fetches],
-        [fetch.shadow for fetch in fetches if fetch.shadow is not None],
-        [fetch.stored for fetch in fetches if fetch.stored is not None],
-    ]
+    names = [(fetch.shown, fetch.shadow, fetch.stored) for fetch in fetches]
+    kinds = [[name for name in kind if name is not None] for kind in zip(*names, strict=True)]
     if not amd:
         kinds = [[name for kind in kinds for name in kind]]
     return [list(dict.fromkeys(kind)) for kind in kinds if kind]

@@ -19,11 +19,10 @@ from roundel.data.arrays import fixed_batch
 from roundel.data.folders import ARRAY_SUFFIXES, IMAGE_SUFFIXES, folder_name
 from roundel.errors import OutputError, RecipeError, did_you_mean
 from roundel.measure.folders import to_picture
-from roundel.model import load_model
+from roundel.model import ModelSource, load_model
 from roundel.model.files import Portable, external_values, replacing, same_file
 from roundel.model.graph import fingerprint, input_specs
 from roundel.model.session import open_session
-from roundel.model.structure import ModelSource
 from roundel.options import DataWords, data_settings, takes_data_words
 from roundel.plain import Card, counted
 from roundel.qdq.functions import attach

@@ -17,9 +17,8 @@ from roundel.errors import RecipeError
 from roundel.improve.memory import run_key
 from roundel.improve.probe import QuantizerProbe
 from roundel.measure import layers
-from roundel.model import LoadedModel
+from roundel.model import LoadedModel, ModelSource
 from roundel.model.files import Portable
-from roundel.model.structure import ModelSource
 from roundel.options import DataWords, chosen_recipe, recipe_changes, takes_data_words
 from roundel.recipe.load import RecipeSource, load_recipe
 from roundel.recipe.settings import Recipe

@@ -10,7 +10,6 @@ from typing import Any, Unpack
 
 from roundel.errors import RecipeError, VerifyError
 from roundel.measure.scores import Metric
-from roundel.measure.yardstick import Yardstick
 from roundel.model.files import write_text
 from roundel.model.structure import ModelSource
 from roundel.options import DataWords, recipe_changes, takes_data_words
@@ -134,10 +133,6 @@ class _Walk:
     best: tuple[int, QuantizeResult] | None = None
 
     @property
-    def _yardstick(self) -> Yardstick:
-        return self.engine.yardstick
-
-    @property
     def _met(self) -> bool:
         return any(step.verdict is RungVerdict.MEETS for step in self.steps)
 
@@ -164,21 +159,19 @@ class _Walk:
         """The result, written where it was asked for."""
         assert self.best is not None
         index, result = self.best
-        met = self._met
-        self.steps[index] = replace(
-            self.steps[index], verdict=RungVerdict.CHOSEN if met else RungVerdict.BEST
-        )
-        size = self.steps[index].file_bytes
-        named = replace(result.record, file={"name": target.name if target else None, "bytes": size})
-        result = replace(result, record=named, path=target)
+        met, yardstick = self._met, self.engine.yardstick
+        verdict = RungVerdict.CHOSEN if met else RungVerdict.BEST
+        self.steps[index] = replace(self.steps[index], verdict=verdict)
+        file = {"name": target.name if target else None, "bytes": self.steps[index].file_bytes}
+        result = replace(result, record=replace(result.record, file=file), path=target)
         if target is not None:
             result.save(target)
         return AutoResult(
             met=met,
             steps=tuple(self.steps),
-            metric=self._yardstick.measure.name,
-            metric_words=self._yardstick.measure.words,
-            reference=self._yardstick.reference.value,
+            metric=yardstick.measure.name,
+            metric_words=yardstick.measure.words,
+            reference=yardstick.reference.value,
             max_drop=str(self.budget),
             judged_on=self.engine.judged_on,
             result=result,
@@ -216,7 +209,7 @@ class _Walk:
             yield f"mixed {mixture.layers}/{mixture.of}", count, mixture.changes
 
     def _judge(self, rung: Rung, told: Listener, start: float) -> None:
-        engine, yardstick = self.engine, self._yardstick
+        engine, yardstick = self.engine, self.engine.yardstick
         stats = engine.folder / f"{rung.family}.stats" if rung.family in ("xint8", "float") else None
         result = engine.make(engine.path, rung.preset, told, changes=rung.changes, stats=stats)
         found = engine.judge(told)
@@ -238,11 +231,11 @@ class _Walk:
 
     def _remember(self, step: RungStep, result: QuantizeResult) -> None:
         """Keep the model that is handed over if nothing better comes."""
-        if self.best is not None and step.verdict is not RungVerdict.MEETS:
-            before = self.steps[self.best[0]]
+        before = None if self.best is None else self.steps[self.best[0]]
+        if before is not None and step.verdict is not RungVerdict.MEETS:
             assert before.metric is not None
             assert step.metric is not None
-            better = self._yardstick.measure.better(step.metric, before.metric)
+            better = self.engine.yardstick.measure.better(step.metric, before.metric)
             if before.verdict is RungVerdict.MEETS or not better:
                 return
         self.best = (len(self.steps), replace(result, path=None))
@@ -260,13 +253,13 @@ class _Walk:
         return None
 
     def _forecast(self) -> RungForecast:
-        yardstick, learn = self._yardstick, self.engine.learn
+        yardstick, learn = self.engine.yardstick, self.engine.learn
         one = yardstick.reference.seconds / max(yardstick.samples, 1)
         learned = learn.count if learn.count is not None else sum(1 for _ in learn)
         return RungForecast(one * learned, yardstick.reference.seconds)
 
     def _notes(self) -> Iterator[str]:
-        yardstick, budget = self._yardstick, self.budget
+        yardstick, budget = self.engine.yardstick, self.budget
         step = yardstick.resolution
         if step is not None and budget.of(1.0, 1.0 - step) > budget.amount > 0:
             yield (

@@ -12,10 +12,9 @@ from typing import Any, Unpack
 
 from roundel.errors import RecipeError, did_you_mean
 from roundel.measure.scores import Metric
-from roundel.model import load_model
+from roundel.model import ModelSource, load_model
 from roundel.model.files import write_text
 from roundel.model.graph import fingerprint
-from roundel.model.structure import ModelSource
 from roundel.options import DataWords, chosen_recipe, recipe_changes, takes_data_words
 from roundel.outputs import model_targets, refuse_overwriting
 from roundel.plain import Card, counted, to_plain
@@ -73,8 +72,8 @@ class SearchResult(Card):
             "study": self.study,
             "trials": self.wanted,
             "finished": len(self.trials),
-            "best": [trial.to_dict() for trial in self.best[:_SHOWN]],
-            "refused": [trial.to_dict() for trial in self.trials if trial.reason],
+            "best": to_plain(self.best[:_SHOWN]),
+            "refused": to_plain([trial for trial in self.trials if trial.reason]),
             "options": self.options,
         }
 

@@ -15,7 +15,6 @@ from pydantic import TypeAdapter, ValidationError
 
 from roundel.errors import DependencyError, OutputError, RecipeError
 from roundel.model.files import check_writable
-from roundel.plain import to_plain
 from roundel.recipe.load import preset_key, preset_names
 from roundel.recipe.settings import Recipe, Section, inner_section
 from roundel.trials.engine import TitledListener
@@ -224,10 +223,6 @@ class Trial:
     parameters: Mapping[str, Any]
     values: tuple[float, ...]
     reason: str = ""
-
-    def to_dict(self) -> dict[str, Any]:
-        """Plain values."""
-        return dict(to_plain(self))
 
 
 def _optuna() -> Any:
