@@ -194,10 +194,9 @@ def gate(state: State, request: Asked, cleanup: ExitStack) -> QuantizeResult:
     # Saving takes the file's size again: what the graph was made from makes room.
     state = replace(state, params={}, float_scales={}, values={}, codes={}, packed={}, stats={})
     shown = strip(result) if recipe.output.strip_functions else result
-    external = recipe.output.external_data
-    file = cleanup.enter_context(
-        staged_or_temporary(shown, target, external_data=external, reads=state.loaded.data_files)
-    )
+    external, reads = recipe.output.external_data, state.loaded.data_files
+    staged = staged_or_temporary(shown, target, external_data=external, reads=reads)
+    file = cleanup.enter_context(staged)
     # Operators without bodies run in no plain session: the same graph with them is the proof.
     proof = file if shown is result else cleanup.enter_context(staged_or_temporary(result, None))
     reports, doubt = _verified(state, request.source, proof)

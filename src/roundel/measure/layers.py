@@ -272,17 +272,14 @@ def remedies(
     layer: StoredLayer, cost: LayerCost, model: ir.Model, state: State, recipe: Recipe
 ) -> tuple[Remedy, ...]:
     """What would help, best first; leaving the layer in float always does."""
-    found = []
-    share = cost.activations / cost.cost
-    wide = widening(layer, cost, state, recipe)
-    if wide is not None:
-        why = f"{share:.0%} of its cost is its activations' rounding"
-        found.append(_overridden(RemedyKind.A16W8, layer, {"type": wide}, why))
+    share, wide = cost.activations / cost.cost, widening(layer, cost, state, recipe)
+    if wide is None:
+        found = list(_for_weights(layer, share, model, state, recipe))
     else:
-        found += _for_weights(layer, share, model, state, recipe)
+        why = f"{share:.0%} of its cost is its activations' rounding"
+        found = [_overridden(RemedyKind.A16W8, layer, {"type": wide}, why)]
     words = " ".join(f"--exclude {shlex.quote(name)}" for name in layer.nodes)
-    found.append(Remedy(RemedyKind.EXCLUDE, words, "in float it costs nothing, and leaves the NPU"))
-    return tuple(found)
+    return (*found, Remedy(RemedyKind.EXCLUDE, words, "in float it costs nothing, and leaves the NPU"))
 
 
 def widening(layer: StoredLayer, cost: LayerCost, state: State, recipe: Recipe) -> str | None:
@@ -386,8 +383,7 @@ def _signs(tail: Iterable[ir.Node], stats: Mapping[str, Observer]) -> Iterable[s
         if sums_distribution(node):
             yield "a distribution over distances is summed up (DFL)"
         elif node.op_type == "Concat":
-            ratio = _apart(node, stats)
-            if ratio >= _APART:
+            if (ratio := _apart(node, stats)) >= _APART:
                 yield f"Concat '{node.name}' joins tensors whose ranges differ {ratio:.0f} times"
         elif node.op_type in _SELECTION:
             yield f"{node.op_type} chooses among boxes"
@@ -398,8 +394,7 @@ def _signs(tail: Iterable[ir.Node], stats: Mapping[str, Observer]) -> Iterable[s
 def _apart(node: ir.Node, stats: Mapping[str, Observer]) -> float:
     """How many times the largest range of a Concat's inputs is the smallest."""
     seen = [stats[str(v.name)] for v in node.inputs if v is not None and str(v.name) in stats]
-    reach = [max(abs(s.low), abs(s.high)) for s in seen]
-    reach = [size for size in reach if size > 0]
+    reach = [size for s in seen if (size := max(abs(s.low), abs(s.high))) > 0]
     return max(reach) / min(reach) if len(reach) > 1 else 1.0
 
 

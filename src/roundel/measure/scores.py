@@ -34,14 +34,7 @@ _FORM = "module:function or file.py:function"
 
 
 def named_metric(metric: str | Metric | None) -> tuple[str, Metric | None]:
-    """The name of a metric, and its function; None where there is none."""
-    if isinstance(metric, str):
-        return load_metric(metric)
-    return getattr(metric, "__name__", "metric"), metric
-
-
-def load_metric(text: str) -> tuple[str, Metric]:
-    """The name and the function that 'module:function' or 'file.py:function' means.
+    """The name of a metric, and its function: the one that 'module:function' or 'file.py:function' means.
 
     The function is called once for each model with two lists: the model's outputs, one entry for each sample
     (an array, or a dictionary of arrays where the model has several outputs), and the labels of each sample's
@@ -50,9 +43,11 @@ def load_metric(text: str) -> tuple[str, Metric]:
     Raises:
         RecipeError: there is no such function.
     """
-    home, colon, name = text.rpartition(":")
+    if not isinstance(metric, str):
+        return getattr(metric, "__name__", "metric"), metric
+    home, colon, name = metric.rpartition(":")
     if not colon or not home or not name:
-        raise RecipeError("The metric's name is not complete.", observed=text, expected=_FORM)
+        raise RecipeError("The metric's name is not complete.", observed=metric, expected=_FORM)
     module = _from_file(Path(home)) if home.endswith(".py") else _from_name(home)
     function = getattr(module, name, None)
     if not callable(function):

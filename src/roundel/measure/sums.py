@@ -7,7 +7,6 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 
 import numpy as np
-from numpy.typing import NDArray
 
 from roundel.measure.types import ChannelError, CoarseHistogram, Difference, TensorStorage
 from roundel.numerics.histogram import Histogram, as_real
@@ -142,7 +141,9 @@ def measure(
     if i is not None:
         sums.introduced = _gap(a, i, signal, scratch)
         sums.inherited = _gap(i, q, float(_power(i).sum()), scratch)
-    sums.histogram.add(_spread(a), max(abs(sums.low), abs(sums.high)))
+    # Values evenly apart: an odd step meets every column of a map of even width.
+    spread = a.reshape(-1)[:: -(-a.size // HISTOGRAM_VALUES) | 1]
+    sums.histogram.add(as_real(spread), max(abs(sums.low), abs(sums.high)))
     if storage is not None:
         sums.saturated = storage.beyond(arrays[0], sums.low, sums.high)
     if classes and len(shape) == 2 and shape[1] > 1:
@@ -190,12 +191,6 @@ def _channelled(array: Array, axis: int | None) -> Array:
         return array.reshape(1, 1, -1)
     before, behind = math.prod(array.shape[:axis]), math.prod(array.shape[axis + 1 :])
     return array.reshape(before, array.shape[axis], behind)
-
-
-def _spread(a: Array) -> NDArray[np.float32] | Doubles:
-    """Values for a histogram, evenly apart. An odd step meets every column of a map of even width."""
-    step = -(-a.size // HISTOGRAM_VALUES) | 1
-    return as_real(a.reshape(-1)[::step])
 
 
 def _gap(a: Array, b: Array, signal: float, d: Array) -> Gap:

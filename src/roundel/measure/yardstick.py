@@ -196,10 +196,16 @@ class Yardstick:
     def _value(self, tally: scores.ScoreTally) -> float:
         measure = self.measure
         if measure.function is not None:
-            found = scores.scores(
-                measure.name, measure.function, tally.kept, self._labels if self._known else None
-            )
-            return _single_value(measure.name, found)
+            labels = self._labels if self._known else None
+            found = scores.scores(measure.name, measure.function, tally.kept, labels)
+            if len(found) != 1:
+                raise RecipeError(
+                    "A budget needs one number, and the metric gives several.",
+                    where=measure.name,
+                    observed=", ".join(found),
+                    expected="a function that returns one number",
+                )
+            return next(iter(found.values()))
         if measure.pair is not None:
             return float(sum(tally.kept)) / len(tally.kept)
         rows, close = max(tally.rows, 1), self._close(tally)
@@ -263,17 +269,6 @@ def _fitting(first: Arrays, *, labelled: bool) -> Measure:
     classes = len(floats) == 1 and len(first) == 1 and scores.class_scores(floats[0]) is not None
     name = "top1" if labelled else "agreement" if classes else "fidelity"
     return Measure(name, BUILTIN[name])
-
-
-def _single_value(name: str, found: dict[str, float]) -> float:
-    if len(found) != 1:
-        raise RecipeError(
-            "A budget needs one number, and the metric gives several.",
-            where=name,
-            observed=", ".join(found),
-            expected="a function that returns one number",
-        )
-    return next(iter(found.values()))
 
 
 def _rows_in(arrays: Arrays) -> int:

@@ -82,7 +82,7 @@ def _cells(report: LayerReport | None) -> tuple[str, str]:
 
 
 _MEMORY_SECONDS = 300.0  # of the speed that the time left comes from: layers differ
-_FEW_LAYERS = 8
+_FEW_LAYERS, _KINDS = 8, 6
 
 
 def terminal(*, stderr: bool = False) -> Console:
@@ -190,20 +190,18 @@ def figure(value: float | str | None, form: str = ".5g") -> str:
     """A number in a cell; '-' where there is none, 'exact' where it is infinite: nothing was lost."""
     if value is None:
         return "-"
-    number = float(value)
-    return "exact" if number == math.inf else format(number, form)
+    return "exact" if float(value) == math.inf else format(float(value), form)
 
 
 def size(count: int | None) -> str:
     """Bytes for people."""
     if count is None:
         return "-"
-    number = float(count)
-    for unit in ("B", "KB", "MB", "GB"):
-        if number < 1000 or unit == "GB":
-            return f"{number:.0f} {unit}" if unit == "B" else f"{number:.1f} {unit}"
+    number, units = float(count), ["B", "KB", "MB", "GB"]
+    while number >= 1000 and len(units) > 1:
         number /= 1000
-    return f"{number:.1f} TB"
+        del units[0]
+    return f"{number:.{0 if len(units) == 4 else 1}f} {units[0]}"
 
 
 def show_error(console: Console, error: RoundelError) -> None:
@@ -302,13 +300,12 @@ def show_inspection(console: Console, found: Any, *, nodes: bool) -> None:
     for op, count in found.operators.items():
         counts.add_row(escape(op), str(count))
     console.print(counts)
-    if found.quantized_by is None:
-        console.print("the model is quantized already")
-    else:
+    text = "the model is quantized already"
+    if found.quantized_by is not None:
         whole = sum(found.quantized.values()) + sum(found.left.values())
         text = f"{found.quantized_by} would quantize {sum(found.quantized.values())} of {whole} nodes"
         text += f"; float: {_counts(found.left)}" if found.left else ""
-        console.print(escape(text))
+    console.print(escape(text))
     if nodes:
         listing = grid("~node", "~operator", "~verdict")
         for row in found.nodes:
@@ -340,7 +337,7 @@ def show_conversion(console: Console, tree: Tree) -> None:
     show_notes(console, tree["notes"])
 
 
-def _counts(counts: Mapping[str, Any], most: int = 6) -> str:
+def _counts(counts: Mapping[str, Any]) -> str:
     ranked = sorted(counts.items(), key=lambda item: -item[1])
-    text = ", ".join(f"{count} {op}" for op, count in ranked[:most])
-    return text + (f" and {len(ranked) - most} more kinds" if len(ranked) > most else "")
+    text = ", ".join(f"{count} {op}" for op, count in ranked[:_KINDS])
+    return text + (f" and {len(ranked) - _KINDS} more kinds" if len(ranked) > _KINDS else "")

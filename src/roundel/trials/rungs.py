@@ -76,7 +76,7 @@ def chosen_rungs(names: Sequence[str] | None) -> tuple[Rung, ...]:
     """
     if names is None:
         return RUNGS
-    known = {rung.name: rung for rung in RUNGS}
+    known = [rung.name for rung in RUNGS]
     wanted = [name.strip().casefold().replace("_", "-") for name in names]
     for name in wanted:
         if name not in known:
@@ -278,6 +278,9 @@ _TIME = re.compile(
 )
 
 
+_SECONDS = {"h": 3600, "m": 60, "s": 1}
+
+
 class DropUnit(enum.Enum):
     """What a drop is a part of."""
 
@@ -351,10 +354,9 @@ def parse_time(text: str | float | None) -> float | None:
     """
     if text is None:
         return None
-    words = str(text).strip()
-    found = _TIME.fullmatch(words) if words else None
-    parts = {key: float(value) for key, value in found.groupdict().items() if value} if found else {}
-    seconds = sum(parts.get(key, 0.0) * size for key, size in (("h", 3600), ("m", 60), ("s", 1)))
+    found = _TIME.fullmatch(str(text).strip())
+    parts = {} if found is None else found.groupdict("0")
+    seconds = sum(float(value) * _SECONDS[unit] for unit, value in parts.items())
     if seconds <= 0:
         raise RecipeError(
             "The time cannot be read.", where="--time", observed=text, expected="10m, 90s, 1h30m or 600"
@@ -380,12 +382,9 @@ class RungForecast:
 
     def seconds(self, rung: Rung) -> float:
         """Of making and judging it."""
-        expected = self._expected(rung)
-        if not self._seen:
-            return expected
         # The nearest rung in work says most: what a thread or a core is worth differs from step to step.
-        nearest = min(self._seen, key=lambda pair: abs(pair[0] - rung.work))
-        return expected * nearest[1]
+        nearest = min(self._seen, key=lambda pair: abs(pair[0] - rung.work), default=(0.0, 1.0))
+        return self._expected(rung) * nearest[1]
 
     def learn(self, rung: Rung, seconds: float) -> None:
         """A rung has taken so long."""

@@ -175,17 +175,14 @@ def _figures(t: TensorComparison) -> dict[str, Any]:
         "nodes": list(t.nodes),
         "shape": list(t.shape),
         "stored": _storage(t.storage),
-        "introduced": _db(t.introduced),
-        "inherited": _db(t.inherited),
-        "total": _db(t.total),
-        "rounding": _db(t.rounding),
+        **{part: _db(getattr(t, part)) for part in ("introduced", "inherited", "total", "rounding")},
         "cosine": short(t.total.cosine),
         "worst": short(t.total.worst),
         "cut": short(t.saturated),
         "use": short(t.range_use),
         "values": [short(t.float_low), short(t.float_high)],
         "axis": t.channel_axis,
-        "channels": [[c.channel, short(c.sqnr_db), short(c.share)] for c in t.worst_channels],
+        "channels": _channels(t),
         "histogram": [short(t.histogram.low), short(t.histogram.high), list(t.histogram.counts)],
         "rescaled": t.rescaled,
     }
@@ -218,7 +215,7 @@ def _weight(w: WeightComparison, most: int) -> dict[str, Any]:
         "error": _db(w.error),
         "cut": short(w.saturated),
         "axis": w.channel_axis,
-        "channels": [[c.channel, short(c.sqnr_db), short(c.share)] for c in w.worst_channels],
+        "channels": _channels(w),
         "rescaled": w.rescaled,
     }
     if _has_ranges(w):
@@ -227,6 +224,10 @@ def _weight(w: WeightComparison, most: int) -> dict[str, Any]:
         tree["after"] = _flat(thinned(w.stored_ranges, most))
         tree["spread"] = [_spread(w.float_ranges) if w.rescaled else None, _spread(w.stored_ranges)]
     return tree
+
+
+def _channels(item: TensorComparison | WeightComparison) -> list[list[Any]]:
+    return [[c.channel, short(c.sqnr_db), short(c.share)] for c in item.worst_channels]
 
 
 def _flat(ranges: Ranges) -> list[float | int | str | None]:
@@ -243,13 +244,8 @@ def _spread(ranges: Ranges) -> float | int | str | None:
 def _storage(storage: TensorStorage | None) -> dict[str, Any] | None:
     if storage is None:
         return None
-    return {
-        "type": storage.dtype,
-        "low": short(storage.low),
-        "high": short(storage.high),
-        "scale": short(storage.scale),
-        "scales": storage.scales,
-    }
+    step = {name: short(getattr(storage, name)) for name in ("low", "high", "scale")}
+    return {"type": storage.dtype, **step, "scales": storage.scales}
 
 
 def _db(difference: Difference | None) -> float | int | str | None:
