@@ -200,8 +200,10 @@ def evaluate(
         resume=resume,
         listener=listener,
     )
-    if csv is not None:
-        write_text(Path(csv), _scores_csv(judged))
+    if csv is not None:  # the user's metrics have columns of their own
+        plain = [f.name for f in fields(ModelScore) if f.name not in ("metric", "notes")]
+        rows = [{**{name: getattr(score, name) for name in plain}, **score.metric} for score in judged]
+        write_text(Path(csv), csv_text(rows))
     return judged
 
 
@@ -226,12 +228,6 @@ def _result_folders(
             expected="--baseline DIR --quantized DIR, or MODEL … --data DIR",
         )
     return baseline, quantized
-
-
-def _scores_csv(scores: Sequence[ModelScore]) -> str:
-    """One line for each model, after a heading; the metrics have columns of their own."""
-    plain = [f.name for f in fields(ModelScore) if f.name not in ("metric", "notes")]
-    return csv_text([{**{name: getattr(score, name) for name in plain}, **score.metric} for score in scores])
 
 
 def _opened(predictors: Sequence[Predictor], data: object, options: Data) -> dict[Inputs, Samples]:

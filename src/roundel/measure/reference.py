@@ -236,7 +236,10 @@ def find_reference(
     ours = quantized.producer_name == "roundel"
     recipe = known_recipe(read_record(file)) if ours else None
     if recipe is None:
-        recipe = Recipe() if ours else Recipe(prepare=_foreign(quantized))
+        # Another tool's model: batch norms are folded where it has none left.
+        kept = any(node.op_type == "BatchNormalization" for node in quantized.graph)
+        foreign = {**dict.fromkeys(_FOREIGN_LACKS, False), "fold_batch_norm": not kept}
+        recipe = Recipe() if ours else Recipe(prepare=Prepare.model_validate(foreign))
     ready = prepare(source, recipe)
     plain, wanted = layer_constants(ready.model), layer_constants(quantized)
     model, distances = ready.model, _distances(plain, wanted)
@@ -252,12 +255,6 @@ def find_reference(
     layers = [key for key, array in wanted.items() if array.ndim > 1]
     explained = all(distances.get(key, 1.0) < _EXPLAINED for key in layers)
     return Reference(model, plain, ready.loaded.file_bytes, explained)
-
-
-def _foreign(quantized: ir.Model) -> Prepare:
-    """Another tool's model: batch norms are folded where it has none left."""
-    kept = any(node.op_type == "BatchNormalization" for node in quantized.graph)
-    return Prepare.model_validate({**dict.fromkeys(_FOREIGN_LACKS, False), "fold_batch_norm": not kept})
 
 
 def layer_constants(model: ir.Model) -> dict[tuple[str, int], Array]:

@@ -80,10 +80,6 @@ def _noise(close: Sequence[Closeness]) -> float:
     return sum(shares) / len(shares) if shares else 0.0
 
 
-def _cosine(close: Sequence[Closeness]) -> float:
-    return sum(c.cosine for c in close) / len(close) if close else 1.0
-
-
 class Yardstick:
     """Judges models by one metric on the same data; the float model's outputs are kept.
 
@@ -213,7 +209,7 @@ class Yardstick:
             "top1": lambda: tally.right / rows,
             "top5": lambda: tally.near / rows,
             "agreement": lambda: tally.same / rows,
-            "cosine": lambda: _cosine(close),
+            "cosine": lambda: sum(c.cosine for c in close) / len(close) if close else 1.0,
             "fidelity": lambda: max(0.0, 1 - _noise(close)),
             "sqnr": lambda: decibels(1.0, _noise(close)),
         }

@@ -28,7 +28,9 @@ def show_comparison(console: Console, tree: Tree, *, everything: bool, weights: 
     """
     _summary(console, tree)
     tensors = tree["tensors"]
-    shown = tensors if everything else _worst(tensors)
+    known = [t for t in tensors if t["introduced"] is not None]
+    worst = sorted(known, key=lambda t: float(t["introduced"]["sqnr_db"]))[:_WORST]
+    shown = tensors if everything else worst
     title = "all tensors" if everything else f"the {len(shown)} layers that introduce most, of {len(tensors)}"
     console.print(_tensors(shown, title))
     if weights:
@@ -54,11 +56,6 @@ def _summary(console: Console, tree: Tree) -> None:
         words += "" if out["same_top"] is None else f", same top-1 {out['same_top']:.1%}"
         table.add_row("output", f"{escape(out['name'])}: {words}")
     console.print(table)
-
-
-def _worst(tensors: Sequence[Tree]) -> list[Tree]:
-    known = [t for t in tensors if t["introduced"] is not None]
-    return sorted(known, key=lambda t: float(t["introduced"]["sqnr_db"]))[:_WORST]
 
 
 def _tensors(tensors: Sequence[Tree], title: str) -> Table:
