@@ -10,6 +10,7 @@ from typing import Any, Unpack
 
 from roundel.errors import RecipeError, VerifyError
 from roundel.measure.scores import Metric
+from roundel.measure.sensitivity import sensitivity
 from roundel.model.files import write_text
 from roundel.model.structure import ModelSource
 from roundel.options import DataWords, recipe_changes, takes_data_words
@@ -187,7 +188,7 @@ class _Walk:
         told = TitledListener(self.told, rung.name, None if self.best is None else self.deadline)
         try:
             for name, title, changes in self._variants(rung, told):
-                self._judge(replace(rung, name=name, title=title, changes=changes), told, start)
+                self._judge(replace(rung, name=name, title=title), changes, told, start)
                 start = clock.perf_counter()
                 if self.steps[-1].verdict is RungVerdict.MEETS:
                     return
@@ -203,15 +204,18 @@ class _Walk:
         if not rung.mixed:
             yield rung.name, rung.title, self.changes
             return
-        learn = self.engine.learn
-        for mixture in ladders.mixtures(self.engine.model, rung.preset, learn, self.changes, told):
+        engine, changes = self.engine, self.changes
+        ranking = sensitivity(
+            engine.model, preset=rung.preset, data=engine.learn, changes=changes, listener=told
+        )
+        for mixture in ladders.grown(ranking.layers, changes):
             count = f"{mixture.layers} of {mixture.of} layers in A16W8"
             yield f"mixed {mixture.layers}/{mixture.of}", count, mixture.changes
 
-    def _judge(self, rung: Rung, told: Listener, start: float) -> None:
+    def _judge(self, rung: Rung, changes: Mapping[str, Any], told: Listener, start: float) -> None:
         engine, yardstick = self.engine, self.engine.yardstick
         stats = engine.folder / f"{rung.family}.stats" if rung.family in ("xint8", "float") else None
-        result = engine.make(engine.path, rung.preset, told, changes=rung.changes, stats=stats)
+        result = engine.make(engine.path, rung.preset, told, changes=changes, stats=stats)
         found = engine.judge(told)
         lost = self.budget.of(yardstick.reference.value, found.value, lower=yardstick.measure.lower)
         met = self.budget.allows(lost)
@@ -224,7 +228,7 @@ class _Walk:
             npu_share=engine.npu_share(),
             file_bytes=engine.file_bytes(),
             seconds=clock.perf_counter() - start,
-            changes=rung.changes,
+            changes=changes,
         )
         self._remember(step, result)
         self._note(step)
@@ -247,10 +251,8 @@ class _Walk:
             self.heard(step)
 
     def _pointless(self, rung: Rung) -> str | None:
-        wide = next((s for s in self.steps if s.rung == "a16w8" and s.metric is not None), None)
-        if rung.mixed and wide is not None and wide.verdict is RungVerdict.FAILS:
-            return "A16W8 everywhere does not meet the budget either"
-        return None
+        failed = any(step.rung == "a16w8" and step.verdict is RungVerdict.FAILS for step in self.steps)
+        return "A16W8 everywhere does not meet the budget either" if rung.mixed and failed else None
 
     def _forecast(self) -> RungForecast:
         yardstick, learn = self.engine.yardstick, self.engine.learn

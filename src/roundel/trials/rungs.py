@@ -12,18 +12,14 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from itertools import accumulate
 from pathlib import Path
-from types import MappingProxyType
 from typing import TYPE_CHECKING, Any
 
 from roundel.errors import RecipeError
 from roundel.measure.layers import LayerCost
-from roundel.measure.sensitivity import sensitivity
-from roundel.model.structure import ModelSource
 from roundel.plain import Card, counted, to_plain
 from roundel.recipe.settings import merge
 from roundel.report.record import versions
 from roundel.targets.npu import Format, device_named
-from roundel.types import Listener
 
 if TYPE_CHECKING:
     from roundel.result import QuantizeResult
@@ -40,7 +36,6 @@ class Rung:
         format: what the NPU must take.
         family: rungs of one family prepare the model alike, so that they share statistics.
         work: about how many float passes over the calibration data it takes.
-        changes: what differs from the preset.
         torch: whether it learns by gradients.
         mixed: whether layers of it are widened one after the other.
     """
@@ -51,7 +46,6 @@ class Rung:
     format: Format
     family: str
     work: float
-    changes: Mapping[str, Any] = field(default_factory=lambda: MappingProxyType({}))
     torch: bool = False
     mixed: bool = False
 
@@ -124,16 +118,8 @@ class Mixture:
     changes: dict[str, Any]
 
 
-def mixtures(
-    model: ModelSource, preset: str, data: object, changes: Mapping[str, Any], told: Listener
-) -> Iterator[Mixture]:
-    """Growing sets of the most costly layers; the ranking is measured once, at the first."""
-    ranking = sensitivity(model, preset=preset, data=data, changes=changes, listener=told)
-    yield from grown(ranking.layers, changes)
-
-
 def grown(layers: Sequence[LayerCost], changes: Mapping[str, Any]) -> Iterator[Mixture]:
-    """The sets, from the costs of the layers' activations."""
+    """Growing sets of the most costly layers, from the costs of their activations."""
     moving = [layer for layer in layers if layer.activations > 0]
     ranked = sorted(moving, key=lambda layer: -layer.activations)
     reached, before = list(accumulate(layer.activations for layer in ranked)), 0
