@@ -18,7 +18,7 @@ from roundel.measure.paired import PairTally, Subject, compare_samples
 from roundel.measure.runner import Travelling
 from roundel.measure.sums import TensorSums, channel_errors, closeness, coarse_histogram
 from roundel.model import ModelSource, load_model
-from roundel.model.graph import attribute_int, constant_array, is_constant, op_key
+from roundel.model.graph import attribute_int, constant_array, is_constant, op_key, upstream
 from roundel.model.layers import read_layer
 from roundel.model.memory import collector_paused
 from roundel.passes import refresh_shapes
@@ -247,23 +247,17 @@ def _contents(quantized: ir.Model, values: list[ir.Value]) -> dict[str, Array]:
         array = constant_array(value)
         if array is not None:
             found[str(value.name)] = array
-        elif _depends_on_constants(value):
+        elif _depends_on_constants(quantized.graph, value):
             behind.append(str(value.name))
     names = list(dict.fromkeys(behind))
     return found | dict(zip(names, reference.fixed_values(quantized, names), strict=True)) if names else found
 
 
-def _depends_on_constants(value: ir.Value) -> bool:
-    pending = [value]
-    while pending:
-        here = pending.pop()
-        if is_constant(here):
-            continue
-        maker = here.producer()
-        if maker is None:
-            return False
-        pending += [v for v in maker.inputs if v is not None]
-    return True
+def _depends_on_constants(graph: ir.Graph, value: ir.Value) -> bool:
+    maker = value.producer()
+    nodes = () if maker is None else upstream(graph, [maker])
+    read = (v for node in nodes for v in node.inputs if v is not None)
+    return maker is not None and all(is_constant(v) or v.producer() is not None for v in read)
 
 
 def _compare(

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 
@@ -10,7 +11,7 @@ import onnx_ir as ir
 from roundel.measure.reference import Matches, fixed_values
 from roundel.measure.types import Place
 from roundel.model.edit import add_constant
-from roundel.model.graph import has_subgraph, is_constant, op_key, values_by_name
+from roundel.model.graph import has_subgraph, is_constant, only_reader, op_key, values_by_name
 from roundel.qdq.nodes import QUARK
 from roundel.qdq.read import restored, source_of, stores
 from roundel.targets.operators import FUSING_CONSUMERS, Trait, ops_with
@@ -104,19 +105,15 @@ def _restored(value: ir.Value) -> Iterator[ir.Value]:
 
 
 def _shown(raw: ir.Value, graph: ir.Graph) -> ir.Value:
-    for value in graph.outputs:
-        if value is not raw and source_of(value) is raw:
-            return value
-    return next(_restored(raw), raw)
+    shown = (value for value in graph.outputs if value is not raw and source_of(value) is raw)
+    return next(itertools.chain(shown, _restored(raw)), raw)
 
 
 def _inside_layer(raw: ir.Value, matches: Matches) -> bool:
     """Between a layer and its activation: the error shows behind the activation."""
-    uses = raw.uses()
-    if raw.is_graph_input() or raw.is_graph_output() or len(uses) != 1:
-        return False
-    reader = next(iter(uses)).node
-    return op_key(reader) in FUSING_CONSUMERS and str(reader.outputs[0].name) in matches.tensors
+    reader = only_reader(raw)
+    fuses = reader is not None and op_key(reader) in FUSING_CONSUMERS
+    return reader is not None and fuses and str(reader.outputs[0].name) in matches.tensors
 
 
 def _with_layer(point: Point, raw: ir.Value, points: Mapping[ir.Value, Point], matches: Matches) -> Point:
