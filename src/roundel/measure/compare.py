@@ -5,7 +5,6 @@ from __future__ import annotations
 import time
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Any, Literal
 
 import numpy as np
@@ -63,9 +62,8 @@ class _Pair:
     """Both models, matched, and the words that describe them."""
 
     def __init__(self, float_model: ModelSource, quantized_model: ModelSource) -> None:
-        self.names = _name(float_model), _name(quantized_model)
         loaded = load_model(quantized_model, allow_quantized=True, opaque=QUARK)
-        self.quantized_bytes, self.file = loaded.file_bytes, loaded.path
+        self.name, self.quantized_bytes, self.file = loaded.name, loaded.file_bytes, loaded.path
         lift_constants(loaded.model)
         stripped = loaded.model.clone()
         stored = strip_stored(stripped)
@@ -78,8 +76,8 @@ class _Pair:
         if not found:
             raise ModelError(
                 "The two models have no tensor in common.",
-                where=self.names[1],
-                expected=f"a quantized form of {self.names[0]}",
+                where=loaded.name,
+                expected=f"a quantized form of {ours.name}",
             )
         self.weights = compare_weights(loaded.model, stripped, stored, self.matches, rescaled, ours.plain)
         extended, fetches = points.extend(plain, found)
@@ -98,8 +96,8 @@ class _Pair:
         outputs = [(t, tally.sums[t.name]) for t in tensors if t.place == "output"]
         broken = [point.name for point, sums in seen if sums.broken]
         return types.Comparison(
-            float_model=self.names[0],
-            quantized_model=self.names[1],
+            float_model=self.reference.name,
+            quantized_model=self.name,
             float_bytes=self.reference.file_bytes,
             quantized_bytes=self.quantized_bytes,
             samples=tally.samples,
@@ -158,10 +156,6 @@ def _unlike(nodes: list[str]) -> Iterator[str]:
             f"the weights of {len(nodes)} layers ({', '.join(nodes[:3])} …) are not those of the float model,"
             " not even rescaled: where a tool has rotated them, the tensors around them do not compare"
         )
-
-
-def _name(source: ModelSource) -> str:
-    return Path(source).name if isinstance(source, str | Path) else "in memory"
 
 
 def _range_use(sums: TensorSums, storage: types.TensorStorage | None) -> float | None:

@@ -14,9 +14,9 @@ from roundel.errors import ModelError
 from roundel.improve.channel_rules import Trace
 from roundel.improve.channels import rescalable
 from roundel.improve.equalize import equalize
+from roundel.model import ModelSource
 from roundel.model.graph import constant_array, is_constant, iter_values, only_reader, op_key, values_by_name
 from roundel.model.session import open_session
-from roundel.model.structure import ModelSource
 from roundel.qdq import attach
 from roundel.qdq.nodes import bare_name
 from roundel.qdq.read import StoredTensors
@@ -55,7 +55,9 @@ def match(reference: ir.Model, stripped: ir.Model) -> Matches:
     work = _Matcher(reference.graph, stripped.graph)
     work.ends()
     work.names()
-    work.absorbed_activations()
+    # Where a quantizer has taken a Relu's or a Clip's place, its tensor is the activation's output.
+    for value in _computed(stripped.graph):
+        work.absorb(value)
     work.structure()
     left = [str(v.name) for v in _computed(stripped.graph) if v.name not in work.partners]
     return Matches(work.partners, work.node_pairs(), tuple(left))
@@ -93,11 +95,6 @@ class _Matcher:
             if partner is not None:
                 self._pair(partner, value)
 
-    def absorbed_activations(self) -> None:
-        """Where a quantizer has taken a Relu's or a Clip's place, its tensor is the activation's output."""
-        for value in _computed(self.quantized):
-            self._absorb(value)
-
     def structure(self) -> None:
         """Renamed tensors: the same operator reads partners of the same tensors."""
         for node in self.quantized:
@@ -107,7 +104,7 @@ class _Matcher:
             if twins:
                 for ours, theirs in zip(twins[0].outputs, node.outputs, strict=False):
                     self._pair(ours, theirs)
-                    self._absorb(theirs)
+                    self.absorb(theirs)
 
     def node_pairs(self) -> dict[str, ir.Node]:
         """Nodes that make partners with the same operator."""
@@ -124,7 +121,8 @@ class _Matcher:
                     break
         return pairs
 
-    def _absorb(self, value: ir.Value) -> None:
+    def absorb(self, value: ir.Value) -> None:
+        """Move a partner behind its activation, where the quantized graph has none there."""
         ours = self.partners.get(str(value.name))
         node = None if ours is None else only_reader(ours)
         if ours is None or node is None or op_key(node) not in ACTIVATIONS or node.inputs[0] is not ours:
@@ -212,12 +210,14 @@ class Reference:
     Attributes:
         model: float, computing what the model as given computes.
         plain: constants by node and input index, before equalization.
-        file_bytes: size of the file it came from.
+        name: of the file it came from.
+        file_bytes: size of that.
         explained: whether its weights are the quantized model's but for rounding, not rescaled any further.
     """
 
     model: ir.Model
     plain: Arrays
+    name: str
     file_bytes: int | None
     explained: bool
 
@@ -254,7 +254,7 @@ def find_reference(
             model, distances = rescaled, others
     layers = [key for key, array in wanted.items() if array.ndim > 1]
     explained = all(distances.get(key, 1.0) < _EXPLAINED for key in layers)
-    return Reference(model, plain, ready.loaded.file_bytes, explained)
+    return Reference(model, plain, ready.loaded.name, ready.loaded.file_bytes, explained)
 
 
 def layer_constants(model: ir.Model) -> dict[tuple[str, int], Array]:
