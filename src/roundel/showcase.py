@@ -44,13 +44,13 @@ def demo(
     """
     every = [name for name in preset_names() if load_recipe(name).finetuning == "none"]
     names = [load_recipe(name).name for name in preset] if preset else every
-    if output is not None and not Path(output).is_dir():
-        raise OutputError("The output folder does not exist.", where=Path(output), hint="Create it first.")
     example = load_example()
     reference = _logits(example, example.model_path)
     rows = [_row("float", example, reference, reference, (example.model_path.stat().st_size, None))]
     with heard_by(listener) as told:
         told.step("presets", len(names))
+        if output is not None and not Path(output).is_dir():
+            raise OutputError("The output folder does not exist.", where=output, hint="Create it first.")
         kept = tempfile.TemporaryDirectory(prefix="roundel-") if output is None else nullcontext(output)
         with kept as folder:
             for done, name in enumerate(names):

@@ -255,9 +255,8 @@ def _step_line(step: StepReport) -> str:
 def _outputs(outputs: Sequence[Tree], title: str, most: int = 8) -> Table:
     table = grid("~output", ">SQNR", ">cosine", ">worst error", ">same top-1", title=title)
     for out in outputs[:most]:
-        top = "-" if out["same_top"] is None else f"{out['same_top']:.1%}"
-        numbers = (decibel(float(out["sqnr_db"])), f"{out['cosine']:.5f}", f"{float(out['worst']):.3g}", top)
-        table.add_row(escape(out["name"]), *numbers)
+        numbers = (decibel(float(out["sqnr_db"])), f"{out['cosine']:.5f}", f"{float(out['worst']):.3g}")
+        table.add_row(escape(out["name"]), *numbers, figure(out["same_top"], ".1%"))
     if len(outputs) > most:
         table.add_row(f"… {len(outputs) - most} more in the record", "", "", "", "")
     return table
@@ -318,9 +317,8 @@ def show_demo(console: Console, rows: Sequence[Any]) -> None:
     table = grid("preset", ">accuracy", ">same as float", ">SQNR", ">size", ">seconds")
     for row in rows:
         sqnr = "-" if row.sqnr_db is None else decibel(row.sqnr_db)
-        seconds = "-" if row.seconds is None else f"{row.seconds:.2f}"
         shares = (f"{row.accuracy:.1%}", f"{row.agreement:.1%}")
-        table.add_row(row.preset, *shares, sqnr, size(row.bytes), seconds)
+        table.add_row(row.preset, *shares, sqnr, size(row.bytes), figure(row.seconds, ".2f"))
     console.print(table)
 
 
