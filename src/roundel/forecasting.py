@@ -38,9 +38,7 @@ _NODE_SECONDS = 2e-5  # of one node in one run
 _ELEMENT_SECONDS = 3e-9  # to observe one element
 _SETUP_SECONDS = 5e-3  # for each node: plan, write, check, load
 _STEPS = 1600  # forward passes of the improving steps: ranges, rounding, judging
-_TUNING = (
-    6  # forward passes of an iteration of fine-tuning over all layers: forward and backward of 2 samples
-)
+_TUNING = 6  # forward passes of an iteration of fine-tuning over all layers: both ways of 2 samples
 _LONG_SECONDS = 15.0
 
 
@@ -150,12 +148,11 @@ def _memory(facts: Footprint, recipe: Recipe, given: Budget) -> int:
         weights = facts.weights - facts.mapped + max(whole, 4 * facts.largest_weight)
     else:
         weights = int(_COPIES * facts.weights) + out
-    observed = 0
+    observed = steps = 0
     if recipe.mode == "static" and recipe.calibration.method != "minmax":
         observed = min(given.live, facts.activations * usable_cores())
         # Without a limit, freed blocks stay in the heaps of the threads that observe.
         observed = observed if given.returns else int(_HEAPS * observed)
-    steps = 0
     if recipe.mode == "static" and recipe.effort != "none":
         steps = 4 * given.held + facts.solving + 2 * facts.peak
     running = facts.peak + max(observed, steps) + facts.nodes * _NODE
@@ -279,10 +276,8 @@ def forecast(
     Raises:
         RoundelError: the model, the data or the recipe is wrong, or the memory too little.
     """
-    settings = load_recipe(
-        chosen_recipe(preset, recipe),
-        recipe_changes(changes, words, exclude, include, exclude_subgraph, effort=effort),
-    )
+    tree = recipe_changes(changes, words, exclude, include, exclude_subgraph, effort=effort)
+    settings = load_recipe(chosen_recipe(preset, recipe), tree)
     ready = prepare(model, settings)
     opened = None if data is None else open_data(ready.model, settings.data, data)
     facts = footprint(ready.model)

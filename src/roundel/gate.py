@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from statistics import fmean
 from typing import Any
 
 import numpy as np
@@ -23,8 +24,7 @@ from roundel.recipe.settings import Recipe
 from roundel.types import Sample
 
 _EXACT_ENOUGH_DB = 60.0  # rounding in another order of operations stays above 90 dB; a wrong rewrite does not
-
-
+_HALF_ENOUGH_DB = 25.0  # where inputs or outputs have 16 bits
 _NOISE_MARGIN_DB = 10.0
 
 
@@ -81,7 +81,7 @@ def compare_outputs(
                 sums[part] = sums.get(part, Closeness()).merge(Closeness.of(whole, other))
                 tops.setdefault(part, []).extend(_same_top(whole, other))
     return tuple(
-        OutputReport(name, s.sqnr_db, s.cosine, s.worst, _share(tops[name]))
+        OutputReport(name, s.sqnr_db, s.cosine, s.worst, fmean(tops[name]) if tops[name] else None)
         for name, s in sums.items()
         if s.count
     )
@@ -114,12 +114,11 @@ def check_prepared(source: ModelSource, inputs: Sample, outputs: Sample) -> str 
         if name in types
     }
     names = [out.name for out in session.get_outputs()]
-    floor = (
-        25.0 if "tensor(float16)" in {o.type for o in session.get_outputs()} | set(types.values()) else None
-    )
+    half = "tensor(float16)" in {*types.values(), *(out.type for out in session.get_outputs())}
+    floor = _HALF_ENOUGH_DB if half else _EXACT_ENOUGH_DB
     first = run_session(session, names, feed, 0)
     worst = _worst(first, outputs)
-    if worst is None or worst[1] >= (floor or _EXACT_ENOUGH_DB):
+    if worst is None or worst[1] >= floor:
         return None
     itself = _worst(first, run_session(session, names, _nudged(feed), 0))
     if itself is not None and worst[1] >= itself[1] - _NOISE_MARGIN_DB:
@@ -131,7 +130,7 @@ def check_prepared(source: ModelSource, inputs: Sample, outputs: Sample) -> str 
         "Preparing the model changed an output.",
         where=f"output '{worst[0]}'",
         observed=f"{worst[1]:.1f} dB against the model as given",
-        expected=f"at least {floor or _EXACT_ENOUGH_DB:.0f} dB",
+        expected=f"at least {floor:.0f} dB",
         hint="This is a defect of Roundel: please report it. Passes can be switched off under `prepare:`.",
     )
 
@@ -164,31 +163,20 @@ def _nudged(feed: Sample) -> Sample:
 
 
 def _original(source: ModelSource, *, optimise: bool = True) -> ort.InferenceSession:
-    if isinstance(source, ir.Model | bytes):
-        return open_session(source, optimise=optimise)
     if hasattr(source, "SerializeToString"):
-        return open_session(as_written(source), optimise=optimise)
-    return open_session(Path(str(source)), optimise=optimise)
+        source = as_written(source)
+    model = source if isinstance(source, ir.Model | bytes) else Path(str(source))
+    return open_session(model, optimise=optimise)
 
 
 def _worst(a: Sample, b: Sample) -> tuple[str, float] | None:
-    pairs = [
-        (name, Closeness.of(a[name], b[name]).sqnr_db)
-        for name in a
-        if name in b and comparable(a[name], b[name])
-    ]
-    return min(pairs, key=lambda pair: pair[1]) if pairs else None
+    found = {n: Closeness.of(a[n], b[n]).sqnr_db for n in a if n in b and comparable(a[n], b[n])}
+    return min(found.items(), key=lambda pair: pair[1], default=None)
 
 
 def _same_top(a: NDArray[Any], b: NDArray[Any]) -> list[bool]:
     """Rows of class scores: does the winner stay?"""
-    if a.ndim != 2 or a.shape[1] < 2:
-        return []
-    return [bool(x) for x in a.argmax(1) == b.argmax(1)]
-
-
-def _share(hits: list[bool]) -> float | None:
-    return sum(hits) / len(hits) if hits else None
+    return (a.argmax(1) == b.argmax(1)).tolist() if a.ndim == 2 and a.shape[1] > 1 else []
 
 
 _FAR_DB = 12.0  # errors are then a quarter as large as the values themselves

@@ -94,7 +94,11 @@ def _inspected(path: Path, chosen: RecipeSource) -> Inspection:
     for tensor in _stored(graph):
         types[tensor.dtype.name.lower()] += tensor.nbytes
     done = quantized_node(loaded.model) is not None
-    quantized, left, nodes = ({}, {}, _plain_nodes(graph)) if done else _verdicts(path, chosen)
+    if done:
+        quantized, left = dict[str, int](), dict[str, int]()
+        nodes = tuple((str(node.name), op_key(node), "") for node in graph)
+    else:
+        quantized, left, nodes = _verdicts(path, chosen)
     return Inspection(
         name=path.name,
         file_bytes=path.stat().st_size,
@@ -120,10 +124,6 @@ def _stored(graph: ir.Graph) -> Iterator[ir.TensorProtocol]:
             tensor = node.attributes["value"].as_tensor()
             if tensor.dtype is not ir.DataType.STRING:
                 yield tensor
-
-
-def _plain_nodes(graph: ir.Graph) -> tuple[tuple[str, str, str], ...]:
-    return tuple((str(node.name), op_key(node), "") for node in graph)
 
 
 def _verdicts(

@@ -20,8 +20,7 @@ from roundel.outputs import model_targets, refuse_overwriting
 from roundel.qdq.weight_only import check_kernel
 from roundel.recipe.load import RecipeSource, load_recipe
 from roundel.reporting import DEVICE, require_data, write_report
-from roundel.request import as_onnx, choose_execution
-from roundel.result import Asked, QuantizeResult, gate
+from roundel.result import Asked, QuantizeResult, as_onnx, choose_execution, gate
 from roundel.rules.report import for_device, for_effort
 from roundel.stages import collect, open_data, plan, prepare, resolve, write
 from roundel.state import Context, State

@@ -142,7 +142,9 @@ def write_report(
     work = Work(executor, open_store(checkpoint, resume=resume))
     with _file_of(quantized) as (source, record):
         recipe = known_recipe(record)
-        settings = data_settings(options or _moderate(recipe), words)
+        used = Data() if recipe is None else recipe.data
+        moderate = used.model_copy(update={"samples": min(used.samples or _SAMPLES, _SAMPLES)})
+        settings = data_settings(options or moderate, words)
         found = compare_models(float_model, source, data, settings, work=work, listener=listener)
         placed, refused = _placement(source, recipe, device)
     if isinstance(quantized, QuantizeResult) and quantized.path is None:
@@ -163,9 +165,7 @@ def require_data(path: str | Path, data: object) -> None:
 
 
 @contextmanager
-def _file_of(
-    quantized: ModelSource | QuantizeResult,
-) -> Iterator[tuple[ModelSource, dict[str, Any] | None]]:
+def _file_of(quantized: ModelSource | QuantizeResult) -> Iterator[tuple[ModelSource, dict[str, Any] | None]]:
     """The quantized model and its record; a run that wrote no file gets one for as long as it takes.
 
     The comparison needs the record beside the file: it tells how the float model was prepared.
@@ -178,12 +178,6 @@ def _file_of(
     else:
         with tempfile.TemporaryDirectory(prefix="roundel-") as folder:
             yield quantized.save(Path(folder) / "model.onnx"), quantized.record.to_dict()
-
-
-def _moderate(recipe: Recipe | None) -> Data:
-    """The run's preprocessing, and not too many samples."""
-    options = Data() if recipe is None else recipe.data
-    return options.model_copy(update={"samples": min(options.samples or _SAMPLES, _SAMPLES)})
 
 
 def _placement(

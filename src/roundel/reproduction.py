@@ -52,10 +52,8 @@ class Reproduction(Card):
     def card(self) -> Mapping[str, object]:
         """Whether it is the same, and the first things that are not."""
         verdict = "the same, byte for byte" if self.matches else "not the same"
-        return {
-            "quantized model": verdict,
-            **{d.what: f"{d.recorded} -> {d.now}" for d in self.differences[:3]},
-        }
+        first = {d.what: f"{d.recorded} -> {d.now}" for d in self.differences[:3]}
+        return {"quantized model": verdict, **first}
 
     def to_dict(self) -> dict[str, Any]:
         """Plain values for JSON."""
@@ -164,14 +162,12 @@ def _data(told: Mapping[str, Any], folder: Path) -> object:
 
 
 def _differences(told: Mapping[str, Any], now: Mapping[str, Any]) -> list[RunDifference]:
+    before, after = told.get("versions", {}), versions()
     pairs: list[tuple[str, object, object]] = [
         ("model file", told["model"].get("sha256"), now["model"].get("sha256")),
         ("prepared graph", told["model"].get("fingerprint"), now["model"].get("fingerprint")),
         ("data", told["data"].get("digest"), now["data"].get("digest")),
-    ]
-    before = told.get("versions", {})
-    pairs += [(f"version of {name}", before.get(name), version) for name, version in versions().items()]
-    pairs += [
+        *((f"version of {name}", before.get(name), version) for name, version in after.items()),
         ("float nodes", len(told.get("float_nodes", {})), len(now["float_nodes"])),
         ("quantized model", told["file"]["sha256"], now["file"]["sha256"]),
     ]

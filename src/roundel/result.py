@@ -1,7 +1,11 @@
-"""What a run hands out: a file that is legal and near to the float model, and the record of its making."""
+"""The two ends of a run: what it is asked for, checked before any work; and what it hands out.
+
+That is a file that is legal and near to the float model, and the record of its making.
+"""
 
 from __future__ import annotations
 
+import importlib.util
 import time
 from collections.abc import Mapping
 from contextlib import ExitStack
@@ -12,33 +16,24 @@ from typing import Any
 import onnx
 import onnx_ir as ir
 
-from roundel.gate import (
-    OutputReport,
-    advice,
-    check_prepared,
-    compare_outputs,
-)
+from roundel.errors import DependencyError, RecipeError
+from roundel.gate import OutputReport, advice, check_prepared, compare_outputs
 from roundel.measure.lint import quantize_findings
-from roundel.model import save_model
-from roundel.model.files import (
-    file_sha256,
-    model_sha256,
-    self_contained,
-    staged_or_temporary,
-    write_text,
-)
+from roundel.model import ModelSource, save_model
+from roundel.model.files import file_sha256, model_sha256, self_contained, staged_or_temporary, write_text
 from roundel.model.graph import fingerprint
-from roundel.model.structure import ModelSource
+from roundel.model.session import runtime_has_cuda
 from roundel.plain import Card
 from roundel.plan import QuantPlan
 from roundel.plan.float_parts import joined_outputs
 from roundel.qdq import strip
 from roundel.recipe.load import record_path
-from roundel.report.record import Record, plan_counts, recipe_dict, run_card
+from roundel.recipe.settings import Recipe
+from roundel.report.record import Record, plan_counts, run_card
 from roundel.rules.report import remaining
 from roundel.rules.written import check_file, check_written
 from roundel.state import State
-from roundel.torch import Exported, require_torch
+from roundel.torch import Exported, is_torch_source, opened, require_torch
 
 _QUANTIZERS = frozenset({"QuantizeLinear", "DequantizeLinear", "DynamicQuantizeLinear"})
 
@@ -83,6 +78,98 @@ class QuantizeResult(Card):
         return target
 
 
+def as_onnx(
+    model: Any, example_inputs: object, dynamic_batch: bool, dynamic_shapes: Any
+) -> tuple[ModelSource, Exported | None]:
+    """The model as ONNX, and where it came from if that was PyTorch."""
+    if is_torch_source(model):
+        model = opened(model, example_inputs, dynamic_batch=dynamic_batch, dynamic_shapes=dynamic_shapes)
+    elif example_inputs is not None or dynamic_batch or dynamic_shapes is not None:
+        raise RecipeError(
+            "Example inputs and dynamic shapes are for models in PyTorch.",
+            observed=f"a model of type {type(model).__name__}",
+            hint="Leave them out: an ONNX model says its shapes itself.",
+        )
+    return (model.model, model) if isinstance(model, Exported) else (model, None)
+
+
+CHOICES = ("auto", "cpu", "cuda")
+_GPU = 0
+
+
+@dataclass(frozen=True, slots=True)
+class Execution:
+    """The choice.
+
+    Attributes:
+        recipe: with the devices of fine-tuning filled in.
+        calibration: the number of the GPU that runs the model over the data, or None for the CPU.
+        notes: what was chosen, for the record; nothing where nothing was asked.
+    """
+
+    recipe: Recipe
+    calibration: int | None = None
+    notes: tuple[str, ...] = ()
+
+
+def choose_execution(asked: str | None, recipe: Recipe) -> Execution:
+    """Where calibration and fine-tuning run.
+
+    Args:
+        asked: auto takes a GPU where there is one, cuda insists on it, cpu needs none; None leaves the choice
+            to the recipe: calibration on the CPU, fine-tuning where improve.finetune says.
+        recipe: says whether there is anything to tune.
+
+    Raises:
+        RecipeError: no such choice.
+        DependencyError: cuda was asked for, and a package for it is missing.
+    """
+    if asked is None:
+        return Execution(recipe)
+    if asked not in CHOICES:
+        what = "Unknown place to run."
+        raise RecipeError.unknown(what, asked, CHOICES, where="--device-exec", observed=asked)
+    tunes = recipe.finetuning != "none"
+    none = None if runtime_has_cuda() else "this ONNX Runtime has no CUDA provider: onnxruntime-gpu has"
+    lacks = {"calibration": none} | ({"fine-tuning": _torch_lacks()} if tunes else {})
+    if asked == "cuda":
+        _insist(lacks)
+    places = {part: "cpu" if asked == "cpu" or missing else "cuda" for part, missing in lacks.items()}
+    if tunes:
+        devices = {"optim_device": places["fine-tuning"], "infer_device": places["calibration"]}
+        recipe = recipe.merged({"improve": {"finetune": devices}})
+    reasons = {part: f" ({lacks[part]})" if asked == "auto" and lacks[part] else "" for part in places}
+    said = ", ".join(f"{part} on {place}{reasons[part]}" for part, place in places.items())
+    number = _GPU if places["calibration"] == "cuda" else None
+    return Execution(recipe, number, (f"--device-exec {asked}: {said}",))
+
+
+def _insist(lacks: dict[str, str | None]) -> None:
+    hints: dict[str, str] = {
+        "calibration": "pip uninstall onnxruntime, then pip install 'onnxruntime-gpu[cuda,cudnn]'",
+        "fine-tuning": "install a build of torch with CUDA, and check its driver: torch.cuda.is_available()",
+    }
+    for part, missing in lacks.items():
+        if missing is not None:
+            raise DependencyError(
+                f"CUDA was asked for, and {part} cannot use it.",
+                where="--device-exec cuda",
+                observed=missing,
+                hint=f"{hints[part]}; or --device-exec auto, which takes what is there and says so.",
+            )
+
+
+def _torch_lacks() -> str | None:
+    """Why torch cannot use a GPU here, or None."""
+    if importlib.util.find_spec("torch") is None:
+        return "torch is not installed"
+    import torch
+
+    if torch.version.cuda is None:
+        return "this torch is built without CUDA"
+    return None if torch.cuda.is_available() else "torch sees no CUDA device"
+
+
 @dataclass(frozen=True, slots=True, eq=False)
 class Asked:
     """What was asked for, and the float model that it starts from."""
@@ -107,21 +194,16 @@ def gate(state: State, request: Asked, cleanup: ExitStack) -> QuantizeResult:
     # Saving takes the file's size again: what the graph was made from makes room.
     state = replace(state, params={}, float_scales={}, values={}, codes={}, packed={}, stats={})
     shown = strip(result) if recipe.output.strip_functions else result
-    external = recipe.output.external_data
-    file = cleanup.enter_context(
-        staged_or_temporary(shown, target, external_data=external, reads=state.loaded.data_files)
-    )
+    external, reads = recipe.output.external_data, state.loaded.data_files
+    staged = staged_or_temporary(shown, target, external_data=external, reads=reads)
+    file = cleanup.enter_context(staged)
     # Operators without bodies run in no plain session: the same graph with them is the proof.
     proof = file if shown is result else cleanup.enter_context(staged_or_temporary(result, None))
     reports, doubt = _verified(state, request.source, proof)
     lint = quantize_findings(request.float.model, state.norms, (state.inputs, state.outputs), state.facts)
-    random = state.facts.get("random")
-    state = state.noted(
-        *map(str, lint),
-        *doubt,
-        *(() if random else advice(reports, recipe)),
-        *remaining(request.source, recipe, request.device),
-    ).spent("gate", time.perf_counter() - start)
+    more = () if state.facts.get("random") else advice(reports, recipe)
+    left = remaining(request.source, recipe, request.device)
+    state = state.noted(*map(str, lint), *doubt, *more, *left).spent("gate", time.perf_counter() - start)
     record = _record(state, request, reports, file)
     if target is not None:
         write_text(record_path(target), record.to_json())
@@ -135,8 +217,7 @@ def _verified(
     doubt = None
     if state.inputs and not state.recipe.prepare.nchw_to_nhwc:
         doubt = check_prepared(source, state.inputs[0], state.outputs[0])
-    session = check_file(file)
-    count = state.recipe.verify.samples
+    session, count = check_file(file), state.recipe.verify.samples
     joints = joined_outputs(state.model.graph)
     reports = compare_outputs(session, state.inputs[:count], state.outputs[:count], source, joints)
     return reports, (doubt,) if doubt else ()
@@ -144,12 +225,20 @@ def _verified(
 
 def _record(state: State, request: Asked, reports: tuple[OutputReport, ...], file: Path) -> Record:
     assert state.written is not None
-    target = request.target
-    size = file.stat().st_size if target else None
+    loaded, target = state.loaded, request.target
+    model = {
+        "name": request.exported.name if request.exported else loaded.name,
+        "path": str(loaded.path) if loaded.path else None,
+        "sha256": file_sha256(loaded.path) if loaded.path else None,
+        "bytes": loaded.file_bytes,
+        "opset": loaded.source_opset,
+        "fingerprint": fingerprint(state.model),
+    }
+    written = {"bytes": file.stat().st_size, "sha256": model_sha256(file)} if target else {"bytes": None}
     return Record(
         quantized=bool(state.plan.tensors) or any(n.op_type in _QUANTIZERS for n in state.written.graph),
-        model=_describe(state, request.exported),
-        recipe=recipe_dict(state.recipe),
+        model=model,
+        recipe=state.recipe.model_dump(mode="json"),
         data=state.facts,
         prepare=state.rewrites,
         counts=plan_counts(state.plan),
@@ -158,21 +247,5 @@ def _record(state: State, request: Asked, reports: tuple[OutputReport, ...], fil
         outputs=reports,
         seconds=state.seconds,
         notes=state.notes,
-        file={
-            "name": target.name if target else None,
-            "bytes": size,
-            **({"sha256": model_sha256(file)} if target else {}),
-        },
+        file={"name": target.name if target else None, **written},
     )
-
-
-def _describe(state: State, exported: Exported | None) -> dict[str, Any]:
-    loaded = state.loaded
-    return {
-        "name": exported.name if exported else loaded.name,
-        "path": str(loaded.path) if loaded.path else None,
-        "sha256": file_sha256(loaded.path) if loaded.path else None,
-        "bytes": loaded.file_bytes,
-        "opset": loaded.source_opset,
-        "fingerprint": fingerprint(state.model),
-    }

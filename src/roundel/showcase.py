@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import tempfile
 import time
-from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Sequence
+from contextlib import nullcontext
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -33,10 +33,7 @@ class DemoRow:
 
 
 def demo(
-    preset: Sequence[str] | None = None,
-    output: str | Path | None = None,
-    *,
-    listener: Listener | None = None,
+    preset: Sequence[str] | None = None, output: str | Path | None = None, *, listener: Listener | None = None
 ) -> list[DemoRow]:
     """Quantize the example with each preset; the first row is the float model.
 
@@ -52,9 +49,12 @@ def demo(
     rows = [_row("float", example, reference, reference, (example.model_path.stat().st_size, None))]
     with heard_by(listener) as told:
         told.step("presets", len(names))
-        with _folder(None if output is None else Path(output)) as folder:
+        if output is not None and not Path(output).is_dir():
+            raise OutputError("The output folder does not exist.", where=output, hint="Create it first.")
+        kept = tempfile.TemporaryDirectory(prefix="roundel-") if output is None else nullcontext(output)
+        with kept as folder:
             for done, name in enumerate(names):
-                path = folder / f"digits.{name}.onnx"
+                path = Path(folder, f"digits.{name}.onnx")
                 start = time.perf_counter()
                 quantize(example.model_path, path, recipe=name, data=example.calibration)
                 took = time.perf_counter() - start
@@ -64,29 +64,13 @@ def demo(
     return rows
 
 
-@contextmanager
-def _folder(output: Path | None) -> Iterator[Path]:
-    if output is not None:
-        if not output.is_dir():
-            raise OutputError("The output folder does not exist.", where=output, hint="Create it first.")
-        yield output
-        return
-    with tempfile.TemporaryDirectory(prefix="roundel-") as name:
-        yield Path(name)
-
-
 def _logits(example: Example, path: Path) -> Array:
     session = open_session(path, simulate=True)
-    result = session.run(None, {session.get_inputs()[0].name: example.eval_x})
-    return np.asarray(result[0])
+    return np.asarray(session.run(None, {session.get_inputs()[0].name: example.eval_x})[0])
 
 
 def _row(
-    name: str,
-    example: Example,
-    reference: Array,
-    logits: Array,
-    cost: tuple[int, float | None],
+    name: str, example: Example, reference: Array, logits: Array, cost: tuple[int, float | None]
 ) -> DemoRow:
     top = logits.argmax(1)
     sqnr = None if logits is reference else Closeness.of(reference, logits).sqnr_db

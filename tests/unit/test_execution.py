@@ -11,12 +11,12 @@ from typer.testing import CliRunner
 
 import roundel
 from helpers import feeds
-from roundel import request
+from roundel import result
 from roundel.cli.app import app
 from roundel.errors import DependencyError, RecipeError
 from roundel.model import session
 from roundel.recipe.load import load_recipe
-from roundel.request import choose_execution
+from roundel.result import choose_execution
 from script_cases import SHAPE, network
 
 LACKING = "this ONNX Runtime has no CUDA provider"
@@ -24,14 +24,14 @@ LACKING = "this ONNX Runtime has no CUDA provider"
 
 @pytest.fixture
 def no_gpu(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(request, "runtime_has_cuda", lambda: False)
-    monkeypatch.setattr(request, "_torch_lacks", lambda: "torch sees no CUDA device")
+    monkeypatch.setattr(result, "runtime_has_cuda", lambda: False)
+    monkeypatch.setattr(result, "_torch_lacks", lambda: "torch sees no CUDA device")
 
 
 @pytest.fixture
 def gpu(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(request, "runtime_has_cuda", lambda: True)
-    monkeypatch.setattr(request, "_torch_lacks", lambda: None)
+    monkeypatch.setattr(result, "runtime_has_cuda", lambda: True)
+    monkeypatch.setattr(result, "_torch_lacks", lambda: None)
 
 
 def test_cuda_is_missing(no_gpu: None, tmp_path: Path) -> None:
@@ -50,7 +50,7 @@ def test_cuda_is_missing(no_gpu: None, tmp_path: Path) -> None:
 
 
 def test_tuning_needs_torch_with_cuda(gpu: None, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(request, "_torch_lacks", lambda: "this torch is built without CUDA")
+    monkeypatch.setattr(result, "_torch_lacks", lambda: "this torch is built without CUDA")
     tuned, plain = load_recipe("a8w8_adaround"), load_recipe("a8w8")
     with pytest.raises(DependencyError, match="fine-tuning cannot use it"):
         choose_execution("cuda", tuned)

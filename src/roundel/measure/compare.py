@@ -3,9 +3,8 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Any, Literal
 
 import numpy as np
@@ -17,11 +16,10 @@ from roundel.measure import points, reference, types
 from roundel.measure.paired import PairTally, Subject, compare_samples
 from roundel.measure.runner import Travelling
 from roundel.measure.sums import TensorSums, channel_errors, closeness, coarse_histogram
-from roundel.model import load_model
-from roundel.model.graph import attribute_int, constant_array, is_constant, op_key
+from roundel.model import ModelSource, load_model
+from roundel.model.graph import attribute_int, constant_array, is_constant, op_key, upstream
 from roundel.model.layers import read_layer
 from roundel.model.memory import collector_paused
-from roundel.model.structure import ModelSource
 from roundel.passes import refresh_shapes
 from roundel.passes.cleanup import lift_constants
 from roundel.qdq.nodes import CODES, QUARK, bare_name
@@ -64,34 +62,28 @@ class _Pair:
     """Both models, matched, and the words that describe them."""
 
     def __init__(self, float_model: ModelSource, quantized_model: ModelSource) -> None:
-        self.names = _name(float_model), _name(quantized_model)
         loaded = load_model(quantized_model, allow_quantized=True, opaque=QUARK)
-        self.quantized_bytes, self.file = loaded.file_bytes, loaded.path
+        self.name, self.quantized_bytes, self.file = loaded.name, loaded.file_bytes, loaded.path
         lift_constants(loaded.model)
         stripped = loaded.model.clone()
         stored = strip_stored(stripped)
         refresh_shapes(stripped)
-        self.reference: reference.Reference = reference.find_reference(
-            float_model, stripped, stored, loaded.path
-        )
-        self.matches: reference.Matches = reference.match(self.reference.model, stripped)
-        factors, rescaled = (
-            ({}, {}) if self.reference.explained else reference.find_factors(stripped, self.matches)
-        )
+        ours = reference.find_reference(float_model, stripped, stored, loaded.path)
+        self.reference, self.matches = ours, reference.match(ours.model, stripped)
+        factors, rescaled = ({}, {}) if ours.explained else reference.find_factors(stripped, self.matches)
         plain = points.with_plain_constants(loaded.model)
         found = points.find_points(plain, self.matches)
         if not found:
             raise ModelError(
                 "The two models have no tensor in common.",
-                where=self.names[1],
-                expected=f"a quantized form of {self.names[0]}",
+                where=loaded.name,
+                expected=f"a quantized form of {ours.name}",
             )
-        self.weights = compare_weights(
-            loaded.model, stripped, stored, self.matches, rescaled, self.reference.plain
-        )
+        self.weights = compare_weights(loaded.model, stripped, stored, self.matches, rescaled, ours.plain)
         extended, fetches = points.extend(plain, found)
-        models = Travelling(self.reference.model), Travelling(extended)
-        self.subject = Subject(*models, fetches, found, _storages(found, stored), factors)
+        storages = {point.name: types.describe(stored.tensors.get(point.raw)) for point in found}
+        known = {name: storage for name, storage in storages.items() if storage is not None}
+        self.subject = Subject(Travelling(ours.model), Travelling(extended), fetches, found, known, factors)
 
     def comparison(
         self, tally: PairTally, data: Mapping[str, Any], seconds: Mapping[str, float], notes: list[str]
@@ -100,36 +92,34 @@ class _Pair:
         seen = [(point, tally.sums[point.name]) for point in self.subject.points if point.name in tally.sums]
         tensors = [self._tensor(point, sums) for point, sums in seen if sums.total.sums.count]
         unmatched = dict.fromkeys(self.matches.unmatched, "no tensor of the float model corresponds to it")
-        strange = [
-            w.node for w in self._all_weights() if w.role == "weight" and w.error.sqnr_db < _STRANGE_DB
-        ]
-        if strange:
-            notes = [*notes, _unlike(strange)]
+        weights = [weight for group in self.weights.values() for weight in group]
+        outputs = [(t, tally.sums[t.name]) for t in tensors if t.place == "output"]
         broken = [point.name for point, sums in seen if sums.broken]
-        notes = [*notes, *(f"{name} holds NaN or infinity in the quantized model" for name in broken)]
         return types.Comparison(
-            float_model=self.names[0],
-            quantized_model=self.names[1],
+            float_model=self.reference.name,
+            quantized_model=self.name,
             float_bytes=self.reference.file_bytes,
             quantized_bytes=self.quantized_bytes,
             samples=tally.samples,
             data=data,
-            outputs=tuple(_outputs(tensors, tally.sums)),
+            outputs=tuple(
+                types.OutputComparison(t.name, t.total, sums.same_top / sums.rows if sums.rows else None)
+                for t, sums in outputs
+            ),
             tensors=tuple(tensors),
-            weights=tuple(self._all_weights()),
+            weights=tuple(weights),
             unmatched=unmatched | tally.mismatched,
             seconds=seconds,
-            notes=tuple(notes),
+            notes=(
+                *notes,
+                *_unlike([w.node for w in weights if w.role == "weight" and w.error.sqnr_db < _STRANGE_DB]),
+                *(f"{name} holds NaN or infinity in the quantized model" for name in broken),
+            ),
         )
-
-    def _all_weights(self) -> list[types.WeightComparison]:
-        return [weight for group in self.weights.values() for weight in group]
 
     def _tensor(self, point: points.Point, sums: TensorSums) -> types.TensorComparison:
         storage = self.subject.storages.get(point.name)
-        weights: list[types.WeightComparison] = [
-            w for node in point.nodes for w in self.weights.get(node, ())
-        ]
+        weights = [w for node in point.nodes for w in self.weights.get(node, ())]
         one_range = storage is not None and storage.one_range
         main = sums.introduced if sums.introduced.sums.count else sums.total
         total = sums.total.difference
@@ -160,31 +150,12 @@ class _Pair:
         )
 
 
-def _unlike(nodes: list[str]) -> str:
-    return (
-        f"the weights of {len(nodes)} layers ({', '.join(nodes[:3])} …) are not those of the float model, not"
-        " even rescaled: where a tool has rotated them, the tensors around them do not compare"
-    )
-
-
-def _name(source: ModelSource) -> str:
-    return Path(source).name if isinstance(source, str | Path) else "in memory"
-
-
-def _storages(found: Iterable[points.Point], stored: StoredTensors) -> dict[str, types.TensorStorage]:
-    storages = {point.name: types.describe(stored.tensors.get(point.raw)) for point in found}
-    return {name: storage for name, storage in storages.items() if storage is not None}
-
-
-def _outputs(
-    tensors: Iterable[types.TensorComparison], sums: Mapping[str, TensorSums]
-) -> Iterable[types.OutputComparison]:
-    for tensor in tensors:
-        if tensor.place == "output":
-            seen = sums[tensor.name]
-            yield types.OutputComparison(
-                tensor.name, tensor.total, seen.same_top / seen.rows if seen.rows else None
-            )
+def _unlike(nodes: list[str]) -> Iterator[str]:
+    if nodes:
+        yield (
+            f"the weights of {len(nodes)} layers ({', '.join(nodes[:3])} …) are not those of the float model,"
+            " not even rescaled: where a tool has rotated them, the tensors around them do not compare"
+        )
 
 
 def _range_use(sums: TensorSums, storage: types.TensorStorage | None) -> float | None:
@@ -195,7 +166,6 @@ def _range_use(sums: TensorSums, storage: types.TensorStorage | None) -> float |
 
 
 Role = Literal["weight", "bias", "constant"]
-Ranges = tuple[tuple[float, float], ...]
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -271,23 +241,17 @@ def _contents(quantized: ir.Model, values: list[ir.Value]) -> dict[str, Array]:
         array = constant_array(value)
         if array is not None:
             found[str(value.name)] = array
-        elif _depends_on_constants(value):
+        elif _depends_on_constants(quantized.graph, value):
             behind.append(str(value.name))
     names = list(dict.fromkeys(behind))
     return found | dict(zip(names, reference.fixed_values(quantized, names), strict=True)) if names else found
 
 
-def _depends_on_constants(value: ir.Value) -> bool:
-    pending = [value]
-    while pending:
-        here = pending.pop()
-        if is_constant(here):
-            continue
-        maker = here.producer()
-        if maker is None:
-            return False
-        pending += [v for v in maker.inputs if v is not None]
-    return True
+def _depends_on_constants(graph: ir.Graph, value: ir.Value) -> bool:
+    maker = value.producer()
+    nodes = () if maker is None else upstream(graph, [maker])
+    read = (v for node in nodes for v in node.inputs if v is not None)
+    return maker is not None and all(is_constant(v) or v.producer() is not None for v in read)
 
 
 def _compare(
@@ -304,9 +268,8 @@ def _compare(
     floats, stored = (wanted, array) if factors is None else _rescaled(pair, role, wanted, array, factors)
     own_axis = axis if floats.shape == wanted.shape else 0
     cut = 0 if storage is None else storage.beyond(floats, floats.min(), floats.max())
-    gap, signal = closeness(
-        np.ascontiguousarray(floats, np.float32), np.ascontiguousarray(stored, np.float32), own_axis
-    )
+    floats, stored = (np.ascontiguousarray(values, np.float32) for values in (floats, stored))
+    gap, signal = closeness(floats, stored, own_axis)
     assert gap.difference is not None
     return types.WeightComparison(
         name=_stored_name(pair.quantized),
@@ -355,11 +318,7 @@ def _channel_axis(node: ir.Node, role: Role, storage: types.TensorStorage | None
 
 
 def _rescaled(
-    pair: WeightPair,
-    role: Role,
-    wanted: Array,
-    array: Array,
-    factors: tuple[Doubles, Doubles],
+    pair: WeightPair, role: Role, wanted: Array, array: Array, factors: tuple[Doubles, Doubles]
 ) -> tuple[Array, Array]:
     """Float and stored values in the quantized model's coordinates, one row for each output channel."""
     rows, columns = factors
@@ -373,9 +332,7 @@ def _rescaled(
     return scaled.reshape(groups * outputs, -1), theirs.reshape(groups * outputs, -1)
 
 
-def _ranges(array: Array, axis: int | None) -> Ranges:
-    rows = (
-        array.reshape(1, -1) if axis is None else np.moveaxis(array, axis, 0).reshape(array.shape[axis], -1)
-    )
-    pairs = zip(rows.min(axis=1).tolist(), rows.max(axis=1).tolist(), strict=True)
-    return tuple((float(a), float(b)) for a, b in pairs)
+def _ranges(array: Array, axis: int | None) -> tuple[tuple[float, float], ...]:
+    rows = array[None] if axis is None else np.moveaxis(array, axis, 0)
+    rows = rows.reshape(len(rows), -1)
+    return tuple(zip(rows.min(axis=1).tolist(), rows.max(axis=1).tolist(), strict=True))

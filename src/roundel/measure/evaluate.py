@@ -29,6 +29,8 @@ from roundel.work.checkpoints import open_store
 from roundel.work.executors import Executor, Ready, Work, mapped
 
 Inputs = tuple[InputSpec, ...]
+Item = tuple[str, tuple[Sample, ...]]
+"""The file that an item of the data came from, and the item as each model takes it."""
 
 
 @dataclass(frozen=True, slots=True, repr=False)
@@ -78,19 +80,6 @@ class ModelScore(Card):
         }
 
 
-@dataclass(frozen=True, slots=True, eq=False)
-class EvaluationItem:
-    """One item of the data.
-
-    Attributes:
-        origin: the file that it came from.
-        samples: the item as each model takes it.
-    """
-
-    origin: str
-    samples: tuple[Sample, ...]
-
-
 def evaluate_models(
     models: Sequence[ModelSource],
     data: object,
@@ -131,17 +120,15 @@ def evaluate_models(
     with heard_by(listener) as told:
         told.step("evaluate", next(iter(opened.values())).count)
         items = _together(predictors, opened)
-        for item, looks in _looked_at(predictors, items, work, keep=function is not None):
+        for origin, looks in _looked_at(predictors, items, work, keep=function is not None):
             if truth.known and metric is None and not looks[0].classes:
                 raise _no_classes(predictors[0], looks[0])
-            kept.append(truth.of(item.origin, looks[0].rows))
+            kept.append(truth.of(origin, looks[0].rows))
             for tally, look in zip(tallies, looks, strict=True):
                 tally.add(look, kept[-1])
             told.advance(len(kept))
-    own = [
-        {} if function is None else scores(name, function, tally.kept, kept if truth.known else None)
-        for tally in tallies
-    ]
+    truths = kept if truth.known else None
+    own = [{} if function is None else scores(name, function, t.kept, truths) for t in tallies]
     return tuple(
         _score(predictor, tally, own_scores, opened[predictor.inputs], judged=truth.known)
         for predictor, tally, own_scores in zip(predictors, tallies, own, strict=True)
@@ -199,13 +186,9 @@ def evaluate(
         return scores
     if data is None:
         raise no_data()
-    sources = {
-        "models": list(models),
-        "models' records": record_paths(models),
-        "data": data,
-        "labels": labels,
-    }
-    refuse_overwriting({"table": csv}, {**sources, "metric": metric_file(metric)})
+    read = {"models": list(models), "models' records": record_paths(models)}
+    judging = {"data": data, "labels": labels, "metric": metric_file(metric)}
+    refuse_overwriting({"table": csv}, {**read, **judging})
     judged = evaluate_models(
         models,
         data,
@@ -217,8 +200,10 @@ def evaluate(
         resume=resume,
         listener=listener,
     )
-    if csv is not None:
-        write_text(Path(csv), _scores_csv(judged))
+    if csv is not None:  # the user's metrics have columns of their own
+        plain = [f.name for f in fields(ModelScore) if f.name not in ("metric", "notes")]
+        rows = [{**{name: getattr(score, name) for name in plain}, **score.metric} for score in judged]
+        write_text(Path(csv), csv_text(rows))
     return judged
 
 
@@ -245,12 +230,6 @@ def _result_folders(
     return baseline, quantized
 
 
-def _scores_csv(scores: Sequence[ModelScore]) -> str:
-    """One line for each model, after a heading; the metrics have columns of their own."""
-    plain = [f.name for f in fields(ModelScore) if f.name not in ("metric", "notes")]
-    return csv_text([{**{name: getattr(score, name) for name in plain}, **score.metric} for score in scores])
-
-
 def _opened(predictors: Sequence[Predictor], data: object, options: Data) -> dict[Inputs, Samples]:
     """The data as each model takes it; models with the same inputs share it."""
     kinds = {predictor.inputs: predictor.model for predictor in predictors}
@@ -263,7 +242,7 @@ def _opened(predictors: Sequence[Predictor], data: object, options: Data) -> dic
     return opened
 
 
-def _together(predictors: Sequence[Predictor], opened: Mapping[Inputs, Samples]) -> Iterator[EvaluationItem]:
+def _together(predictors: Sequence[Predictor], opened: Mapping[Inputs, Samples]) -> Iterator[Item]:
     """Each item of the data, with its origin, for every model."""
     for items in zip(*(samples.named() for samples in opened.values()), strict=True):
         # A reader may reuse its arrays. Models that share an input share the copy.
@@ -271,13 +250,13 @@ def _together(predictors: Sequence[Predictor], opened: Mapping[Inputs, Samples])
             inputs: {name: array.copy() for name, array in sample.items()}
             for inputs, (_, sample) in zip(opened, items, strict=True)
         }
-        yield EvaluationItem(items[0][0], tuple(copies[predictor.inputs] for predictor in predictors))
+        yield items[0][0], tuple(copies[predictor.inputs] for predictor in predictors)
 
 
 def _looked_at(
-    predictors: Sequence[Predictor], items: Iterable[EvaluationItem], work: Work, *, keep: bool
-) -> Iterator[tuple[EvaluationItem, list[Look]]]:
-    """Each item with every model's look at it, in the order of the data."""
+    predictors: Sequence[Predictor], items: Iterable[Item], work: Work, *, keep: bool
+) -> Iterator[tuple[str, list[Look]]]:
+    """The origin of each item with every model's look at it, in the order of the data."""
 
     def key() -> dict[str, str]:
         models = {f"model {number}": predictor.digest() for number, predictor in enumerate(predictors)}
@@ -286,25 +265,23 @@ def _looked_at(
     task, parts = _Task(tuple(predictors), keep), _parts(items, digests=work.store is not None)
     names = [list(predictor.outputs) if keep else [] for predictor in predictors]
     for part, arrays in mapped(work, task, parts, "evaluate", key):
-        for place, item in enumerate(part.items):
-            yield (
-                item,
-                [Look.from_arrays(below(arrays, f"{place}.{m}."), kept) for m, kept in enumerate(names)],
-            )
+        for place, (origin, _) in enumerate(part.items):
+            looks = (below(arrays, f"{place}.{number}.") for number in range(len(names)))
+            yield origin, [Look.from_arrays(one, kept) for one, kept in zip(looks, names, strict=True)]
 
 
 @dataclass(frozen=True, slots=True, eq=False)
 class _Part:
     number: int
-    items: tuple[EvaluationItem, ...]
+    items: tuple[Item, ...]
     digest: str
 
 
-def _parts(items: Iterable[EvaluationItem], *, digests: bool) -> Iterator[_Part]:
+def _parts(items: Iterable[Item], *, digests: bool) -> Iterator[_Part]:
     rest, number = iter(items), 0
     while some := tuple(islice(rest, SIZE)):
         digest = SampleDigest()
-        for sample in (sample for item in some for sample in item.samples if digests):
+        for sample in (sample for _, samples in some for sample in samples if digests):
             digest.update(sample)
         yield _Part(number, some, digest.hexdigest())
         number += 1
@@ -323,9 +300,9 @@ class _Task:
 def _part_arrays(predictors: Sequence[Predictor], part: _Part, *, keep: bool) -> Arrays:
     """Every model's look at each item of a part, under the item's place and the model's number."""
     arrays: Arrays = {}
-    for place, item in enumerate(part.items):
+    for place, (_, samples) in enumerate(part.items):
         first: list[Array] = []
-        for number, (predictor, sample) in enumerate(zip(predictors, item.samples, strict=True)):
+        for number, (predictor, sample) in enumerate(zip(predictors, samples, strict=True)):
             started = time.perf_counter()
             results = predictor.run(sample, part.number * SIZE + place)
             seconds = time.perf_counter() - started

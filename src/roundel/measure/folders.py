@@ -100,9 +100,8 @@ def similarity(baseline: Array, other: Array) -> Similarity:
     squares = float(np.vdot(difference, difference))
     peak = 255.0 if pixels else float(np.abs(a).max()) if a.size else 0.0
     span = 255.0 if pixels else float(np.ptp(a)) if a.size else 0.0
-    return Similarity(
-        _cosine(a, b), math.sqrt(squares), decibels(peak**2 * a.size, squares), ssim(a, b, span)
-    )
+    psnr_db = decibels(peak**2 * a.size, squares)
+    return Similarity(_cosine(a, b), math.sqrt(squares), psnr_db, ssim(a, b, span))
 
 
 def _cosine(a: Doubles, b: Doubles) -> float:
@@ -197,8 +196,7 @@ class FolderScores(Card):
 
     def to_dict(self) -> dict[str, Any]:
         """Plain values; infinite numbers become strings, since JSON has none."""
-        files = [{"name": f.name, **to_plain(f.similarity)} for f in self.files]
-        return {**to_plain(self), "files": files}
+        return {**to_plain(self), "files": [{"name": f.name, **to_plain(f.similarity)} for f in self.files]}
 
     def card(self) -> Mapping[str, object]:
         """The main figures."""
@@ -247,15 +245,13 @@ def _pairs(baseline: Path, quantized: Path) -> list[tuple[Path, Path]]:
     for path in left:
         by_stem.setdefault(path.with_suffix(""), []).append(path)
     lonely, taken = [], set(exact)
-    for path in ours:
+    for path in (path for path in ours if path not in exact):
         candidates = by_stem.get(path.with_suffix(""), [])
-        if path in exact:
-            continue
-        if len(candidates) == 1 and candidates[0] not in taken:
-            exact[path] = candidates[0]
-            taken.add(candidates[0])
-        else:
+        if len(candidates) != 1 or candidates[0] in taken:
             lonely.append(path)
+            continue
+        exact[path] = candidates[0]
+        taken.add(candidates[0])
     extra = [path for path in left if path not in taken]
     if lonely or extra:
         raise DataError(
@@ -289,14 +285,12 @@ def _results(folder: Path) -> list[Path]:
 
 
 def _loaded(one: Path, other: Path) -> tuple[Array, Array]:
-    if (one.suffix.lower() == ".npy") != (other.suffix.lower() == ".npy"):
+    arrays, others = (path.suffix.lower() == ".npy" for path in (one, other))
+    if arrays != others:
         raise DataError(
             "An array and an image cannot be compared.", where=one, observed=f"its partner is {other}"
         )
-    if one.suffix.lower() == ".npy":
-        a, b = _array(one), _array(other)
-    else:
-        a, b = _images(one, other)
+    a, b = (_array(one), _array(other)) if arrays else _images(one, other)
     if a.shape != b.shape:
         raise DataError(
             "Two results of one name have different shapes.",

@@ -208,8 +208,7 @@ def layers_of(model: ir.Model, state: State) -> tuple[StoredLayer, ...]:
         homes[str(node.name)] = home
     _share_out(model, state, homes)
     stored = {name for name, tensor in state.plan.tensors.items() if tensor.role is Role.ACTIVATION}
-    found = [_finished(draft, stored) for draft in drafts.values()]
-    return tuple(layer for layer in found if layer.activations or layer.weights)
+    return tuple(_finished(one, stored) for one in drafts.values() if one.activations or one.weights)
 
 
 def _continued(node: ir.Node, state: State, homes: dict[str, _Draft]) -> _Draft | None:
@@ -273,22 +272,25 @@ def remedies(
     layer: StoredLayer, cost: LayerCost, model: ir.Model, state: State, recipe: Recipe
 ) -> tuple[Remedy, ...]:
     """What would help, best first; leaving the layer in float always does."""
-    found = []
-    share = cost.activations / cost.cost
-    wide = widening(layer, cost, state, recipe)
-    if wide is not None:
-        why = f"{share:.0%} of its cost is its activations' rounding"
-        found.append(_overridden(RemedyKind.A16W8, layer, {"type": wide}, why))
+    share, wide = cost.activations / cost.cost, widening(layer, cost, state, recipe)
+    if wide is None:
+        found = list(_for_weights(layer, share, model, state, recipe))
     else:
-        found += _for_weights(layer, share, model, state, recipe)
+        why = f"{share:.0%} of its cost is its activations' rounding"
+        found = [_overridden(RemedyKind.A16W8, layer, {"type": wide}, why)]
     words = " ".join(f"--exclude {shlex.quote(name)}" for name in layer.nodes)
-    found.append(Remedy(RemedyKind.EXCLUDE, words, "in float it costs nothing, and leaves the NPU"))
-    return tuple(found)
+    return (*found, Remedy(RemedyKind.EXCLUDE, words, "in float it costs nothing, and leaves the NPU"))
 
 
 def widening(layer: StoredLayer, cost: LayerCost, state: State, recipe: Recipe) -> str | None:
-    """The 16-bit type for its activations, where that is what helps first."""
-    return wider(state, layer.touched, recipe) if cost.activations >= _HALF * cost.cost else None
+    """The 16-bit type for its activations, where that is what helps first.
+
+    None where they have one, or the NPU's engine is for 8 bits.
+    """
+    types = {state.params[name].qtype.value for name in layer.touched if name in state.params}
+    found = {_WIDER[t] for t in types if t in _WIDER}
+    helps = cost.activations >= _HALF * cost.cost and not recipe.npu.limits
+    return found.pop() if helps and len(found) == 1 else None
 
 
 def _for_weights(
@@ -328,13 +330,6 @@ def _overridden(kind: RemedyKind, layer: StoredLayer, what: Mapping[str, Any], w
 def _setting(overrides: Sequence[Mapping[str, Any]]) -> str:
     """The --set option with these overrides."""
     return "-s " + shlex.quote("overrides=" + json.dumps(overrides))
-
-
-def wider(state: State, names: Sequence[str], recipe: Recipe) -> str | None:
-    """The 16-bit type for these activations; None where they have one, or the NPU's engine is for 8 bits."""
-    types = {state.params[name].qtype.value for name in names if name in state.params}
-    found = {_WIDER[t] for t in types if t in _WIDER}
-    return found.pop() if len(found) == 1 and not recipe.npu.limits else None
 
 
 def _channel_gain(layer: StoredLayer, model: ir.Model, state: State, recipe: Recipe) -> float | None:
@@ -388,8 +383,7 @@ def _signs(tail: Iterable[ir.Node], stats: Mapping[str, Observer]) -> Iterable[s
         if sums_distribution(node):
             yield "a distribution over distances is summed up (DFL)"
         elif node.op_type == "Concat":
-            ratio = _apart(node, stats)
-            if ratio >= _APART:
+            if (ratio := _apart(node, stats)) >= _APART:
                 yield f"Concat '{node.name}' joins tensors whose ranges differ {ratio:.0f} times"
         elif node.op_type in _SELECTION:
             yield f"{node.op_type} chooses among boxes"
@@ -400,8 +394,7 @@ def _signs(tail: Iterable[ir.Node], stats: Mapping[str, Observer]) -> Iterable[s
 def _apart(node: ir.Node, stats: Mapping[str, Observer]) -> float:
     """How many times the largest range of a Concat's inputs is the smallest."""
     seen = [stats[str(v.name)] for v in node.inputs if v is not None and str(v.name) in stats]
-    reach = [max(abs(s.low), abs(s.high)) for s in seen]
-    reach = [size for size in reach if size > 0]
+    reach = [size for s in seen if (size := max(abs(s.low), abs(s.high))) > 0]
     return max(reach) / min(reach) if len(reach) > 1 else 1.0
 
 

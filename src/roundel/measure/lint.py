@@ -9,7 +9,7 @@ from typing import Any, Unpack
 import onnx_ir as ir
 
 from roundel.calibrate.collect import collect
-from roundel.calibrate.observers import Observer, StatKind
+from roundel.calibrate.observers import StatKind
 from roundel.data import lint, lint_values
 from roundel.measure.reference import cut_to
 from roundel.measure.scores import class_scores
@@ -94,7 +94,8 @@ def lint_data(
             if is_float32(value) and not is_constant(value)
         }
         seen = collect(ready.model, wanted, watch.watch(samples), keep=_KEPT, progress=told.advance)
-        findings = [*watch.findings(), *lint.range_findings(extremes_of(seen.stats))]
+        ends = {name: (observer.lows, observer.highs) for name, observer in seen.stats.items()}
+        findings = [*watch.findings(), *lint.range_findings(ends)]
         findings += model_findings(ready.model, ready.norms, seen.inputs, watch.profiles)
         findings += _readings(ready.model, seen.inputs, seen.outputs, watch.profiles)
         if against is not None:
@@ -156,11 +157,6 @@ def model_findings(
         found = lint_values.norm_finding(norm, arrays)
         findings += [] if found is None else [found]
     return findings
-
-
-def extremes_of(stats: Mapping[str, Observer]) -> dict[str, tuple[list[float], list[float]]]:
-    """The smallest and the largest value of each sample, for each tensor."""
-    return {name: (observer.lows, observer.highs) for name, observer in stats.items()}
 
 
 def _readings(

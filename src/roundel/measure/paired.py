@@ -18,7 +18,7 @@ from roundel.errors import DataError
 from roundel.measure.points import Fetch, Point, output_channel_axis
 from roundel.measure.reference import Factors, cut_to
 from roundel.measure.runner import Travelling
-from roundel.measure.sums import PointArrays, TensorSums, measure
+from roundel.measure.sums import TensorSums, measure
 from roundel.measure.types import TensorStorage
 from roundel.model.graph import fingerprint
 from roundel.model.memory import collector_paused
@@ -226,14 +226,10 @@ class _Opened:
             shapes = f"shape {list(floats.shape)} in float, {list(shown.shape)} in quantized"
             one.mismatched[point.name] = shapes
             return
-        arrays = PointArrays(
-            float=floats,
-            shown=shown,
-            shadow=None if fetch.shadow is None else results[fetch.shadow],
-            stored=None if fetch.stored is None else results[fetch.stored],
-        )
+        shadow, stored = (None if name is None else results[name] for name in (fetch.shadow, fetch.stored))
         axis, storage = output_channel_axis(point.op, floats.ndim), self._subject.storages.get(point.name)
-        one.sums[point.name] = measure(arrays, axis, storage, classes=point.place == "output")
+        classes = point.place == "output"
+        one.sums[point.name] = measure((floats, shown), (shadow, stored), axis, storage, classes=classes)
 
 
 def _group(subject: Subject, points: Sequence[Point], threads: int) -> _Group:
@@ -257,11 +253,8 @@ def _parts(fetches: Sequence[Fetch], *, amd: bool) -> list[list[str]]:
 
     Their bodies have dozens of nodes each, and ONNX Runtime's time to load grows with the square of all.
     """
-    kinds = [
-        [fetch.shown for fetch in fetches],
-        [fetch.shadow for fetch in fetches if fetch.shadow is not None],
-        [fetch.stored for fetch in fetches if fetch.stored is not None],
-    ]
+    names = [(fetch.shown, fetch.shadow, fetch.stored) for fetch in fetches]
+    kinds = [[name for name in kind if name is not None] for kind in zip(*names, strict=True)]
     if not amd:
         kinds = [[name for kind in kinds for name in kind]]
     return [list(dict.fromkeys(kind)) for kind in kinds if kind]

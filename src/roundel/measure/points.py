@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 
@@ -10,13 +11,9 @@ import onnx_ir as ir
 from roundel.measure.reference import Matches, fixed_values
 from roundel.measure.types import Place
 from roundel.model.edit import add_constant
-from roundel.model.graph import has_subgraph, is_constant, op_key, values_by_name
+from roundel.model.graph import has_subgraph, is_constant, only_reader, op_key, values_by_name
 from roundel.qdq.nodes import QUARK
-from roundel.qdq.read import (
-    restored,
-    source_of,
-    stores,
-)
+from roundel.qdq.read import restored, source_of, stores
 from roundel.targets.operators import FUSING_CONSUMERS, Trait, ops_with
 
 
@@ -92,7 +89,9 @@ def find_points(quantized: ir.Model, matches: Matches) -> tuple[Point, ...]:
             continue
         shown = _shown(raw, quantized.graph)
         if shown is not raw or not (raw.is_graph_input() or _inside_layer(raw, matches)):
-            found[raw] = Point(str(partner.name), name, str(shown.name), _place(partner))
+            ends: Place = "output" if partner.is_graph_output() else "inside"
+            place = "input" if partner.is_graph_input() else ends
+            found[raw] = Point(str(partner.name), name, str(shown.name), place)
     return tuple(_with_layer(point, raw, found, matches) for raw, point in found.items())
 
 
@@ -106,25 +105,15 @@ def _restored(value: ir.Value) -> Iterator[ir.Value]:
 
 
 def _shown(raw: ir.Value, graph: ir.Graph) -> ir.Value:
-    for value in graph.outputs:
-        if value is not raw and source_of(value) is raw:
-            return value
-    return next(_restored(raw), raw)
+    shown = (value for value in graph.outputs if value is not raw and source_of(value) is raw)
+    return next(itertools.chain(shown, _restored(raw)), raw)
 
 
 def _inside_layer(raw: ir.Value, matches: Matches) -> bool:
     """Between a layer and its activation: the error shows behind the activation."""
-    uses = raw.uses()
-    if raw.is_graph_input() or raw.is_graph_output() or len(uses) != 1:
-        return False
-    reader = next(iter(uses)).node
-    return op_key(reader) in FUSING_CONSUMERS and str(reader.outputs[0].name) in matches.tensors
-
-
-def _place(partner: ir.Value) -> Place:
-    if partner.is_graph_input():
-        return "input"
-    return "output" if partner.is_graph_output() else "inside"
+    reader = only_reader(raw)
+    fuses = reader is not None and op_key(reader) in FUSING_CONSUMERS
+    return reader is not None and fuses and str(reader.outputs[0].name) in matches.tensors
 
 
 def _with_layer(point: Point, raw: ir.Value, points: Mapping[ir.Value, Point], matches: Matches) -> Point:
@@ -214,17 +203,20 @@ class _Builder:
 
     def fetches(self) -> dict[str, Fetch]:
         for raw, point in self.points.items():
-            self.feeds[raw] = self._input(_FEED + point.name)
+            feed = ir.Value(name=_FEED + point.name, type=ir.TensorType(ir.DataType.FLOAT))
+            self.graph.inputs.append(feed)
+            self.feeds[raw] = feed
             if raw.is_graph_input():
-                self.shadows[raw] = self.feeds[raw]
-        originals = list(self.graph)
-        for node in originals:
+                self.shadows[raw] = feed
+        for node in list(self.graph):
             self._double(node)
         fetches = {}
         for raw, point in self.points.items():
             shown = self.shown[point.name]
             stored = self._stored(raw, shown)
-            shadow = stored if raw.is_graph_input() else self._shadow(shown)
+            # Where nothing before a tensor has a partner, it is its own double.
+            double = None if shown in self.lost else self.shadows.get(shown, shown)
+            shadow = stored if raw.is_graph_input() else double
             fetches[point.name] = Fetch(
                 feed=str(self.feeds[raw].name),
                 shown=self._output(shown),
@@ -259,10 +251,6 @@ class _Builder:
             return self.feeds[origin]
         return self.shadows.get(value, value)
 
-    def _shadow(self, shown: ir.Value) -> ir.Value | None:
-        """The double of a tensor; the tensor itself where nothing before it has a partner."""
-        return None if shown in self.lost else self.shadows.get(shown, shown)
-
     def _stored(self, raw: ir.Value, shown: ir.Value) -> ir.Value | None:
         """The float tensor behind copies of the nodes between a tensor and its restored form."""
         chain: list[ir.Node] = []
@@ -295,14 +283,8 @@ class _Builder:
         self.graph.append(twin)
         return twin
 
-    def _input(self, name: str) -> ir.Value:
-        value = ir.Value(name=name, type=ir.TensorType(ir.DataType.FLOAT))
-        self.graph.inputs.append(value)
-        return value
-
     def _output(self, value: ir.Value) -> str:
         if not value.is_graph_output():
-            if value.type is None:
-                value.type = ir.TensorType(ir.DataType.FLOAT)
+            value.type = value.type or ir.TensorType(ir.DataType.FLOAT)
             self.graph.outputs.append(value)
         return str(value.name)

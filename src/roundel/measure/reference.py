@@ -14,9 +14,9 @@ from roundel.errors import ModelError
 from roundel.improve.channel_rules import Trace
 from roundel.improve.channels import rescalable
 from roundel.improve.equalize import equalize
+from roundel.model import ModelSource
 from roundel.model.graph import constant_array, is_constant, iter_values, only_reader, op_key, values_by_name
 from roundel.model.session import open_session
-from roundel.model.structure import ModelSource
 from roundel.qdq import attach
 from roundel.qdq.nodes import bare_name
 from roundel.qdq.read import StoredTensors
@@ -55,7 +55,9 @@ def match(reference: ir.Model, stripped: ir.Model) -> Matches:
     work = _Matcher(reference.graph, stripped.graph)
     work.ends()
     work.names()
-    work.absorbed_activations()
+    # Where a quantizer has taken a Relu's or a Clip's place, its tensor is the activation's output.
+    for value in _computed(stripped.graph):
+        work.absorb(value)
     work.structure()
     left = [str(v.name) for v in _computed(stripped.graph) if v.name not in work.partners]
     return Matches(work.partners, work.node_pairs(), tuple(left))
@@ -75,9 +77,10 @@ class _Matcher:
         )
         for what, ours, theirs in sides:
             if len(ours) != len(theirs):
+                float_names, names = (", ".join(str(v.name) for v in values) for values in (ours, theirs))
                 raise ModelError(
                     f"The two models do not have the same {what}.",
-                    observed=f"float: {_listed(ours)}; quantized: {_listed(theirs)}",
+                    observed=f"float: {float_names}; quantized: {names}",
                     expected="a quantized model that was made from this float model",
                 )
             by_name = {bare_name(str(v.name)): v for v in ours}
@@ -92,11 +95,6 @@ class _Matcher:
             if partner is not None:
                 self._pair(partner, value)
 
-    def absorbed_activations(self) -> None:
-        """Where a quantizer has taken a Relu's or a Clip's place, its tensor is the activation's output."""
-        for value in _computed(self.quantized):
-            self._absorb(value)
-
     def structure(self) -> None:
         """Renamed tensors: the same operator reads partners of the same tensors."""
         for node in self.quantized:
@@ -106,7 +104,7 @@ class _Matcher:
             if twins:
                 for ours, theirs in zip(twins[0].outputs, node.outputs, strict=False):
                     self._pair(ours, theirs)
-                    self._absorb(theirs)
+                    self.absorb(theirs)
 
     def node_pairs(self) -> dict[str, ir.Node]:
         """Nodes that make partners with the same operator."""
@@ -123,7 +121,8 @@ class _Matcher:
                     break
         return pairs
 
-    def _absorb(self, value: ir.Value) -> None:
+    def absorb(self, value: ir.Value) -> None:
+        """Move a partner behind its activation, where the quantized graph has none there."""
         ours = self.partners.get(str(value.name))
         node = None if ours is None else only_reader(ours)
         if ours is None or node is None or op_key(node) not in ACTIVATIONS or node.inputs[0] is not ours:
@@ -172,10 +171,6 @@ def _computed(graph: ir.Graph) -> Iterator[ir.Value]:
     return (v for v in iter_values(graph) if not is_constant(v) and v.name and is_real(v))
 
 
-def _listed(values: Sequence[ir.Value]) -> str:
-    return ", ".join(str(value.name) for value in values)
-
-
 def cut_to(model: ir.Model, outputs: Sequence[str], *, drop_inputs: Collection[str] = ()) -> ir.Model:
     """A copy with these outputs and nothing that they do not need; AMD's operators have their bodies.
 
@@ -202,15 +197,9 @@ Arrays = Mapping[tuple[str, int], Array]
 _EXPLAINED = 0.1  # of a weight's power may be rounding; what was rescaled besides differs by more
 
 # Only what every tool does: each pass less is a name of the float model more.
-_FOREIGN = Prepare(
-    fuse_instance_norm=False,
-    fuse_layer_norm=False,
-    fuse_gelu=False,
-    fuse_l2_norm=False,
-    fold_pad=False,
-    decompose_hard_swish=False,
-    unshare_biases=False,
-    explicit_conv_attributes=False,
+_FOREIGN_LACKS = (
+    *("fuse_instance_norm", "fuse_layer_norm", "fuse_gelu", "fuse_l2_norm", "fold_pad"),
+    *("decompose_hard_swish", "unshare_biases", "explicit_conv_attributes"),
 )
 
 
@@ -221,12 +210,14 @@ class Reference:
     Attributes:
         model: float, computing what the model as given computes.
         plain: constants by node and input index, before equalization.
-        file_bytes: size of the file it came from.
+        name: of the file it came from.
+        file_bytes: size of that.
         explained: whether its weights are the quantized model's but for rounding, not rescaled any further.
     """
 
     model: ir.Model
     plain: Arrays
+    name: str
     file_bytes: int | None
     explained: bool
 
@@ -245,7 +236,10 @@ def find_reference(
     ours = quantized.producer_name == "roundel"
     recipe = known_recipe(read_record(file)) if ours else None
     if recipe is None:
-        recipe = Recipe() if ours else Recipe(prepare=_foreign(quantized))
+        # Another tool's model: batch norms are folded where it has none left.
+        kept = any(node.op_type == "BatchNormalization" for node in quantized.graph)
+        foreign = {**dict.fromkeys(_FOREIGN_LACKS, False), "fold_batch_norm": not kept}
+        recipe = Recipe() if ours else Recipe(prepare=Prepare.model_validate(foreign))
     ready = prepare(source, recipe)
     plain, wanted = layer_constants(ready.model), layer_constants(quantized)
     model, distances = ready.model, _distances(plain, wanted)
@@ -260,13 +254,7 @@ def find_reference(
             model, distances = rescaled, others
     layers = [key for key, array in wanted.items() if array.ndim > 1]
     explained = all(distances.get(key, 1.0) < _EXPLAINED for key in layers)
-    return Reference(model, plain, ready.loaded.file_bytes, explained)
-
-
-def _foreign(quantized: ir.Model) -> Prepare:
-    """Another tool's model: batch norms are folded where it has none left."""
-    kept = any(node.op_type == "BatchNormalization" for node in quantized.graph)
-    return _FOREIGN.model_copy(update={"fold_batch_norm": not kept})
+    return Reference(model, plain, ready.loaded.name, ready.loaded.file_bytes, explained)
 
 
 def layer_constants(model: ir.Model) -> dict[tuple[str, int], Array]:

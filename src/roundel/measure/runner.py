@@ -19,11 +19,10 @@ from roundel.data.arrays import fixed_batch
 from roundel.data.folders import ARRAY_SUFFIXES, IMAGE_SUFFIXES, folder_name
 from roundel.errors import OutputError, RecipeError, did_you_mean
 from roundel.measure.folders import to_picture
-from roundel.model import load_model
+from roundel.model import ModelSource, load_model
 from roundel.model.files import Portable, external_values, replacing, same_file
 from roundel.model.graph import fingerprint, input_specs
 from roundel.model.session import open_session
-from roundel.model.structure import ModelSource
 from roundel.options import DataWords, data_settings, takes_data_words
 from roundel.plain import Card, counted
 from roundel.qdq.functions import attach
@@ -95,7 +94,8 @@ class Predictor:
             part = {name: _filled(a[start : start + self._batch], self._batch) for name, a in sample.items()}
             results = run_session(self._session, names, part, index)
             kept = min(self._batch, count - start)
-            parts.append({name: a[:kept] if _has_rows(a, self._batch) else a for name, a in results.items()})
+            rowed = (name for name, a in results.items() if a.ndim and len(a) == self._batch)
+            parts.append(results | {name: results[name][:kept] for name in rowed})
         return {name: np.concatenate([np.atleast_1d(part[name]) for part in parts]) for name in names}
 
     def open(self, threads: int) -> Predictor:
@@ -152,10 +152,6 @@ class PackedPredictor:
 def _filled(rows: Array, count: int) -> Array:
     missing = count - len(rows)
     return rows if not missing else np.concatenate([rows, np.repeat(rows[-1:], missing, axis=0)])
-
-
-def _has_rows(array: Array, batch: int) -> bool:
-    return array.ndim > 0 and len(array) == batch
 
 
 @dataclass(frozen=True, slots=True, repr=False)

@@ -15,6 +15,7 @@ import re
 import sys
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from functools import partial
 from pathlib import Path, PurePosixPath
 from typing import Any
 
@@ -33,14 +34,7 @@ _FORM = "module:function or file.py:function"
 
 
 def named_metric(metric: str | Metric | None) -> tuple[str, Metric | None]:
-    """The name of a metric, and its function; None where there is none."""
-    if isinstance(metric, str):
-        return load_metric(metric)
-    return getattr(metric, "__name__", "metric"), metric
-
-
-def load_metric(text: str) -> tuple[str, Metric]:
-    """The name and the function that 'module:function' or 'file.py:function' means.
+    """The name of a metric, and its function: the one that 'module:function' or 'file.py:function' means.
 
     The function is called once for each model with two lists: the model's outputs, one entry for each sample
     (an array, or a dictionary of arrays where the model has several outputs), and the labels of each sample's
@@ -49,9 +43,11 @@ def load_metric(text: str) -> tuple[str, Metric]:
     Raises:
         RecipeError: there is no such function.
     """
-    home, colon, name = text.rpartition(":")
+    if not isinstance(metric, str):
+        return getattr(metric, "__name__", "metric"), metric
+    home, colon, name = metric.rpartition(":")
     if not colon or not home or not name:
-        raise RecipeError("The metric's name is not complete.", observed=text, expected=_FORM)
+        raise RecipeError("The metric's name is not complete.", observed=metric, expected=_FORM)
     module = _from_file(Path(home)) if home.endswith(".py") else _from_name(home)
     function = getattr(module, name, None)
     if not callable(function):
@@ -175,11 +171,7 @@ class Look:
 
 
 def look(
-    outputs: Mapping[str, Array],
-    wanted: Sequence[Array],
-    *,
-    keep: bool = False,
-    seconds: float = 0.0,
+    outputs: Mapping[str, Array], wanted: Sequence[Array], *, keep: bool = False, seconds: float = 0.0
 ) -> Look:
     """Look at one model's outputs for one sample.
 
@@ -281,13 +273,22 @@ class Labels:
 
     def __init__(self, source: object, folder: Path | None = None) -> None:
         self._rows: Sequence[int] | None = None
-        self._names: Mapping[str, int] | None = None
-        self._pattern: re.Pattern[str] | None = None
-        self._classes: dict[str, int] | None = None
+        self._named: Callable[[str], int] | None = None
         self._taken = 0
         self.known = source is not None
-        if source is not None:
-            self._open(source, folder)
+        if isinstance(source, str) and source.startswith("re:"):
+            self._named = partial(_by_pattern, _compiled(source[3:]))
+        elif isinstance(source, str) and source == "folders":
+            self._named = partial(_by_folder, _classes(folder))
+        elif source is not None:
+            where, found = "the labels", source
+            if isinstance(source, str | Path):
+                where, found = str(Path(source)), _read(Path(source))
+            if isinstance(found, Mapping):
+                names = {Path(str(n)).as_posix(): _number(v, f"{where}, '{n}'") for n, v in found.items()}
+                self._named = partial(_by_name, names)
+            else:
+                self._rows = [_number(value, where) for value in np.asarray(found).reshape(-1).tolist()]
 
     def of(self, origin: str, rows: int) -> list[int] | None:
         """The labels of the next item.
@@ -299,82 +300,67 @@ class Labels:
         Raises:
             DataError: there are none for it.
         """
-        if not self.known:
+        if self._named is not None:
+            return [self._named(origin)] * rows
+        if self._rows is None:
             return None
-        if self._rows is not None:
-            found = list(self._rows[self._taken : self._taken + rows])
-            self._taken += rows
-            if len(found) < rows:
-                raise DataError(
-                    "There are fewer labels than rows of data.", observed=f"{len(self._rows)} labels"
-                )
-            return found
-        return [self._by_name(origin)] * rows
+        found = list(self._rows[self._taken : self._taken + rows])
+        self._taken += rows
+        if len(found) < rows:
+            raise DataError("There are fewer labels than rows of data.", observed=f"{len(self._rows)} labels")
+        return found
 
-    def _open(self, source: object, folder: Path | None) -> None:
-        if isinstance(source, str) and source.startswith("re:"):
-            self._pattern = _compiled(source[3:])
-        elif isinstance(source, str) and source == "folders":
-            self._classes = _classes(folder)
-        elif isinstance(source, Mapping):
-            self._names = _named(source, "the labels")
-        elif isinstance(source, str | Path):
-            self._read(Path(source))
-        else:
-            self._rows = _numbers(source, "the labels")
 
-    def _read(self, path: Path) -> None:
-        if not path.is_file():
-            raise DataError("The labels file does not exist.", where=path, expected=_FORMS)
-        suffix = path.suffix.lower()
-        if suffix in (".npy", ".npz"):
-            self._rows = _numbers(_array(path), str(path))
-        elif suffix == ".json":
-            try:
-                tree = json.loads(path.read_text(encoding="utf-8"))
-            except ValueError as error:
-                raise DataError("The labels file is not JSON.", where=path, observed=error) from error
-            if isinstance(tree, dict):
-                self._names = _named(tree, str(path))
-            else:
-                self._rows = _numbers(tree, str(path))
-        elif suffix in (".csv", ".txt"):
-            self._lines(path)
-        else:
-            raise DataError("The labels are of no known form.", where=path, expected=_FORMS)
+def _read(path: Path) -> Any:
+    """What a file holds: numbers for the rows, or a mapping from names."""
+    if not path.is_file():
+        raise DataError("The labels file does not exist.", where=path, expected=_FORMS)
+    suffix = path.suffix.lower()
+    if suffix in (".npy", ".npz"):
+        return _array(path)
+    if suffix == ".json":
+        try:
+            return json.loads(path.read_text(encoding="utf-8"))
+        except ValueError as error:
+            raise DataError("The labels file is not JSON.", where=path, observed=error) from error
+    if suffix in (".csv", ".txt"):
+        return _lines(path.read_text(encoding="utf-8-sig"))
+    raise DataError("The labels are of no known form.", where=path, expected=_FORMS)
 
-    def _lines(self, path: Path) -> None:
-        """'7' or 'name,7' (or 'name 7') on each line; one line of headings is skipped."""
-        text = path.read_text(encoding="utf-8-sig")
-        rows = [row for row in csv.reader(line.replace("\t", ",") for line in text.splitlines()) if row]
-        split = [row if len(row) > 1 else row[0].rsplit(maxsplit=1) for row in rows]
-        if split and not split[0][-1].strip().lstrip("-").isdigit():
-            split = split[1:]
-        if all(len(row) == 1 for row in split):
-            self._rows = _numbers([row[0] for row in split], str(path))
-        else:
-            self._names = _named({row[0].strip(): row[-1].strip() for row in split}, str(path))
 
-    def _by_name(self, origin: str) -> int:
-        path = PurePosixPath(Path(origin).as_posix())
-        if self._pattern is not None:
-            found = self._pattern.search(path.as_posix())
-            if found is None:
-                raise DataError(
-                    "A file name does not show its label.", where=origin, expected=self._pattern.pattern
-                )
-            return _number(found[1], origin)
-        if self._classes is not None:
-            if len(path.parts) < 2:
-                raise DataError(
-                    "A file lies in no class folder.", where=origin, expected="CLASS/NAME.jpg", hint=_FORMS
-                )
-            return self._classes[path.parts[0]]
-        assert self._names is not None
-        for key in (path.as_posix(), path.name, path.with_suffix("").as_posix(), path.stem):
-            if key in self._names:
-                return self._names[key]
-        raise DataError("A file has no label.", where=origin, hint="Add it to the labels, or remove it.")
+def _lines(text: str) -> list[str] | dict[str, str]:
+    """'7' or 'name,7' (or 'name 7') on each line; one line of headings is skipped."""
+    rows = [row for row in csv.reader(line.replace("\t", ",") for line in text.splitlines()) if row]
+    split = [row if len(row) > 1 else row[0].rsplit(maxsplit=1) for row in rows]
+    if split and not split[0][-1].strip().lstrip("-").isdigit():
+        split = split[1:]
+    if all(len(row) == 1 for row in split):
+        return [row[0] for row in split]
+    return {row[0].strip(): row[-1].strip() for row in split}
+
+
+def _by_pattern(pattern: re.Pattern[str], origin: str) -> int:
+    found = pattern.search(Path(origin).as_posix())
+    if found is None:
+        raise DataError("A file name does not show its label.", where=origin, expected=pattern.pattern)
+    return _number(found[1], origin)
+
+
+def _by_folder(classes: Mapping[str, int], origin: str) -> int:
+    parts = Path(origin).parts
+    if len(parts) < 2:
+        raise DataError(
+            "A file lies in no class folder.", where=origin, expected="CLASS/NAME.jpg", hint=_FORMS
+        )
+    return classes[parts[0]]
+
+
+def _by_name(names: Mapping[str, int], origin: str) -> int:
+    path = PurePosixPath(Path(origin).as_posix())
+    for key in (path.as_posix(), path.name, path.with_suffix("").as_posix(), path.stem):
+        if key in names:
+            return names[key]
+    raise DataError("A file has no label.", where=origin, hint="Add it to the labels, or remove it.")
 
 
 def _compiled(text: str) -> re.Pattern[str]:
@@ -392,9 +378,8 @@ def _classes(folder: Path | None) -> dict[str, int]:
     if folder is None or not folder.is_dir():
         raise DataError("Labels from folders need a folder of data.", observed=folder, expected=_FORMS)
     names = [p.name for p in sorted(folder.iterdir(), key=natural_key) if p.is_dir()]
-    if all(name.isdigit() for name in names):
-        return {name: int(name) for name in names}
-    return {name: number for number, name in enumerate(names)}
+    numbered = all(name.isdigit() for name in names)
+    return {name: int(name) if numbered else number for number, name in enumerate(names)}
 
 
 def _array(path: Path) -> Any:
@@ -411,14 +396,6 @@ def _array(path: Path) -> Any:
         )
     with reading(path), np.load(path, allow_pickle=False) as file:
         return file[chosen]
-
-
-def _named(table: Mapping[Any, Any], where: str) -> dict[str, int]:
-    return {Path(str(name)).as_posix(): _number(value, f"{where}, '{name}'") for name, value in table.items()}
-
-
-def _numbers(values: Any, where: str) -> list[int]:
-    return [_number(value, where) for value in np.asarray(values).reshape(-1).tolist()]
 
 
 def _number(value: object, where: str) -> int:

@@ -6,6 +6,7 @@ import hashlib
 import time
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
+from functools import partial
 from pathlib import Path
 from typing import Any, Unpack
 
@@ -16,14 +17,13 @@ from roundel.errors import RecipeError
 from roundel.improve.memory import run_key
 from roundel.improve.probe import QuantizerProbe
 from roundel.measure import layers
-from roundel.model import LoadedModel
+from roundel.model import LoadedModel, ModelSource
 from roundel.model.files import Portable
-from roundel.model.structure import ModelSource
 from roundel.options import DataWords, chosen_recipe, recipe_changes, takes_data_words
 from roundel.recipe.load import RecipeSource, load_recipe
 from roundel.recipe.settings import Recipe
 from roundel.state import Context, State
-from roundel.types import Listener, heard_by
+from roundel.types import Arrays, Listener, heard_by
 from roundel.work.checkpoints import open_store
 from roundel.work.executors import Executor, Ready, Work, mapped
 
@@ -74,17 +74,21 @@ class _Board:
             questions: any number of them.
             work: where, and what is remembered.
         """
-
-        def key() -> dict[str, str]:
-            return run_key(self.state.model, self.state, self.state.inputs, self.state.recipe)
-
+        state = self.state
+        key = partial(run_key, state.model, state, state.inputs, state.recipe)
         return (float(arrays["error"]) for _, arrays in mapped(work, self, questions, step, key))
 
     def open(self, cores: int) -> Ready[ProbeQuestion]:
         state, groups = self.state, [(name,) for name in self.tensors]
         parts = state, groups, state.recipe, state.inputs, state.outputs
         probe = QuantizerProbe(state.model, *parts, threads=cores)
-        return Ready(lambda question: {"error": np.array(_error(probe, question))})
+
+        def error(question: ProbeQuestion) -> Arrays:
+            """Power of the error over that of the outputs, which count alike."""
+            close = probe.error(dict.fromkeys(question.on), question.count)
+            return {"error": np.array(close.noise / close.signal if close.signal > 0 else 0.0)}
+
+        return Ready(error)
 
 
 _STORED = ("recipe", "plan", "params", "float_scales", "values", "codes", "reads")
@@ -93,12 +97,6 @@ _STORED = ("recipe", "plan", "params", "float_scales", "values", "codes", "reads
 def _arrived(portable: Portable, stored: dict[str, Any], tensors: tuple[str, ...]) -> _Board:
     model = portable.model()
     return _Board(State(model=model, loaded=LoadedModel(model, None, None, 0, ()), **stored), tensors)
-
-
-def _error(probe: QuantizerProbe, question: ProbeQuestion) -> float:
-    """Power of the error over that of the outputs, which count alike."""
-    close = probe.error(dict.fromkeys(question.on), question.count)
-    return close.noise / close.signal if close.signal > 0 else 0.0
 
 
 _CHECKED = 32  # samples that the worst are checked with, together
@@ -177,21 +175,22 @@ def _measured(
             where=f"recipe {settings.name}",
             expected="a static recipe of int8 or int16, such as a8w8, and operators that it quantizes",
         )
-    every = [name for name in state.params if name in state.plan.tensors]
-    board = _Board(state, tuple(every))
+    board = _Board(state, tuple(name for name in state.params if name in state.plan.tensors))
     costs, by_tensor = _costs(board, parts, counts[0], told, work)
-    ranked = _ranked(
-        costs,
-        by_tensor,
-        counts[1],
-        lambda layer: layers.widening(layer, costs[layer], state, settings) is not None,
-    )
+
+    def widened(layer: layers.StoredLayer) -> bool:
+        return layers.widening(layer, costs[layer], state, settings) is not None
+
+    ranked = _ranked(costs, by_tensor, counts[1], widened)
     advised = [layer for layer in ranked[: counts[1]] if costs[layer].left >= _WORTH]
     for layer in advised:
         found = layers.remedies(layer, costs[layer], state.model, state, settings)
         costs[layer] = replace(costs[layer], remedies=found)
     whole = _check(board, advised, costs, told, work)
     head = layers.find_head(state.model, state.plan, state.inputs[: counts[0]])
+    if head is not None:
+        of_head = (cost.share for cost in costs.values() if set(head.nodes).issuperset(cost.nodes))
+        head = replace(head, share=sum(of_head))
     return layers.Sensitivity(
         model=state.loaded.name,
         recipe=settings.name,
@@ -199,7 +198,7 @@ def _measured(
         sqnr_db=layers.cost_db(whole),
         layers=tuple(costs[layer] for layer in ranked),
         together=layers.combined([costs[layer] for layer in advised], settings),
-        head=None if head is None else _weighed(head, costs.values()),
+        head=head,
         seconds=time.perf_counter() - start,
         notes=(*seen.notes, *_doubts(settings, state)),
     )
@@ -301,15 +300,8 @@ def _relieved(layer: layers.StoredLayer, kind: layers.RemedyKind) -> set[str]:
     return {*layer.weights, *(layer.activations if kind is layers.RemedyKind.EXCLUDE else ())}
 
 
-def _weighed(head: layers.Head, costs: Iterable[layers.LayerCost]) -> layers.Head:
-    inside = set(head.nodes)
-    return replace(head, share=sum(cost.share for cost in costs if inside.issuperset(cost.nodes)))
-
-
-def _doubts(recipe: Recipe, state: State) -> tuple[str, ...]:
-    notes = []
+def _doubts(recipe: Recipe, state: State) -> Iterator[str]:
     if recipe.effort != "none":
-        notes.append(f"measured after calibration alone; effort {recipe.effort} makes most layers cost less")
+        yield f"measured after calibration alone; effort {recipe.effort} makes most layers cost less"
     if len(state.params) < len(state.plan.tensors):
-        notes.append("tensors that are not stored in integers were left in float")
-    return tuple(notes)
+        yield "tensors that are not stored in integers were left in float"

@@ -7,7 +7,6 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 
 import numpy as np
-from numpy.typing import NDArray
 
 from roundel.measure.types import ChannelError, CoarseHistogram, Difference, TensorStorage
 from roundel.numerics.histogram import Histogram, as_real
@@ -101,38 +100,26 @@ class TensorSums:
         return made
 
 
-@dataclass(frozen=True, slots=True, eq=False)
-class PointArrays:
-    """One sample's tensors of one point, all of one shape.
-
-    Attributes:
-        float: from the float model.
-        shown: from the quantized model.
-        shadow: from its layer alone, on float inputs.
-        stored: the float tensor, stored and restored.
-    """
-
-    float: Array
-    shown: Array
-    shadow: Array | None
-    stored: Array | None
-
-
 def measure(
-    arrays: PointArrays, axis: int | None, storage: TensorStorage | None, *, classes: bool
+    arrays: tuple[Array, Array],
+    alone: tuple[Array | None, Array | None],
+    axis: int | None,
+    storage: TensorStorage | None,
+    *,
+    classes: bool,
 ) -> TensorSums:
-    """The sums of one sample.
+    """The sums of one sample's tensors of one point, all of one shape.
 
     Args:
-        arrays: the tensors.
+        arrays: from the float model, and from the quantized model.
+        alone: from its layer alone, on float inputs; and the float tensor, stored and restored.
         axis: of the channels, None for one channel.
         storage: how the tensor is stored, to count what it cuts off.
         classes: count the rows whose largest entry stays where it is.
     """
-    shape = arrays.float.shape
-    a, q, i, r = (_channelled(x, axis) for x in (arrays.float, arrays.shown, arrays.shadow, arrays.stored))
-    assert a is not None
-    assert q is not None
+    shape = arrays[0].shape
+    a, q = (_channelled(x, axis) for x in arrays)
+    i, r = (None if x is None else _channelled(x, axis) for x in alone)
     sums = TensorSums(shape=shape, count=a.size)
     if not a.size:
         return sums
@@ -140,9 +127,8 @@ def measure(
     if not np.isfinite(sums.signal).all():  # masks of attention: minus infinity has no error to measure
         finite = np.isfinite(a)
         sums.count = int(np.count_nonzero(finite))
-        a, q, i, r = (None if x is None else np.where(finite, x, 0) for x in (a, q, i, r))
-        assert a is not None
-        assert q is not None
+        i, r = (None if x is None else np.where(finite, x, 0) for x in (i, r))
+        a, q = np.where(finite, a, 0), np.where(finite, q, 0)
         sums.signal = _power(a)
     sums.low, sums.high = float(a.min()), float(a.max())
     signal = float(sums.signal.sum())
@@ -152,16 +138,16 @@ def measure(
         return TensorSums(shape=shape, count=sums.count, broken=True)
     if r is not None:
         sums.rounding = _gap(a, r, signal, scratch)
-    if i is q:
-        sums.introduced, sums.inherited = sums.total, _gap(q, q, float(_power(q).sum()), scratch)
-    elif i is not None:
+    if i is not None:
         sums.introduced = _gap(a, i, signal, scratch)
         sums.inherited = _gap(i, q, float(_power(i).sum()), scratch)
-    sums.histogram.add(_spread(a), max(abs(sums.low), abs(sums.high)))
+    # Values evenly apart: an odd step meets every column of a map of even width.
+    spread = a.reshape(-1)[:: -(-a.size // HISTOGRAM_VALUES) | 1]
+    sums.histogram.add(as_real(spread), max(abs(sums.low), abs(sums.high)))
     if storage is not None:
-        sums.saturated = storage.beyond(arrays.float, sums.low, sums.high)
+        sums.saturated = storage.beyond(arrays[0], sums.low, sums.high)
     if classes and len(shape) == 2 and shape[1] > 1:
-        same = arrays.float.argmax(1) == arrays.shown.argmax(1)
+        same = arrays[0].argmax(1) == arrays[1].argmax(1)
         sums.same_top, sums.rows = int(same.sum()), len(same)
     return sums
 
@@ -195,26 +181,16 @@ def coarse_histogram(sums: TensorSums) -> CoarseHistogram:
 def closeness(reference: Array, value: Array, axis: int | None) -> tuple[Gap, Doubles]:
     """The sums of one pair of arrays, and the power of each channel of the first."""
     a, b = _channelled(reference, axis), _channelled(value, axis)
-    assert a is not None
-    assert b is not None
     signal = _power(a)
     return _gap(a, b, float(signal.sum()), np.empty_like(a)), signal
 
 
-def _channelled(array: Array | None, axis: int | None) -> Array | None:
+def _channelled(array: Array, axis: int | None) -> Array:
     """(before, channels, behind), without a copy."""
-    if array is None:
-        return None
     if axis is None:
         return array.reshape(1, 1, -1)
     before, behind = math.prod(array.shape[:axis]), math.prod(array.shape[axis + 1 :])
     return array.reshape(before, array.shape[axis], behind)
-
-
-def _spread(a: Array) -> NDArray[np.float32] | Doubles:
-    """Values for a histogram, evenly apart. An odd step meets every column of a map of even width."""
-    step = -(-a.size // HISTOGRAM_VALUES) | 1
-    return as_real(a.reshape(-1)[::step])
 
 
 def _gap(a: Array, b: Array, signal: float, d: Array) -> Gap:

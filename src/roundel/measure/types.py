@@ -254,15 +254,12 @@ class Comparison(Card):
         Raises:
             KeyError: it was not compared.
         """
-        for item in self.tensors:
-            if item.name == name:
-                return item
-        raise KeyError(name)
+        return {item.name: item for item in reversed(self.tensors)}[name]
 
     def by_introduced(self) -> tuple[TensorComparison, ...]:
         """The tensors whose layers introduce an error, the worst (lowest SQNR) first."""
-        known = [t for t in self.tensors if t.introduced is not None]
-        return tuple(sorted(known, key=lambda t: t.introduced.sqnr_db if t.introduced else 0.0))
+        known = [(t.introduced.sqnr_db, t) for t in self.tensors if t.introduced is not None]
+        return tuple(tensor for _, tensor in sorted(known, key=lambda pair: pair[0]))
 
     def to_dict(self) -> dict[str, Any]:
         """Plain values; infinite numbers become strings, since JSON has none."""
@@ -288,64 +285,42 @@ def describe(stored: StoredTensor | None) -> TensorStorage | None:
     """The range and step of a stored tensor; of its widest channel, where each channel has a scale."""
     if stored is None:
         return None
-    codes = code_range(stored.dtype)
-    if codes is None:
+    integers = re.fullmatch(r"(u?)int(\d+)", stored.dtype)
+    if integers is None:
         return TensorStorage(stored.dtype, -np.inf, np.inf, 0.0)
+    first = 0 if integers[1] else -(2 ** (int(integers[2]) - 1))
     scale, zero = stored.scale.reshape(-1), stored.zero_point.astype(np.float64).reshape(-1)
     widest = int(scale.argmax())
-    shift = float(zero[widest if zero.size > 1 else 0])
-    step = float(scale[widest])
-    low, high = ((code - shift) * step for code in codes)
+    shift, step = float(zero[widest if zero.size > 1 else 0]), float(scale[widest])
+    low, high = ((code - shift) * step for code in (first, first + 2 ** int(integers[2]) - 1))
     return TensorStorage(stored.dtype, low, high, step, int(scale.size), stored.axis)
-
-
-def code_range(dtype: str) -> tuple[int, int] | None:
-    """Smallest and largest code of an integer type by its name, None for any other type."""
-    found = re.fullmatch(r"(u?)int(\d+)", dtype)
-    if found is None:
-        return None
-    bits = int(found[2])
-    return (0, 2**bits - 1) if found[1] else (-(2 ** (bits - 1)), 2 ** (bits - 1) - 1)
 
 
 def to_csv(comparison: Comparison) -> str:
     """One line for each tensor and weight, after a heading."""
-    return csv_text([*map(_tensor, comparison.tensors), *map(_weight, comparison.weights)])
+    return csv_text([*map(_row, comparison.tensors), *map(_row, comparison.weights)])
 
 
-def _tensor(t: TensorComparison) -> dict[str, object]:
-    known = {"introduced": t.introduced, "inherited": t.inherited, "rounding": t.rounding}
-    more = {f"{name}_sqnr_db": d.sqnr_db for name, d in known.items() if d is not None}
-    return {**_row(t.place, t, t.total, (t.float_low, t.float_high)), **more, "range_use": t.range_use}
-
-
-def _weight(w: WeightComparison) -> dict[str, object]:
-    lows, highs = zip(*w.float_ranges, strict=True)
-    return _row(w.role, w, w.error, (min(lows), max(highs)))
-
-
-def _row(
-    kind: str, item: TensorComparison | WeightComparison, error: Difference, ends: tuple[float, float]
-) -> dict[str, object]:
+def _row(item: TensorComparison | WeightComparison) -> dict[str, object]:
     storage = item.storage
+    if isinstance(item, TensorComparison):
+        error, ends = item.total, (item.float_low, item.float_high)
+    else:
+        lows, highs = zip(*item.float_ranges, strict=True)
+        error, ends = item.error, (min(lows), max(highs))
+    parts = {name: getattr(item, name, None) for name in ("introduced", "inherited", "rounding")}
     return {
-        "kind": kind,
-        "name": item.name,
-        "node": item.node,
-        "op": item.op,
+        "kind": item.place if isinstance(item, TensorComparison) else item.role,
+        **{name: getattr(item, name) for name in ("name", "node", "op")},
         "stored_as": storage.dtype if storage else "float",
-        "sqnr_db": error.sqnr_db,
-        "cosine": error.cosine,
-        "mse": error.mse,
+        **{name: getattr(error, name) for name in ("sqnr_db", "cosine", "mse")},
         "worst_error": error.worst,
-        "introduced_sqnr_db": None,
-        "inherited_sqnr_db": None,
-        "rounding_sqnr_db": None,
+        **{f"{name}_sqnr_db": part and part.sqnr_db for name, part in parts.items()},
         "saturated": item.saturated,
-        "range_use": None,
+        "range_use": getattr(item, "range_use", None),
         "float_low": ends[0],
         "float_high": ends[1],
-        "stored_low": storage.low if storage else None,
-        "stored_high": storage.high if storage else None,
+        "stored_low": storage and storage.low,
+        "stored_high": storage and storage.high,
         "worst_channels": " ".join(str(c.channel) for c in item.worst_channels),
     }

@@ -1,8 +1,7 @@
-"""What is learned from and what is judged by: two sets of data, or one that is split."""
+"""Models judged by one metric, on the same data."""
 
 from __future__ import annotations
 
-import math
 import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import closing
@@ -11,18 +10,14 @@ from pathlib import Path
 
 from roundel.data import Samples
 from roundel.data.kept import KeptSamples
-from roundel.data.samples import JUDGED_EVERY, held_out, learning_part, repeatable
+from roundel.data.samples import held_out
 from roundel.errors import DataError, RecipeError, did_you_mean
 from roundel.measure import scores
 from roundel.measure.runner import Predictor
 from roundel.measure.scores import Labels
 from roundel.model.structure import ModelSource
-from roundel.numerics.metrics import Closeness
-from roundel.recipe.settings import Recipe
-from roundel.stages import open_data, prepare
-from roundel.types import Array, Listener, Sample, Silent
-
-Outputs = dict[str, Array]
+from roundel.numerics.metrics import Closeness, decibels
+from roundel.types import Array, Arrays, Listener, Sample, Silent
 
 _LABELLED = ("top1", "top5")
 BUILTIN = {
@@ -85,16 +80,6 @@ def _noise(close: Sequence[Closeness]) -> float:
     return sum(shares) / len(shares) if shares else 0.0
 
 
-def _sqnr_db(close: Sequence[Closeness]) -> float:
-    """The same in dB; infinite where all is equal."""
-    noise = _noise(close)
-    return -10 * math.log10(noise) if noise > 0 else math.inf
-
-
-def _cosine(close: Sequence[Closeness]) -> float:
-    return sum(c.cosine for c in close) / len(close) if close else 1.0
-
-
 class Yardstick:
     """Judges models by one metric on the same data; the float model's outputs are kept.
 
@@ -128,8 +113,9 @@ class Yardstick:
         self._known = labels is not None
         told, predictor, start = listener or Silent(), Predictor(model), time.perf_counter()
         self.outputs = predictor.outputs
-        given = measure_of(metric, lower=lower)
-        first, tally = self._run_float(predictor, Labels(labels, _folder_of(samples)), given, told)
+        given, path = measure_of(metric, lower=lower), samples.description.get("path")
+        truth = Labels(labels, None if path is None else Path(str(path)))
+        first, tally = self._run_float(predictor, truth, given, told)
         self.samples, self.rows = len(self._labels), tally.rows or len(self._labels)
         self.measure = given or _fitting(first, labelled=self._known)
         self._floats = [array.dtype.kind == "f" for array in first.values()]
@@ -150,11 +136,12 @@ class Yardstick:
             outputs = predictor.run(sample, index)
             self._add(tally, outputs, self._wanted[done], self.measure, self._labels[done])
             told.advance(done + 1)
-        return Judgement(self._value(tally), _sqnr_db(self._close(tally)), time.perf_counter() - start)
+        sqnr_db = decibels(1.0, _noise(self._close(tally)))
+        return Judgement(self._value(tally), sqnr_db, time.perf_counter() - start)
 
     def _run_float(
         self, predictor: Predictor, truth: Labels, given: Measure | None, told: Listener
-    ) -> tuple[Outputs, scores.ScoreTally]:
+    ) -> tuple[Arrays, scores.ScoreTally]:
         """Remember the float model's outputs and the labels; gives the first outputs and the counts."""
         tally, first = scores.ScoreTally(), None
         told.step("run the float model")
@@ -164,8 +151,7 @@ class Yardstick:
                 continue
             outputs = predictor.run(sample, index)
             first = first if first is not None else outputs
-            main = next(iter(outputs.values()))
-            self._labels.append(truth.of(origin, len(main) if main.ndim > 1 else 1))
+            self._labels.append(truth.of(origin, _rows_in(outputs)))
             self._wanted.append(outputs)
             self._add(tally, outputs, outputs, given, self._labels[-1])
             told.advance(len(self._labels))
@@ -176,8 +162,8 @@ class Yardstick:
     def _add(
         self,
         tally: scores.ScoreTally,
-        outputs: Outputs,
-        wanted: Outputs,
+        outputs: Arrays,
+        wanted: Arrays,
         measure: Measure | None,
         labels: list[int] | None,
     ) -> None:
@@ -206,10 +192,16 @@ class Yardstick:
     def _value(self, tally: scores.ScoreTally) -> float:
         measure = self.measure
         if measure.function is not None:
-            found = scores.scores(
-                measure.name, measure.function, tally.kept, self._labels if self._known else None
-            )
-            return _single_value(measure.name, found)
+            labels = self._labels if self._known else None
+            found = scores.scores(measure.name, measure.function, tally.kept, labels)
+            if len(found) != 1:
+                raise RecipeError(
+                    "A budget needs one number, and the metric gives several.",
+                    where=measure.name,
+                    observed=", ".join(found),
+                    expected="a function that returns one number",
+                )
+            return next(iter(found.values()))
         if measure.pair is not None:
             return float(sum(tally.kept)) / len(tally.kept)
         rows, close = max(tally.rows, 1), self._close(tally)
@@ -217,13 +209,13 @@ class Yardstick:
             "top1": lambda: tally.right / rows,
             "top5": lambda: tally.near / rows,
             "agreement": lambda: tally.same / rows,
-            "cosine": lambda: _cosine(close),
+            "cosine": lambda: sum(c.cosine for c in close) / len(close) if close else 1.0,
             "fidelity": lambda: max(0.0, 1 - _noise(close)),
-            "sqnr": lambda: _sqnr_db(close),
+            "sqnr": lambda: decibels(1.0, _noise(close)),
         }
         return values[measure.name]()
 
-    def _check(self, first: Outputs) -> None:
+    def _check(self, first: Arrays) -> None:
         """The metric must be one that this model and these labels have."""
         name = self.measure.name
         if self.measure.function is not None or self.measure.pair is not None:
@@ -267,7 +259,7 @@ def measure_of(metric: str | scores.Metric | Measure | None, *, lower: bool = Fa
     return Measure(own, "the user's own", lower=lower, share=False, function=function)
 
 
-def _fitting(first: Outputs, *, labelled: bool) -> Measure:
+def _fitting(first: Arrays, *, labelled: bool) -> Measure:
     """The measure that suits a model's outputs best."""
     floats = [a for a in first.values() if a.dtype.kind == "f"]
     classes = len(floats) == 1 and len(first) == 1 and scores.class_scores(floats[0]) is not None
@@ -275,102 +267,6 @@ def _fitting(first: Outputs, *, labelled: bool) -> Measure:
     return Measure(name, BUILTIN[name])
 
 
-def _single_value(name: str, found: dict[str, float]) -> float:
-    if len(found) != 1:
-        raise RecipeError(
-            "A budget needs one number, and the metric gives several.",
-            where=name,
-            observed=", ".join(found),
-            expected="a function that returns one number",
-        )
-    return next(iter(found.values()))
-
-
-def _rows_in(sample: Sample) -> int:
-    array = next(iter(sample.values()))
+def _rows_in(arrays: Arrays) -> int:
+    array = next(iter(arrays.values()))
     return len(array) if array.ndim > 1 else 1
-
-
-def _folder_of(samples: Samples) -> Path | None:
-    path = samples.description.get("path")
-    return Path(str(path)) if path is not None else None
-
-
-_FEWEST = 2
-
-
-@dataclass(frozen=True, slots=True)
-class Question:
-    """What to judge, and by what.
-
-    Attributes:
-        data: calibration data, as `roundel.quantize` takes it.
-        eval_data: data to judge by; without it, one item of four of `data` is held out for that.
-        labels: of what judges (of all of `data` without `eval_data`).
-        metric: as `Yardstick` takes it.
-        lower: whether less of it is better.
-    """
-
-    data: object
-    eval_data: object = None
-    labels: object = None
-    metric: str | scores.Metric | None = None
-    lower: bool = False
-
-
-@dataclass(frozen=True, slots=True, eq=False)
-class Judging:
-    """What is learned from, what is judged by, and the latter in words."""
-
-    learn: Samples
-    yardstick: Yardstick
-    words: str
-
-
-def prepare_judging(model: ModelSource, recipe: Recipe, question: Question, told: Listener) -> Judging:
-    """Open the data and run the float model over what judges.
-
-    Args:
-        model: the float model.
-        recipe: how files become samples, and shapes that are fixed.
-        question: data, labels and metric.
-        told: hears about progress.
-
-    Raises:
-        RoundelError: data, labels or metric do not fit the model.
-    """
-    float_model = prepare(model, recipe).model
-    samples = repeatable(open_data(float_model, recipe.data, question.data))
-    every = None
-    if question.eval_data is None:
-        every = _held_out_every(samples)
-        learn, judge = learning_part(samples, every), samples
-    else:
-        # The limit on calibration samples is none on those that judge.
-        options = recipe.data.model_copy(update={"samples": None})
-        learn, judge = samples, repeatable(open_data(float_model, options, question.eval_data))
-    yardstick = Yardstick(
-        model,
-        judge,
-        labels=question.labels,
-        metric=question.metric,
-        lower=question.lower,
-        every=every,
-        listener=told,
-    )
-    where = "the evaluation data" if every is None else f"the calibration data, one of {every} held out"
-    return Judging(learn, yardstick, f"{yardstick.samples} samples of {where}")
-
-
-def _held_out_every(samples: Samples) -> int:
-    count = samples.count
-    if count is None or count < 2 * JUDGED_EVERY:
-        count = sum(1 for _ in samples.named())
-    if count < _FEWEST:
-        raise DataError(
-            "One sample cannot be learned from and judged by.",
-            observed=f"{count} sample",
-            expected="at least two, better a hundred",
-            hint="Give data to judge by: --eval-data.",
-        )
-    return min(JUDGED_EVERY, count)

@@ -2,5 +2,6 @@
 
 from roundel.model.files import save_model
 from roundel.model.load import LoadedModel, load_model
+from roundel.model.structure import ModelSource
 
-__all__ = ["LoadedModel", "load_model", "save_model"]
+__all__ = ["LoadedModel", "ModelSource", "load_model", "save_model"]

@@ -272,7 +272,8 @@ def show_evaluation(
 ) -> None:
     """Print how far the first outputs are apart; without a reader, the verification has done so already."""
     if data is None:
-        console.print("EvalMetrics: see 'against the float model' above; EvalDataReader gives other samples")
+        words = "EvalMetrics: see 'against the float model' above; EvalDataReader gives other samples"
+        console.print(words, highlight=True)
         return
     before = load_model(source).model
     sessions = open_session(before), open_session(result.ir)
@@ -285,8 +286,7 @@ def show_evaluation(
     console.print(
         f"first output over {len(found)} samples: "
         f"cosine mean {sum(cosines) / len(cosines):.6f}, min {min(cosines):.6f}; "
-        f"L2 mean {sum(lengths) / len(lengths):.6g}, max {max(lengths):.6g}",
-        highlight=False,
+        f"L2 mean {sum(lengths) / len(lengths):.6g}, max {max(lengths):.6g}"
     )
 
 

@@ -42,26 +42,21 @@ def layer_table(steps: Sequence[StepReport], *, most: int | None) -> Table | Non
     counting = [reports for step, reports in zip(shown, found, strict=True) if step.kept] or found
     chosen = set(names) if most is None else _telling(names, counting, most)
     headings = (h for step in shown for h in (f">{step.step if step.kept else f'({step.step})'}", ">s"))
-    table = grid("layer", "operator", *headings, title=_title(len(names), len(chosen)))
-    for name in names:
-        if name in chosen:
-            reports = [each.get(name) for each in found]
-            op = next(report.op for report in reports if report is not None)
-            cells = [cell for report in reports for cell in _cells(report)]
-            table.add_row(escape(shortened(name, _NAME)), escape(op), *cells)
+    title = "SQNR of each layer in dB, before and after, on held-out samples"
+    if len(chosen) < len(names):
+        title += f"\nthe worst and the most improved {len(chosen)} of {len(names)}; all with --verbose"
+    table = grid("layer", "operator", *headings, title=title)
+    for name in (name for name in names if name in chosen):
+        reports = [each.get(name) for each in found]
+        op = next(report.op for report in reports if report is not None)
+        cells = [cell for report in reports for cell in _cells(report)]
+        table.add_row(escape(shortened(name, _NAME)), escape(op), *cells)
     return table
 
 
 def parts_word(step: StepReport) -> str:
     """What its reports are about: choosing ranges looks at tensors, everything else at layers."""
     return "tensors" if all(report.op == "range" for report in step.layers) else "layers"
-
-
-def _title(count: int, shown: int) -> str:
-    what = "SQNR of each layer in dB, before and after, on held-out samples"
-    if shown == count:
-        return what
-    return f"{what}\nthe worst and the most improved {shown} of {count}; all with --verbose"
 
 
 def _telling(names: Sequence[str], found: Sequence[Mapping[str, LayerReport]], most: int) -> set[str]:
@@ -82,19 +77,17 @@ def _telling(names: Sequence[str], found: Sequence[Mapping[str, LayerReport]], m
 def _cells(report: LayerReport | None) -> tuple[str, str]:
     if report is None:
         return "", ""
-    time = f"{report.seconds:.1f}"
-    if not report.kept:
-        return f"{report.before_db:.1f} [dim]as it was[/]", time
-    return f"{report.before_db:.1f} -> {report.after_db:.1f}", time
+    change = f"-> {report.after_db:.1f}" if report.kept else "[dim]as it was[/]"
+    return f"{report.before_db:.1f} {change}", f"{report.seconds:.1f}"
 
 
 _MEMORY_SECONDS = 300.0  # of the speed that the time left comes from: layers differ
-_FEW_LAYERS = 8
+_FEW_LAYERS, _KINDS = 8, 6
 
 
 def terminal(*, stderr: bool = False) -> Console:
-    """Where tables and messages go. No emoji codes: tensor names may hold ':key:'."""
-    return Console(stderr=stderr, emoji=False)
+    """Where tables and messages go. Names may hold ":key:" and numbers: no emoji, no colours of its own."""
+    return Console(stderr=stderr, emoji=False, highlight=False)
 
 
 class ProgressListener:
@@ -135,7 +128,7 @@ class ProgressListener:
 
     def note(self, text: str) -> None:
         """Print a line that stays, above the live one."""
-        self._progress.console.print(text, markup=False, highlight=False, soft_wrap=True)
+        self._progress.console.print(text, markup=False, soft_wrap=True)
 
     def close(self) -> None:
         """Take the live line away."""
@@ -170,7 +163,7 @@ def labelled(rows: Mapping[str, str]) -> Table:
 def show_notes(console: Console, notes: Iterable[str]) -> None:
     """One below the other, for who reads carefully; of many that are alike, one and how many more."""
     for note in _grouped(notes):
-        console.print(f"[yellow]note:[/] {escape(note)}", highlight=False)
+        console.print(f"[yellow]note:[/] {escape(note)}")
 
 
 def _grouped(notes: Iterable[str]) -> Iterator[str]:
@@ -197,27 +190,25 @@ def figure(value: float | str | None, form: str = ".5g") -> str:
     """A number in a cell; '-' where there is none, 'exact' where it is infinite: nothing was lost."""
     if value is None:
         return "-"
-    number = float(value)
-    return "exact" if number == math.inf else format(number, form)
+    return "exact" if float(value) == math.inf else format(float(value), form)
 
 
 def size(count: int | None) -> str:
     """Bytes for people."""
     if count is None:
         return "-"
-    number = float(count)
-    for unit in ("B", "KB", "MB", "GB"):
-        if number < 1000 or unit == "GB":
-            return f"{number:.0f} {unit}" if unit == "B" else f"{number:.1f} {unit}"
+    number, units = float(count), ["B", "KB", "MB", "GB"]
+    while number >= 1000 and len(units) > 1:
         number /= 1000
-    return f"{number:.1f} TB"
+        del units[0]
+    return f"{number:.{0 if len(units) == 4 else 1}f} {units[0]}"
 
 
 def show_error(console: Console, error: RoundelError) -> None:
     """A short message that says what to do; never a traceback."""
-    console.print(f"[bold red]error:[/] {escape(error.what)}", highlight=False)
+    console.print(f"[bold red]error:[/] {escape(error.what)}")
     for label, text in error.details():
-        console.print(f"  [bold]{label}[/]: {escape(text)}", highlight=False, soft_wrap=True)
+        console.print(f"  [bold]{label}[/]: {escape(text)}", soft_wrap=True)
 
 
 def show_summary(console: Console, record: Record, *, every_layer: bool = False) -> None:
@@ -264,30 +255,25 @@ def _step_line(step: StepReport) -> str:
 def _outputs(outputs: Sequence[Tree], title: str, most: int = 8) -> Table:
     table = grid("~output", ">SQNR", ">cosine", ">worst error", ">same top-1", title=title)
     for out in outputs[:most]:
-        top = "-" if out["same_top"] is None else f"{out['same_top']:.1%}"
-        numbers = (decibel(float(out["sqnr_db"])), f"{out['cosine']:.5f}", f"{float(out['worst']):.3g}", top)
-        table.add_row(escape(out["name"]), *numbers)
+        numbers = (decibel(float(out["sqnr_db"])), f"{out['cosine']:.5f}", f"{float(out['worst']):.3g}")
+        table.add_row(escape(out["name"]), *numbers, figure(out["same_top"], ".1%"))
     if len(outputs) > most:
         table.add_row(f"… {len(outputs) - most} more in the record", "", "", "", "")
     return table
 
 
 def show_plan(console: Console, plan: QuantPlan, tensor: str | None = None) -> None:
-    """What every tensor becomes, and why."""
+    """What every tensor becomes, and why; without the nodes where the plan is that of one tensor."""
     table = grid("~tensor", "~role", "~stored as", "~range", "~why")
     for name, item in plan.tensors.items():
-        if tensor in (None, name):
-            cells = (name, item.role.value, str(item.scheme), str(item.source), item.reason)
-            table.add_row(*(escape(text) for text in cells))
+        cells = (name, item.role.value, str(item.scheme), str(item.source), item.reason)
+        table.add_row(*(escape(text) for text in cells))
     for name, reason in plan.kept_float.items():
-        if tensor in (None, name):
-            table.add_row(escape(name), "activation", "[dim]float[/]", "-", escape(reason))
+        table.add_row(escape(name), "activation", "[dim]float[/]", "-", escape(reason))
     console.print(table)
     for node in plan.nodes.values() if tensor is None else ():
         if not node.quantized:
-            console.print(
-                f"[dim]float[/] {node.op} {escape(node.name)}: {escape(node.reason)}", highlight=False
-            )
+            console.print(f"[dim]float[/] {node.op} {escape(node.name)}: {escape(node.reason)}")
 
 
 def show_presets(console: Console, recipes: Mapping[str, Recipe]) -> None:
@@ -313,13 +299,12 @@ def show_inspection(console: Console, found: Any, *, nodes: bool) -> None:
     for op, count in found.operators.items():
         counts.add_row(escape(op), str(count))
     console.print(counts)
-    if found.quantized_by is None:
-        console.print("the model is quantized already")
-    else:
+    text = "the model is quantized already"
+    if found.quantized_by is not None:
         whole = sum(found.quantized.values()) + sum(found.left.values())
         text = f"{found.quantized_by} would quantize {sum(found.quantized.values())} of {whole} nodes"
         text += f"; float: {_counts(found.left)}" if found.left else ""
-        console.print(escape(text), highlight=False)
+    console.print(escape(text))
     if nodes:
         listing = grid("~node", "~operator", "~verdict")
         for row in found.nodes:
@@ -332,9 +317,8 @@ def show_demo(console: Console, rows: Sequence[Any]) -> None:
     table = grid("preset", ">accuracy", ">same as float", ">SQNR", ">size", ">seconds")
     for row in rows:
         sqnr = "-" if row.sqnr_db is None else decibel(row.sqnr_db)
-        seconds = "-" if row.seconds is None else f"{row.seconds:.2f}"
         shares = (f"{row.accuracy:.1%}", f"{row.agreement:.1%}")
-        table.add_row(row.preset, *shares, sqnr, size(row.bytes), seconds)
+        table.add_row(row.preset, *shares, sqnr, size(row.bytes), figure(row.seconds, ".2f"))
     console.print(table)
 
 
@@ -351,7 +335,7 @@ def show_conversion(console: Console, tree: Tree) -> None:
     show_notes(console, tree["notes"])
 
 
-def _counts(counts: Mapping[str, Any], most: int = 6) -> str:
+def _counts(counts: Mapping[str, Any]) -> str:
     ranked = sorted(counts.items(), key=lambda item: -item[1])
-    text = ", ".join(f"{count} {op}" for op, count in ranked[:most])
-    return text + (f" and {len(ranked) - most} more kinds" if len(ranked) > most else "")
+    text = ", ".join(f"{count} {op}" for op, count in ranked[:_KINDS])
+    return text + (f" and {len(ranked) - _KINDS} more kinds" if len(ranked) > _KINDS else "")

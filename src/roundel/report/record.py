@@ -14,7 +14,6 @@ from roundel.gate import OutputReport
 from roundel.plain import counted, decibel, to_plain
 from roundel.plan.types import QuantPlan, Role
 from roundel.recipe.load import RECORD_VERSION
-from roundel.recipe.settings import Recipe
 from roundel.state import StepReport
 from roundel.version import VERSION
 
@@ -85,8 +84,7 @@ def plan_counts(plan: QuantPlan) -> dict[str, Any]:
 
 
 def plan_json(plan: QuantPlan, tensor: str | None = None) -> str:
-    """The plan as JSON text."""
-    chosen = [t for t in plan.tensors.values() if tensor in (None, t.name)]
+    """The plan as JSON text; without its nodes where it is that of one tensor."""
     tensors = [
         {
             "name": t.name,
@@ -96,18 +94,10 @@ def plan_json(plan: QuantPlan, tensor: str | None = None) -> str:
             "decided_by": t.decided_by,
             "reason": t.reason,
         }
-        for t in chosen
+        for t in plan.tensors.values()
     ]
-    tree: dict[str, Any] = {"tensors": tensors}
-    tree["float"] = {name: why for name, why in plan.kept_float.items() if tensor in (None, name)}
-    if tensor is None:
-        tree["nodes"] = [asdict(node) for node in plan.nodes.values()]
-    return json.dumps(tree, indent=1) + "\n"
-
-
-def recipe_dict(recipe: Recipe) -> dict[str, Any]:
-    """The recipe as plain values."""
-    return recipe.model_dump(mode="json")
+    nodes = {"nodes": [asdict(node) for node in plan.nodes.values()]} if tensor is None else {}
+    return json.dumps({"tensors": tensors, "float": dict(plan.kept_float), **nodes}, indent=1) + "\n"
 
 
 def versions() -> dict[str, str]:

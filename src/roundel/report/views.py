@@ -28,7 +28,9 @@ def show_comparison(console: Console, tree: Tree, *, everything: bool, weights: 
     """
     _summary(console, tree)
     tensors = tree["tensors"]
-    shown = tensors if everything else _worst(tensors)
+    known = [t for t in tensors if t["introduced"] is not None]
+    worst = sorted(known, key=lambda t: float(t["introduced"]["sqnr_db"]))[:_WORST]
+    shown = tensors if everything else worst
     title = "all tensors" if everything else f"the {len(shown)} layers that introduce most, of {len(tensors)}"
     console.print(_tensors(shown, title))
     if weights:
@@ -36,7 +38,9 @@ def show_comparison(console: Console, tree: Tree, *, everything: bool, weights: 
         console.print(_weights(ranked if everything else ranked[:_WORST]))
     if tree["unmatched"]:
         count = len(tree["unmatched"])
-        console.print(f"[dim]{count} tensors of the quantized model have no partner (see --json)[/]")
+        console.print(
+            f"[dim]{count} tensors of the quantized model have no partner (see --json)[/]", highlight=True
+        )
     show_notes(console, tree["notes"])
 
 
@@ -48,35 +52,20 @@ def _summary(console: Console, tree: Tree) -> None:
     }
     table = labelled(rows)
     for out in tree["outputs"]:
-        difference = out["difference"]
-        words = [f"{_db(difference)} dB", f"cosine {difference['cosine']:.5f}"]
-        if out["same_top"] is not None:
-            words.append(f"same top-1 {out['same_top']:.1%}")
-        table.add_row("output", f"{escape(out['name'])}: {', '.join(words)}")
-    console.print(table, highlight=False)
-
-
-def _worst(tensors: Sequence[Tree]) -> list[Tree]:
-    known = [t for t in tensors if t["introduced"] is not None]
-    return sorted(known, key=lambda t: float(t["introduced"]["sqnr_db"]))[:_WORST]
+        words = f"{_db(out['difference'])} dB, cosine {out['difference']['cosine']:.5f}"
+        words += "" if out["same_top"] is None else f", same top-1 {out['same_top']:.1%}"
+        table.add_row("output", f"{escape(out['name'])}: {words}")
+    console.print(table)
 
 
 def _tensors(tensors: Sequence[Tree], title: str) -> Table:
     numbers = (">intro-\nduced", ">inher-\nited", ">\ntotal", ">\ncosine", ">cut\noff", ">range\nused")
     table = grid("tensor", "op", *numbers, "worst\nchannels", title=f"{title} (SQNR in dB)", gap=1)
     for t in tensors:
-        channels = " ".join(str(c["channel"]) for c in t["worst_channels"][:2])
-        table.add_row(
-            _label(t["name"]),
-            escape(_begun(t["op"])),
-            _db(t["introduced"]),
-            _db(t["inherited"]),
-            _db(t["total"]),
-            f"{t['total']['cosine']:.4f}",
-            _percent(t["saturated"]),
-            _percent(t["range_use"]),
-            channels,
-        )
+        errors = (_db(t[name]) for name in ("introduced", "inherited", "total"))
+        shares = (_percent(t[name]) for name in ("saturated", "range_use"))
+        cells = (*errors, f"{t['total']['cosine']:.4f}", *shares, _channels(t["worst_channels"][:2]))
+        table.add_row(_label(t["name"]), escape(_begun(t["op"])), *cells)
     return table
 
 
@@ -88,10 +77,13 @@ def _weights(weights: Sequence[Tree]) -> Table:
         kind = "float" if storage is None else storage["dtype"]
         if storage is not None and storage["scales"] > 1:
             kind += f" x{storage['scales']}"
-        channels = " ".join(str(c["channel"]) for c in w["worst_channels"])
         cells = (_begun(w["op"]), w["role"], kind, _db(w["error"]), _percent(w["saturated"]))
-        table.add_row(_label(w["name"]), *cells, channels)
+        table.add_row(_label(w["name"]), *cells, _channels(w["worst_channels"]))
     return table
+
+
+def _channels(worst: Sequence[Tree]) -> str:
+    return " ".join(str(c["channel"]) for c in worst)
 
 
 def _begun(op: str) -> str:
@@ -125,8 +117,7 @@ def show_sensitivity(console: Console, tree: Tree, *, everything: bool) -> None:
     whole = "exact" if tree["sqnr_db"] is None else f"{tree['sqnr_db']:.1f} dB"
     console.print(
         f"{escape(tree['model'])}, {escape(tree['recipe'])}: {whole} after calibration; {len(layers)} layers,"
-        f" each measured with {tree['samples']} samples, {tree['seconds']:.1f} s",
-        highlight=False,
+        f" each measured with {tree['samples']} samples, {tree['seconds']:.1f} s"
     )
     console.print(_table(layers if everything else layers[:_WORST_LAYERS]))
     _proposals(console, [layer for layer in layers if layer["remedies"]])
@@ -158,23 +149,23 @@ def _table(layers: Sequence[Tree]) -> Table:
 
 def _proposals(console: Console, layers: Sequence[Tree]) -> None:
     for number, layer in enumerate(layers, 1):
-        console.print(f"\n[bold]{number}. {escape(layer['name'])}[/]", highlight=False, soft_wrap=True)
+        console.print(f"\n[bold]{number}. {escape(layer['name'])}[/]", soft_wrap=True)
         for remedy in layer["remedies"]:
-            console.print(f"{remedy['kind']}: {escape(remedy['why'])}", highlight=False)
+            console.print(f"{remedy['kind']}: {escape(remedy['why'])}")
             _verbatim(console, remedy["option"])
 
 
 def _head(console: Console, head: Tree) -> None:
     count, share = len(head["nodes"]), head["share"]
-    console.print(f"\n[bold]detection head[/]: {count} nodes, {share:.0%} of all costs", highlight=False)
+    console.print(f"\n[bold]detection head[/]: {count} nodes, {share:.0%} of all costs")
     for sign in head["signs"]:
-        console.print(f"- {escape(sign)}", highlight=False)
+        console.print(f"- {escape(sign)}")
     _verbatim(console, head["option"])
 
 
 def _verbatim(console: Console, text: str) -> None:
     """Words to copy: a line of the terminal's own breaking stays one line in the clipboard."""
-    console.print("  " + text, markup=False, highlight=False, soft_wrap=True)
+    console.print("  " + text, markup=False, soft_wrap=True)
 
 
 _COLOURS = {"error": "bold red", "warning": "yellow", "note": "cyan"}
@@ -190,7 +181,7 @@ def show_check(console: Console, report: Tree) -> None:
     _check_summary(console, report)
     _strips(console, report)
     for note in report["notes"]:
-        console.print(f"[dim]note: {escape(note)}[/]", highlight=False)
+        console.print(f"[dim]note: {escape(note)}[/]")
     if report["findings"]:
         console.print(_findings(report["findings"]))
     else:
@@ -209,7 +200,7 @@ def _check_summary(console: Console, report: Tree) -> None:
         "MACs on the NPU": _change(_share(before), _share(after)),
         "nodes on the CPU": f"{_change(str(before['cpu_nodes']), str(after['cpu_nodes']))} of {total}",
     }
-    console.print(labelled(rows), highlight=False)
+    console.print(labelled(rows))
 
 
 def _change(before: str, after: str) -> str:
@@ -258,17 +249,13 @@ def _findings(findings: Sequence[Tree]) -> Table:
     for (rule, level, fix, automatic), members in groups.items():
         first = members[0]
         lines = [f"[bold]{escape(first['title'])}[/]: {escape(first['message'])}"]
-        lines += [f"[dim]at[/] {escape(names)}" for names in _subjects(members)]
+        subjects = [str(member["subject"]) for member in members if member["subject"]]
+        lines += [f"[dim]at[/] {escape(listed(subjects, _FIRST_NODES))}"] if subjects else []
         lines.append(f"[dim]why[/] {escape(first['why'])}")
         done = " [green](quantize --device does this by itself)[/]" if automatic else ""
         lines.append(f"[dim]fix[/] {escape(fix)}{done}")
         table.add_row(rule, f"[{_COLOURS[level]}]{level}[/]", str(len(members)), "\n".join(lines))
     return table
-
-
-def _subjects(members: Sequence[Tree]) -> list[str]:
-    names = [str(member["subject"]) for member in members if member["subject"]]
-    return [listed(names, _FIRST_NODES)] if names else []
 
 
 def _nodes(before: Sequence[Tree], after: Sequence[Tree]) -> Table:
@@ -333,7 +320,7 @@ def show_models(console: Console, models: Sequence[Tree]) -> None:
 
 def show_findings(console: Console, tree: Tree) -> None:
     """Print what `DataReport.to_dict` holds."""
-    console.print(f"{tree['samples']} samples", highlight=False)
+    console.print(f"{tree['samples']} samples")
     table = grid("input", ">mean", ">std", ">from", ">to")
     for name, profile in tree["inputs"].items():
         mean, std = (" ".join(f"{value:.3g}" for value in profile[key]) for key in ("mean", "std"))
@@ -344,11 +331,10 @@ def show_findings(console: Console, tree: Tree) -> None:
     for finding in tree["findings"]:
         colour = "yellow" if finding["level"] == "warning" else "cyan"
         console.print(
-            f"[{colour}]{finding['level']}[/] [bold]{finding['rule']}[/]: {escape(finding['message'])}",
-            highlight=False,
+            f"[{colour}]{finding['level']}[/] [bold]{finding['rule']}[/]: {escape(finding['message'])}"
         )
         if finding["hint"]:
-            console.print(f"  {escape(finding['hint'])}", highlight=False)
+            console.print(f"  {escape(finding['hint'])}")
     if not tree["findings"]:
         console.print("[green]nothing odd was found[/]")
 
@@ -369,8 +355,7 @@ def show_ladder(console: Console, tree: Tree, metric: Words, drop: Words) -> Non
     """
     console.print(
         f"{escape(tree['metric'])}: {escape(tree['metric_words'])}; float {metric(tree['float'])};"
-        f" judged on {escape(tree['judged_on'])}",
-        highlight=False,
+        f" judged on {escape(tree['judged_on'])}"
     )
     metric_column = f">{escape(tree['metric'][:12])}"
     table = grid("rung", metric_column, ">drop", ">SQNR dB", ">NPU", ">size", ">sec.", "verdict", gap=1)
@@ -380,7 +365,7 @@ def show_ladder(console: Console, tree: Tree, metric: Words, drop: Words) -> Non
     console.print(table)
     for step in tree["ladder"]:
         if step["reason"]:
-            console.print(f"[dim]{escape(step['rung'])}:[/] {escape(step['reason'])}", highlight=False)
+            console.print(f"[dim]{escape(step['rung'])}:[/] {escape(step['reason'])}")
     _outcome(console, tree, metric, drop)
     show_notes(console, tree["notes"])
 
@@ -397,8 +382,7 @@ def show_study(console: Console, tree: Tree) -> None:
     """Print what `SearchResult.to_dict` holds: the best trials and how to use the first."""
     console.print(
         f"{tree['finished']} of {tree['trials']} trials, {escape(tree['metric'])} on"
-        f" {escape(tree['judged_on'])}; study {escape(tree['study'])}",
-        highlight=False,
+        f" {escape(tree['judged_on'])}; study {escape(tree['study'])}"
     )
     objectives: Sequence[str] = tree["objectives"]
     table = grid(">trial", *(f">{escape(name)}" for name in objectives), "~values", gap=1)
@@ -408,23 +392,17 @@ def show_study(console: Console, tree: Tree) -> None:
         table.add_row(str(trial["number"]), *numbers, escape(values))
     console.print(table)
     for trial in tree["refused"][:3]:
-        console.print(f"[dim]trial {trial['number']} refused:[/] {escape(trial['reason'])}", highlight=False)
+        console.print(f"[dim]trial {trial['number']} refused:[/] {escape(trial['reason'])}")
     if tree["options"]:
         console.print("\n[bold]the best one again[/]")
-        console.print("  " + tree["options"], markup=False, highlight=False, soft_wrap=True)
+        _verbatim(console, tree["options"])
 
 
 def _cells(step: Tree, metric: Words, drop: Words) -> list[str]:
-    share, noise = step["npu_share"], step["sqnr_db"]
-    return [
-        escape(step["rung"]),
-        "-" if step["metric"] is None else metric(step["metric"]),
-        "-" if step["drop"] is None else drop(float(step["drop"])),
-        figure(noise, ".1f"),
-        figure(share, ".0%"),
-        size(step["file_bytes"]),
-        f"{step['seconds']:.0f}",
-    ]
+    value = "-" if step["metric"] is None else metric(step["metric"])
+    lost = "-" if step["drop"] is None else drop(float(step["drop"]))
+    costs = (figure(step["npu_share"], ".0%"), size(step["file_bytes"]), f"{step['seconds']:.0f}")
+    return [escape(step["rung"]), value, lost, figure(step["sqnr_db"], ".1f"), *costs]
 
 
 def _outcome(console: Console, tree: Tree, metric: Words, drop: Words) -> None:
@@ -432,10 +410,9 @@ def _outcome(console: Console, tree: Tree, metric: Words, drop: Words) -> None:
     where = f" in {tree['file']}" if tree["file"] else ""
     if tree["met"]:
         text = f"[bold green]met:[/] {escape(chosen['title'])}{escape(where)} stays within {tree['max_drop']}"
-        console.print(text, highlight=False)
+        console.print(text)
         return
     console.print(
         f"[bold red]not met:[/] no rung stays within {tree['max_drop']}; the best, {escape(chosen['title'])}"
-        f" ({metric(chosen['metric'])}, drop {drop(chosen['drop'])}), was handed over{escape(where)}",
-        highlight=False,
+        f" ({metric(chosen['metric'])}, drop {drop(chosen['drop'])}), was handed over{escape(where)}"
     )

@@ -10,7 +10,7 @@ from typing import Any, Unpack
 
 from roundel.errors import RecipeError, VerifyError
 from roundel.measure.scores import Metric
-from roundel.measure.yardstick import Question, Yardstick
+from roundel.measure.sensitivity import sensitivity
 from roundel.model.files import write_text
 from roundel.model.structure import ModelSource
 from roundel.options import DataWords, recipe_changes, takes_data_words
@@ -18,7 +18,7 @@ from roundel.outputs import model_targets, refuse_overwriting
 from roundel.recipe.load import load_recipe
 from roundel.result import QuantizeResult
 from roundel.trials import rungs as ladders
-from roundel.trials.engine import Engine, OutOfTime, TitledListener, trying, what_is_read
+from roundel.trials.engine import Engine, OutOfTime, Question, TitledListener, trying, what_is_read
 from roundel.trials.rungs import AutoResult, Drop, Rung, RungForecast, RungStep, RungVerdict
 from roundel.types import Listener, Silent
 
@@ -134,10 +134,6 @@ class _Walk:
     best: tuple[int, QuantizeResult] | None = None
 
     @property
-    def _yardstick(self) -> Yardstick:
-        return self.engine.judging.yardstick
-
-    @property
     def _met(self) -> bool:
         return any(step.verdict is RungVerdict.MEETS for step in self.steps)
 
@@ -164,23 +160,21 @@ class _Walk:
         """The result, written where it was asked for."""
         assert self.best is not None
         index, result = self.best
-        met = self._met
-        self.steps[index] = replace(
-            self.steps[index], verdict=RungVerdict.CHOSEN if met else RungVerdict.BEST
-        )
-        size = self.steps[index].file_bytes
-        named = replace(result.record, file={"name": target.name if target else None, "bytes": size})
-        result = replace(result, record=named, path=target)
+        met, yardstick = self._met, self.engine.yardstick
+        verdict = RungVerdict.CHOSEN if met else RungVerdict.BEST
+        self.steps[index] = replace(self.steps[index], verdict=verdict)
+        file = {"name": target.name if target else None, "bytes": self.steps[index].file_bytes}
+        result = replace(result, record=replace(result.record, file=file), path=target)
         if target is not None:
             result.save(target)
         return AutoResult(
             met=met,
             steps=tuple(self.steps),
-            metric=self._yardstick.measure.name,
-            metric_words=self._yardstick.measure.words,
-            reference=self._yardstick.reference.value,
+            metric=yardstick.measure.name,
+            metric_words=yardstick.measure.words,
+            reference=yardstick.reference.value,
             max_drop=str(self.budget),
-            judged_on=self.engine.judging.words,
+            judged_on=self.engine.judged_on,
             result=result,
             path=target,
             seconds=clock.perf_counter() - self.start,
@@ -194,7 +188,7 @@ class _Walk:
         told = TitledListener(self.told, rung.name, None if self.best is None else self.deadline)
         try:
             for name, title, changes in self._variants(rung, told):
-                self._judge(replace(rung, name=name, title=title, changes=changes), told, start)
+                self._judge(replace(rung, name=name, title=title), changes, told, start)
                 start = clock.perf_counter()
                 if self.steps[-1].verdict is RungVerdict.MEETS:
                     return
@@ -210,15 +204,18 @@ class _Walk:
         if not rung.mixed:
             yield rung.name, rung.title, self.changes
             return
-        learn = self.engine.judging.learn
-        for mixture in ladders.mixtures(self.engine.model, rung.preset, learn, self.changes, told):
+        engine, changes = self.engine, self.changes
+        ranking = sensitivity(
+            engine.model, preset=rung.preset, data=engine.learn, changes=changes, listener=told
+        )
+        for mixture in ladders.grown(ranking.layers, changes):
             count = f"{mixture.layers} of {mixture.of} layers in A16W8"
             yield f"mixed {mixture.layers}/{mixture.of}", count, mixture.changes
 
-    def _judge(self, rung: Rung, told: Listener, start: float) -> None:
-        engine, yardstick = self.engine, self._yardstick
+    def _judge(self, rung: Rung, changes: Mapping[str, Any], told: Listener, start: float) -> None:
+        engine, yardstick = self.engine, self.engine.yardstick
         stats = engine.folder / f"{rung.family}.stats" if rung.family in ("xint8", "float") else None
-        result = engine.make(engine.path, rung.preset, told, changes=rung.changes, stats=stats)
+        result = engine.make(engine.path, rung.preset, told, changes=changes, stats=stats)
         found = engine.judge(told)
         lost = self.budget.of(yardstick.reference.value, found.value, lower=yardstick.measure.lower)
         met = self.budget.allows(lost)
@@ -231,18 +228,18 @@ class _Walk:
             npu_share=engine.npu_share(),
             file_bytes=engine.file_bytes(),
             seconds=clock.perf_counter() - start,
-            changes=rung.changes,
+            changes=changes,
         )
         self._remember(step, result)
         self._note(step)
 
     def _remember(self, step: RungStep, result: QuantizeResult) -> None:
         """Keep the model that is handed over if nothing better comes."""
-        if self.best is not None and step.verdict is not RungVerdict.MEETS:
-            before = self.steps[self.best[0]]
+        before = None if self.best is None else self.steps[self.best[0]]
+        if before is not None and step.verdict is not RungVerdict.MEETS:
             assert before.metric is not None
             assert step.metric is not None
-            better = self._yardstick.measure.better(step.metric, before.metric)
+            better = self.engine.yardstick.measure.better(step.metric, before.metric)
             if before.verdict is RungVerdict.MEETS or not better:
                 return
         self.best = (len(self.steps), replace(result, path=None))
@@ -254,26 +251,24 @@ class _Walk:
             self.heard(step)
 
     def _pointless(self, rung: Rung) -> str | None:
-        wide = next((s for s in self.steps if s.rung == "a16w8" and s.metric is not None), None)
-        if rung.mixed and wide is not None and wide.verdict is RungVerdict.FAILS:
-            return "A16W8 everywhere does not meet the budget either"
-        return None
+        failed = any(step.rung == "a16w8" and step.verdict is RungVerdict.FAILS for step in self.steps)
+        return "A16W8 everywhere does not meet the budget either" if rung.mixed and failed else None
 
     def _forecast(self) -> RungForecast:
-        yardstick, learn = self._yardstick, self.engine.judging.learn
+        yardstick, learn = self.engine.yardstick, self.engine.learn
         one = yardstick.reference.seconds / max(yardstick.samples, 1)
         learned = learn.count if learn.count is not None else sum(1 for _ in learn)
         return RungForecast(one * learned, yardstick.reference.seconds)
 
     def _notes(self) -> Iterator[str]:
-        yardstick, budget = self._yardstick, self.budget
+        yardstick, budget = self.engine.yardstick, self.budget
         step = yardstick.resolution
         if step is not None and budget.of(1.0, 1.0 - step) > budget.amount > 0:
             yield (
                 f"{yardstick.rows} rows judge, so {yardstick.measure.name} moves in steps of {step:.2%}:"
                 f" a budget of {budget} cannot be told from none; more evaluation data would tell"
             )
-        if self.engine.judging.learn.description.get("random"):
+        if self.engine.learn.description.get("random"):
             yield "judged on random data: the figures mean nothing for real inputs"
 
 

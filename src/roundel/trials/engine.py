@@ -10,7 +10,11 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from roundel.measure.yardstick import Judgement, Judging, Question, prepare_judging
+from roundel.data import Samples
+from roundel.data.samples import JUDGED_EVERY, learning_part, repeatable
+from roundel.errors import DataError
+from roundel.measure.scores import Metric
+from roundel.measure.yardstick import Judgement, Yardstick
 from roundel.model.structure import ModelSource
 from roundel.outputs import metric_file
 from roundel.pipeline import quantize
@@ -18,10 +22,31 @@ from roundel.recipe.load import RecipeSource
 from roundel.recipe.settings import Recipe
 from roundel.result import QuantizeResult
 from roundel.rules.report import check
+from roundel.stages import open_data, prepare
 from roundel.types import Listener
 from roundel.work.executors import Executor
 
 _DEVICE = "stx"  # whose placement is predicted where none was named
+_FEWEST = 2  # samples that can be split
+
+
+@dataclass(frozen=True, slots=True)
+class Question:
+    """What to judge, and by what.
+
+    Attributes:
+        data: calibration data, as `roundel.quantize` takes it.
+        eval_data: data to judge by; without it, one item of four of `data` is held out for that.
+        labels: of what judges (of all of `data` without `eval_data`).
+        metric: as `Yardstick` takes it.
+        lower: whether less of it is better.
+    """
+
+    data: object
+    eval_data: object = None
+    labels: object = None
+    metric: str | Metric | None = None
+    lower: bool = False
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -30,14 +55,18 @@ class Engine:
 
     Attributes:
         model: the float model.
-        judging: what is learned from and what is judged by.
+        learn: what is learned from.
+        yardstick: judges.
+        judged_on: what, in words.
         folder: for the models on trial; it vanishes at the end.
         device: the NPU they are for.
         executor: where calibration runs.
     """
 
     model: ModelSource
-    judging: Judging
+    learn: Samples
+    yardstick: Yardstick
+    judged_on: str
     folder: Path
     device: str | None = None
     executor: Executor | None = None
@@ -69,7 +98,7 @@ class Engine:
             self.model,
             path,
             recipe=recipe,
-            data=self.judging.learn,
+            data=self.learn,
             changes=changes,
             stats=stats,
             device=self.device,
@@ -79,7 +108,7 @@ class Engine:
 
     def judge(self, told: Listener) -> Judgement:
         """What the metric says of the model on trial."""
-        return self.judging.yardstick.judge(self.path, told)
+        return self.yardstick.judge(self.path, told)
 
     def npu_share(self) -> float | None:
         """Share of its multiplications that the NPU is predicted to take."""
@@ -125,10 +154,44 @@ def trying(
     """
     with tempfile.TemporaryDirectory(prefix="roundel-trials-") as name:
         try:
-            judging = prepare_judging(model, recipe, question, told)
-            yield Engine(model, judging, Path(name), device, executor)
+            float_model = prepare(model, recipe).model
+            samples = repeatable(open_data(float_model, recipe.data, question.data))
+            if question.eval_data is None:
+                every = _held_out_every(samples)
+                learn, judge = learning_part(samples, every), samples
+                where = f"the calibration data, one of {every} held out"
+            else:
+                # The limit on calibration samples is none on those that judge.
+                options = recipe.data.model_copy(update={"samples": None})
+                learn, judge = samples, repeatable(open_data(float_model, options, question.eval_data))
+                every, where = None, "the evaluation data"
+            yardstick = Yardstick(
+                model,
+                judge,
+                labels=question.labels,
+                metric=question.metric,
+                lower=question.lower,
+                every=every,
+                listener=told,
+            )
+            words = f"{yardstick.samples} samples of {where}"
+            yield Engine(model, learn, yardstick, words, Path(name), device, executor)
         finally:
             told.close()
+
+
+def _held_out_every(samples: Samples) -> int:
+    count = samples.count
+    if count is None or count < 2 * JUDGED_EVERY:
+        count = sum(1 for _ in samples.named())
+    if count < _FEWEST:
+        raise DataError(
+            "One sample cannot be learned from and judged by.",
+            observed=f"{count} sample",
+            expected="at least two, better a hundred",
+            hint="Give data to judge by: --eval-data.",
+        )
+    return min(JUDGED_EVERY, count)
 
 
 class OutOfTime(Exception):  # noqa: N818 - no error: the walk catches it

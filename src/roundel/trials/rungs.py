@@ -12,18 +12,14 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from itertools import accumulate
 from pathlib import Path
-from types import MappingProxyType
 from typing import TYPE_CHECKING, Any
 
 from roundel.errors import RecipeError
 from roundel.measure.layers import LayerCost
-from roundel.measure.sensitivity import sensitivity
-from roundel.model.structure import ModelSource
 from roundel.plain import Card, counted, to_plain
 from roundel.recipe.settings import merge
 from roundel.report.record import versions
 from roundel.targets.npu import Format, device_named
-from roundel.types import Listener
 
 if TYPE_CHECKING:
     from roundel.result import QuantizeResult
@@ -40,7 +36,6 @@ class Rung:
         format: what the NPU must take.
         family: rungs of one family prepare the model alike, so that they share statistics.
         work: about how many float passes over the calibration data it takes.
-        changes: what differs from the preset.
         torch: whether it learns by gradients.
         mixed: whether layers of it are widened one after the other.
     """
@@ -51,7 +46,6 @@ class Rung:
     format: Format
     family: str
     work: float
-    changes: Mapping[str, Any] = field(default_factory=lambda: MappingProxyType({}))
     torch: bool = False
     mixed: bool = False
 
@@ -76,7 +70,7 @@ def chosen_rungs(names: Sequence[str] | None) -> tuple[Rung, ...]:
     """
     if names is None:
         return RUNGS
-    known = {rung.name: rung for rung in RUNGS}
+    known = [rung.name for rung in RUNGS]
     wanted = [name.strip().casefold().replace("_", "-") for name in names]
     for name in wanted:
         if name not in known:
@@ -124,16 +118,8 @@ class Mixture:
     changes: dict[str, Any]
 
 
-def mixtures(
-    model: ModelSource, preset: str, data: object, changes: Mapping[str, Any], told: Listener
-) -> Iterator[Mixture]:
-    """Growing sets of the most costly layers; the ranking is measured once, at the first."""
-    ranking = sensitivity(model, preset=preset, data=data, changes=changes, listener=told)
-    yield from grown(ranking.layers, changes)
-
-
 def grown(layers: Sequence[LayerCost], changes: Mapping[str, Any]) -> Iterator[Mixture]:
-    """The sets, from the costs of the layers' activations."""
+    """Growing sets of the most costly layers, from the costs of their activations."""
     moving = [layer for layer in layers if layer.activations > 0]
     ranked = sorted(moving, key=lambda layer: -layer.activations)
     reached, before = list(accumulate(layer.activations for layer in ranked)), 0
@@ -278,6 +264,9 @@ _TIME = re.compile(
 )
 
 
+_SECONDS = {"h": 3600, "m": 60, "s": 1}
+
+
 class DropUnit(enum.Enum):
     """What a drop is a part of."""
 
@@ -351,10 +340,9 @@ def parse_time(text: str | float | None) -> float | None:
     """
     if text is None:
         return None
-    words = str(text).strip()
-    found = _TIME.fullmatch(words) if words else None
-    parts = {key: float(value) for key, value in found.groupdict().items() if value} if found else {}
-    seconds = sum(parts.get(key, 0.0) * size for key, size in (("h", 3600), ("m", 60), ("s", 1)))
+    found = _TIME.fullmatch(str(text).strip())
+    parts = {} if found is None else found.groupdict("0")
+    seconds = sum(float(value) * _SECONDS[unit] for unit, value in parts.items())
     if seconds <= 0:
         raise RecipeError(
             "The time cannot be read.", where="--time", observed=text, expected="10m, 90s, 1h30m or 600"
@@ -380,12 +368,9 @@ class RungForecast:
 
     def seconds(self, rung: Rung) -> float:
         """Of making and judging it."""
-        expected = self._expected(rung)
-        if not self._seen:
-            return expected
         # The nearest rung in work says most: what a thread or a core is worth differs from step to step.
-        nearest = min(self._seen, key=lambda pair: abs(pair[0] - rung.work))
-        return expected * nearest[1]
+        nearest = min(self._seen, key=lambda pair: abs(pair[0] - rung.work), default=(0.0, 1.0))
+        return self._expected(rung) * nearest[1]
 
     def learn(self, rung: Rung, seconds: float) -> None:
         """A rung has taken so long."""

@@ -12,18 +12,16 @@ from typing import Any, Unpack
 
 from roundel.errors import RecipeError, did_you_mean
 from roundel.measure.scores import Metric
-from roundel.measure.yardstick import Question
-from roundel.model import load_model
+from roundel.model import ModelSource, load_model
 from roundel.model.files import write_text
 from roundel.model.graph import fingerprint
-from roundel.model.structure import ModelSource
 from roundel.options import DataWords, chosen_recipe, recipe_changes, takes_data_words
 from roundel.outputs import model_targets, refuse_overwriting
 from roundel.plain import Card, counted, to_plain
 from roundel.recipe.load import RecipeSource, dump_yaml, load_recipe, preset_key, preset_names, unfolded
 from roundel.recipe.settings import Recipe, merge
 from roundel.result import QuantizeResult
-from roundel.trials.engine import Engine, trying, what_is_read
+from roundel.trials.engine import Engine, Question, trying, what_is_read
 from roundel.trials.study import PRESET, Sampler, SpaceSource, Study, Trial, read_space
 from roundel.types import Listener, Silent
 from roundel.work.executors import Executor
@@ -74,8 +72,8 @@ class SearchResult(Card):
             "study": self.study,
             "trials": self.wanted,
             "finished": len(self.trials),
-            "best": [trial.to_dict() for trial in self.best[:_SHOWN]],
-            "refused": [trial.to_dict() for trial in self.trials if trial.reason],
+            "best": to_plain(self.best[:_SHOWN]),
+            "refused": to_plain([trial for trial in self.trials if trial.reason]),
             "options": self.options,
         }
 
@@ -207,17 +205,17 @@ class _Evaluation:
 
     def result(self, study: Study, file: Path | None, output: str | Path | None) -> SearchResult:
         """What the study holds; the best model is made again where an output is asked for."""
-        judging, best, made = self.engine.judging, study.best, None
+        yardstick, best, made = self.engine.yardstick, study.best, None
         if best and output is not None:
             made = self.make(best[0].parameters, Path(output), Silent())
         return SearchResult(
-            objectives=(judging.yardstick.measure.name, *self.also),
+            objectives=(yardstick.measure.name, *self.also),
             best=best,
             trials=study.trials,
             wanted=len(study.trials),
             recipe=recipe_of(self.base, best[0].parameters) if best else None,
-            reference=judging.yardstick.reference.value,
-            judged_on=judging.words,
+            reference=yardstick.reference.value,
+            judged_on=self.engine.judged_on,
             study=str(file) if file is not None else "in memory",
             result=made,
         )
@@ -246,13 +244,13 @@ def _directions(also: Sequence[str], metric: str) -> dict[str, str]:
 
 def _key(engine: Engine, base: Recipe, directions: Mapping[str, str]) -> dict[str, Any]:
     """What the figures of a study depend on."""
-    yardstick = engine.judging.yardstick
+    yardstick = engine.yardstick
     return {
         "model": fingerprint(load_model(engine.model).model),
         "recipe": base.model_dump(mode="json", exclude_defaults=True),
         "metric": yardstick.measure.name,
         "float": str(yardstick.reference.value),
-        "judged on": engine.judging.words,
+        "judged on": engine.judged_on,
         "objectives": list(directions),
         "device": engine.device,
     }

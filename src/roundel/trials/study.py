@@ -5,7 +5,7 @@ from __future__ import annotations
 import itertools
 import json
 import math
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated, Any, Literal
@@ -15,7 +15,6 @@ from pydantic import TypeAdapter, ValidationError
 
 from roundel.errors import DependencyError, OutputError, RecipeError
 from roundel.model.files import check_writable
-from roundel.plain import to_plain
 from roundel.recipe.load import preset_key, preset_names
 from roundel.recipe.settings import Recipe, Section, inner_section
 from roundel.trials.engine import TitledListener
@@ -187,26 +186,19 @@ def _check(name: str, values: Choice | Span) -> None:
 
 def _adapter(name: str) -> TypeAdapter[Any]:
     """What checks the values of a dotted field."""
-    section: type[Section] = Recipe
-    *path, last = name.split(".")
-    for part in path:
-        inner = inner_section(section, _known(part, section, name))
-        if inner is None:
-            raise RecipeError(
-                f"The recipe's field '{part}' has no fields of its own.", where=f"--space {name}"
-            )
-        section = inner
-    found = section.model_fields[_known(last, section, name)]
+    section: type[Section] | None = Recipe
+    last = name
+    for part in name.split("."):
+        if section is None:
+            what = f"The recipe's field '{last}' has no fields of its own."
+            raise RecipeError(what, where=f"--space {name}")
+        if part not in section.model_fields:
+            names = [*section.model_fields, *([PRESET] if section is Recipe else [])]
+            what, where = f"A recipe has no field '{name}'.", f"--space {name}=…"
+            raise RecipeError.unknown(what, part, names, where=where, hint="See docs/recipes.md.")
+        found, last, section = section.model_fields[part], part, inner_section(section, part)
     kind: Any = Annotated[found.annotation, found]
     return TypeAdapter(kind)
-
-
-def _known(part: str, section: type[Section], name: str) -> str:
-    names = [*section.model_fields, *([PRESET] if section is Recipe else [])]
-    if part not in section.model_fields:
-        what, where = f"A recipe has no field '{name}'.", f"--space {name}=…"
-        raise RecipeError.unknown(what, part, names, where=where, hint="See docs/recipes.md.")
-    return part
 
 
 Sampler = Literal["tpe", "random"]
@@ -232,17 +224,9 @@ class Trial:
     values: tuple[float, ...]
     reason: str = ""
 
-    def to_dict(self) -> dict[str, Any]:
-        """Plain values."""
-        return dict(to_plain(self))
 
-
-def require_optuna() -> Any:
-    """The package, or an error that says how to get it.
-
-    Raises:
-        DependencyError: it is not installed.
-    """
+def _optuna() -> Any:
+    """The package, or an error that says how to get it."""
     try:
         import optuna
     except ImportError as error:
@@ -277,23 +261,21 @@ class Study:
         sampler: Sampler = "tpe",
         seed: int = 0,
     ) -> None:
-        self._optuna = require_optuna()
+        self._optuna = _optuna()
+        self._states = self._optuna.trial.TrialState
         self._space, self._directions = space, list(directions)
         if path is not None:
             check_writable(path)
         self._study = self._open(path)
         # Another seed for each life of the study: the same one would draw the first trials again.
-        fresh = seed + len(self._study.trials)
         samplers = self._optuna.samplers
-        self._study.sampler = (
-            samplers.TPESampler(seed=fresh) if sampler == "tpe" else samplers.RandomSampler(seed=fresh)
-        )
+        kind = samplers.TPESampler if sampler == "tpe" else samplers.RandomSampler
+        self._study.sampler = kind(seed=seed + len(self._study.trials))
 
     @property
     def trials(self) -> tuple[Trial, ...]:
         """Those that have ended, in order."""
-        states = self._optuna.trial.TrialState
-        done = (states.COMPLETE, states.PRUNED)
+        done = (self._states.COMPLETE, self._states.PRUNED)
         return tuple(self._told(t) for t in self._study.get_trials(deepcopy=False, states=done))
 
     @property
@@ -353,7 +335,6 @@ class Study:
         trial = self._study.ask()
         parameters = self._suggested(trial)
         before = next((t for t in self.trials if t.parameters == parameters), None)
-        states = self._optuna.trial.TrialState
         try:
             if before is not None and before.reason:
                 raise RecipeError(before.reason)
@@ -361,7 +342,7 @@ class Study:
             values = before.values if before is not None else evaluate(parameters, titled)
         except RecipeError as error:
             trial.set_user_attr(_WHY, error.what + (f" ({error.expected})" if error.expected else ""))
-            self._study.tell(trial, state=states.PRUNED)
+            self._study.tell(trial, state=self._states.PRUNED)
         else:
             self._study.tell(trial, list(values))
         heard(self._told(self._study.trials[trial.number]))
@@ -387,17 +368,18 @@ class Study:
 
     def _revive(self) -> None:
         """Trials that a killed run left open end as failures; their combinations wait to be tried again."""
-        states = self._optuna.trial.TrialState
-        for trial in self._study.get_trials(states=(states.RUNNING,)):
-            self._study.tell(trial.number, state=states.FAIL)
+        for trial in self._study.get_trials(states=(self._states.RUNNING,)):
+            self._study.tell(trial.number, state=self._states.FAIL)
             if set(trial.params) == set(self._space):
                 self._study.enqueue_trial(trial.params)
 
     def _enqueue_all(self) -> None:
-        states = self._optuna.trial.TrialState
-        ended = (states.COMPLETE, states.PRUNED, states.WAITING)
-        known = [_choices(trial) for trial in self._study.get_trials(states=ended)]
-        for combination in _all(self._space):
+        ended = (self._states.COMPLETE, self._states.PRUNED, self._states.WAITING)
+        trials = self._study.get_trials(states=ended)
+        known = [dict(trial.params or trial.system_attrs.get("fixed_params", {})) for trial in trials]
+        choices = {name: values.texts for name, values in self._space.items() if isinstance(values, Choice)}
+        for texts in itertools.product(*choices.values()):
+            combination = dict(zip(choices, texts, strict=True))
             if combination not in known:
                 self._study.enqueue_trial(combination)
 
@@ -415,13 +397,3 @@ class Study:
                 observed=" ".join(str(error).split())[:200],
                 expected="a file that an earlier search made, or a new one",
             ) from error
-
-
-def _all(space: Space) -> Iterator[dict[str, str]]:
-    choices = {name: values.texts for name, values in space.items() if isinstance(values, Choice)}
-    for texts in itertools.product(*choices.values()):
-        yield dict(zip(choices, texts, strict=True))
-
-
-def _choices(trial: Any) -> dict[str, Any]:
-    return dict(trial.params or trial.system_attrs.get("fixed_params", {}))

@@ -18,13 +18,7 @@ import numpy as np
 from roundel.report.html.values import causes, origin, short
 
 if TYPE_CHECKING:
-    from roundel.measure.types import (
-        Comparison,
-        Difference,
-        TensorComparison,
-        TensorStorage,
-        WeightComparison,
-    )
+    from roundel.measure import types
     from roundel.rules.types import NodePlace, Prediction
 
 
@@ -115,7 +109,9 @@ _ALL_CHANNELS = 60_000  # drawn of all weights together: a page must stay small
 _FEWEST_CHANNELS = 32
 
 
-def layer_values(comparison: Comparison, split: Prediction | None, steps: Steps) -> list[dict[str, Any]]:
+def layer_values(
+    comparison: types.Comparison, split: Prediction | None, steps: Steps
+) -> list[dict[str, Any]]:
     """Every compared tensor with the layer behind it, its place in the chart and what the figures mean.
 
     Args:
@@ -150,7 +146,7 @@ def layer_values(comparison: Comparison, split: Prediction | None, steps: Steps)
     return found
 
 
-def weight_values(weights: Sequence[WeightComparison]) -> list[dict[str, Any]]:
+def weight_values(weights: Sequence[types.WeightComparison]) -> list[dict[str, Any]]:
     """Every weight; ranges of channels only where there are several values in each."""
     unique = {weight.name: weight for weight in weights}
     ranged = sum(1 for weight in unique.values() if _has_ranges(weight))
@@ -166,7 +162,7 @@ def thinned(ranges: Ranges, most: int) -> list[tuple[float, float]]:
     return list(zip(lows.tolist(), highs.tolist(), strict=True))
 
 
-def _figures(t: TensorComparison) -> dict[str, Any]:
+def _figures(t: types.TensorComparison) -> dict[str, Any]:
     return {
         "name": t.node or t.name,
         "tensor": t.name,
@@ -175,17 +171,14 @@ def _figures(t: TensorComparison) -> dict[str, Any]:
         "nodes": list(t.nodes),
         "shape": list(t.shape),
         "stored": _storage(t.storage),
-        "introduced": _db(t.introduced),
-        "inherited": _db(t.inherited),
-        "total": _db(t.total),
-        "rounding": _db(t.rounding),
+        **{part: _db(getattr(t, part)) for part in ("introduced", "inherited", "total", "rounding")},
         "cosine": short(t.total.cosine),
         "worst": short(t.total.worst),
         "cut": short(t.saturated),
         "use": short(t.range_use),
         "values": [short(t.float_low), short(t.float_high)],
         "axis": t.channel_axis,
-        "channels": [[c.channel, short(c.sqnr_db), short(c.share)] for c in t.worst_channels],
+        "channels": _channels(t),
         "histogram": [short(t.histogram.low), short(t.histogram.high), list(t.histogram.counts)],
         "rescaled": t.rescaled,
     }
@@ -204,11 +197,11 @@ def _place(nodes: Sequence[NodePlace]) -> dict[str, Any]:
     }
 
 
-def _has_ranges(weight: WeightComparison) -> bool:
+def _has_ranges(weight: types.WeightComparison) -> bool:
     return weight.role == "weight" and len(weight.float_ranges) > 1
 
 
-def _weight(w: WeightComparison, most: int) -> dict[str, Any]:
+def _weight(w: types.WeightComparison, most: int) -> dict[str, Any]:
     tree: dict[str, Any] = {
         "name": w.name,
         "role": w.role,
@@ -218,7 +211,7 @@ def _weight(w: WeightComparison, most: int) -> dict[str, Any]:
         "error": _db(w.error),
         "cut": short(w.saturated),
         "axis": w.channel_axis,
-        "channels": [[c.channel, short(c.sqnr_db), short(c.share)] for c in w.worst_channels],
+        "channels": _channels(w),
         "rescaled": w.rescaled,
     }
     if _has_ranges(w):
@@ -227,6 +220,10 @@ def _weight(w: WeightComparison, most: int) -> dict[str, Any]:
         tree["after"] = _flat(thinned(w.stored_ranges, most))
         tree["spread"] = [_spread(w.float_ranges) if w.rescaled else None, _spread(w.stored_ranges)]
     return tree
+
+
+def _channels(item: types.TensorComparison | types.WeightComparison) -> list[list[Any]]:
+    return [[c.channel, short(c.sqnr_db), short(c.share)] for c in item.worst_channels]
 
 
 def _flat(ranges: Ranges) -> list[float | int | str | None]:
@@ -240,17 +237,12 @@ def _spread(ranges: Ranges) -> float | int | str | None:
     return short(float(live.max() / np.median(live))) if live.size else None
 
 
-def _storage(storage: TensorStorage | None) -> dict[str, Any] | None:
+def _storage(storage: types.TensorStorage | None) -> dict[str, Any] | None:
     if storage is None:
         return None
-    return {
-        "type": storage.dtype,
-        "low": short(storage.low),
-        "high": short(storage.high),
-        "scale": short(storage.scale),
-        "scales": storage.scales,
-    }
+    step = {name: short(getattr(storage, name)) for name in ("low", "high", "scale")}
+    return {"type": storage.dtype, **step, "scales": storage.scales}
 
 
-def _db(difference: Difference | None) -> float | int | str | None:
+def _db(difference: types.Difference | None) -> float | int | str | None:
     return None if difference is None else short(difference.sqnr_db)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 import shlex
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import PurePath
 from typing import TYPE_CHECKING, Any
@@ -44,15 +44,11 @@ class ReportContent:
 _DIGITS = 5
 
 
-def short(value: float | None) -> float | int | str | None:
+def short(value: float | str | None) -> float | int | str | None:
     """At most five digits; numbers that are not finite become the words that the page's scripts know."""
-    if value is None:
-        return None
-    if math.isnan(value):
-        return "nan"
-    if math.isinf(value):
-        return "inf" if value > 0 else "-inf"
-    rounded = float(f"{value:.{_DIGITS}g}")
+    if value is None or not math.isfinite(float(value)):
+        return None if value is None else str(float(value))
+    rounded = float(f"{float(value):.{_DIGITS}g}")
     return int(rounded) if rounded == int(rounded) and abs(rounded) < 1e15 else rounded
 
 
@@ -98,39 +94,32 @@ def _power(difference: Difference | None) -> float:
     return 0.0 if difference is None else difference.mse
 
 
-def _making(t: TensorComparison, weights: tuple[WeightComparison, ...]) -> tuple[str, ...]:
+def _making(t: TensorComparison, weights: tuple[WeightComparison, ...]) -> Iterator[str]:
     """What the introduced error is made of: storing the result, or the layer's weights and arithmetic."""
     made, stored = _power(t.introduced), _power(t.rounding)
     if made == 0 or t.place == "input" or t.rounding is None:
-        return ()
-    share = min(1.0, stored / made)
+        return
+    share, what = min(1.0, stored / made), "its weights" if weights else "its arithmetic"
     if share >= _MUCH:
-        return (f"{percent(share)} of what it adds comes from storing the result as {_kind(t)}.",)
-    what = "its weights" if weights else "its arithmetic"
-    return (f"{percent(1 - share)} of what it adds comes from {what}, not from storing the result.",)
+        kind = t.storage.dtype if t.storage is not None else "float"
+        yield f"{percent(share)} of what it adds comes from storing the result as {kind}."
+    else:
+        yield f"{percent(1 - share)} of what it adds comes from {what}, not from storing the result."
 
 
-def _range(t: TensorComparison) -> tuple[str, ...]:
-    found = []
+def _range(t: TensorComparison) -> Iterator[str]:
     if t.saturated is not None and t.saturated >= _CUT_OFF:
-        found.append(f"The range cuts off {percent(t.saturated)} of the values.")
+        yield f"The range cuts off {percent(t.saturated)} of the values."
     if t.range_use is not None and t.range_use < _POOR_USE:
-        found.append(f"The values span only {percent(t.range_use)} of the stored range.")
-    return tuple(found)
+        yield f"The values span only {percent(t.range_use)} of the stored range."
 
 
-def _channels(t: TensorComparison) -> tuple[str, ...]:
-    if not t.worst_channels or t.channel_axis is None:
-        return ()
-    worst = t.worst_channels[0]
-    many = t.shape[t.channel_axis] if t.channel_axis < len(t.shape) else 0
-    if worst.share < _ONE_CHANNEL or many < 4 / _ONE_CHANNEL:
-        return ()
-    return (f"Channel {worst.channel} alone holds {percent(worst.share)} of the error.",)
-
-
-def _kind(t: TensorComparison) -> str:
-    return t.storage.dtype if t.storage is not None else "float"
+def _channels(t: TensorComparison) -> Iterator[str]:
+    if t.worst_channels and t.channel_axis is not None:
+        worst = t.worst_channels[0]
+        many = t.shape[t.channel_axis] if t.channel_axis < len(t.shape) else 0
+        if worst.share >= _ONE_CHANNEL and many >= 4 / _ONE_CHANNEL:
+            yield f"Channel {worst.channel} alone holds {percent(worst.share)} of the error."
 
 
 def npu_values(check: CheckReport) -> dict[str, Any]:
@@ -192,41 +181,39 @@ _PHASES = {  # what the stages' names mean to a reader; steps have names for peo
 _WORTH_SHOWING = 0.005  # seconds
 
 
-def preset_values(record: Tree) -> dict[str, Any]:
-    """Name and effort of the recipe."""
-    recipe = record["recipe"]
+def record_values(record: Tree | None) -> dict[str, Any]:
+    """What a record tells: the recipe, how many nodes it quantized, every improving step, kept or not."""
+    if record is None:
+        return dict.fromkeys(("preset", "counts", "steps", "recipe", "command"))
+    counts = record["counts"]
     return {
-        "name": recipe["name"],
-        "title": recipe.get("title", ""),
-        "mode": recipe["mode"],
-        "effort": recipe["effort"],
+        "preset": {key: record["recipe"].get(key, "") for key in ("name", "title", "mode", "effort")},
+        "counts": {
+            "quantized": sum(counts["quantized_nodes"].values()),
+            "float": sum(counts["float_nodes"].values()),
+            "left": [[name, reason] for name, reason in record["float_nodes"].items()],
+            "prepared": [[name, count] for name, count in record["prepare"].items()],
+        },
+        "steps": [_step(step) for step in record["improvements"]],
+        "recipe": _recipe_text(record),
+        "command": _command(record),
     }
 
 
-def step_values(record: Tree) -> list[dict[str, Any]]:
-    """Every improving step, kept or not."""
-    return [
-        {
-            "name": step["step"],
-            "before": _step_db(step["before_db"]),
-            "after": _step_db(step["after_db"]),
-            "refused": _step_db(step.get("refused_db")),
-            "kept": step["kept"],
-            "foreseen": step.get("foreseen", False),
-            "seconds": short(step["seconds"]),
-            "layers": [
-                [
-                    each["layer"],
-                    each["op"],
-                    _step_db(each["before_db"]),
-                    _step_db(each["after_db"]),
-                    each["kept"],
-                ]
-                for each in step["layers"]
-            ],
-        }
-        for step in record["improvements"]
-    ]
+def _step(step: Tree) -> dict[str, Any]:
+    return {
+        "name": step["step"],
+        "before": short(step["before_db"]),
+        "after": short(step["after_db"]),
+        "refused": short(step.get("refused_db")),
+        "kept": step["kept"],
+        "foreseen": step.get("foreseen", False),
+        "seconds": short(step["seconds"]),
+        "layers": [
+            [each["layer"], each["op"], short(each["before_db"]), short(each["after_db"]), each["kept"]]
+            for each in step["layers"]
+        ],
+    }
 
 
 def steps_by_layer(record: Tree | None) -> dict[str, list[list[Any]]]:
@@ -234,26 +221,11 @@ def steps_by_layer(record: Tree | None) -> dict[str, list[list[Any]]]:
     found: dict[str, list[list[Any]]] = {}
     for step in () if record is None else record["improvements"]:
         for each in step["layers"]:
-            line = [
-                step["step"],
-                _step_db(each["before_db"]),
-                _step_db(each["after_db"]),
-                each["kept"] and step["kept"],
-            ]
+            kept = each["kept"] and step["kept"]
+            line = [step["step"], short(each["before_db"]), short(each["after_db"]), kept]
             for node in each["layer"].split("+"):  # a block of layers that were tuned together
                 found.setdefault(node, []).append(line)
     return found
-
-
-def count_values(record: Tree) -> dict[str, Any]:
-    """How many nodes are quantized, and which are not."""
-    counts = record["counts"]
-    return {
-        "quantized": sum(counts["quantized_nodes"].values()),
-        "float": sum(counts["float_nodes"].values()),
-        "left": [[name, reason] for name, reason in record["float_nodes"].items()],
-        "prepared": [[name, count] for name, count in record["prepare"].items()],
-    }
 
 
 def time_values(record: Tree | None, compared: Mapping[str, float]) -> list[list[Any]]:
@@ -263,7 +235,7 @@ def time_values(record: Tree | None, compared: Mapping[str, float]) -> list[list
     return [*times, ["compare for this report", short(compared["total"])]]
 
 
-def recipe_text(record: Tree) -> str:
+def _recipe_text(record: Tree) -> str:
     """The recipe as a file that `--recipe` reads."""
     try:
         return dump_yaml(Recipe.model_validate(record["recipe"]))
@@ -271,7 +243,7 @@ def recipe_text(record: Tree) -> str:
         return yaml.safe_dump(dict(record["recipe"]), sort_keys=False)
 
 
-def command(record: Tree) -> str:
+def _command(record: Tree) -> str:
     """The command line that repeats the run."""
     data = record["data"]
     words = ["roundel", "quantize", record["model"]["name"]]
@@ -289,7 +261,3 @@ def data_title(description: Tree) -> str:
     """What the samples were; of a path only the last part, since a report is made to be handed on."""
     kind = str(description.get("kind", "samples"))
     return f"{kind} {PurePath(description['path']).name}" if "path" in description else kind
-
-
-def _step_db(value: float | str | None) -> float | int | str | None:
-    return None if value is None else short(float(value))
