@@ -80,7 +80,10 @@ def write_folder(folder: Path, files: Sequence[KitFile], about: Mapping[str, Any
         if folder.is_dir():
             _update(folder, whole, digests)
         else:
-            _create(folder, whole)
+            with _staging(folder.parent, folder.name) as staging:
+                for file in whole:
+                    file.write(staging / file.name)
+                staging.rename(folder)
     return tuple(file.name for file in whole)
 
 
@@ -143,13 +146,6 @@ def _staging(holder: Path, name: str) -> Iterator[Path]:
     finally:
         if staging.exists():
             shutil.rmtree(staging)
-
-
-def _create(folder: Path, files: Sequence[KitFile]) -> None:
-    with _staging(folder.parent, folder.name) as staging:
-        for file in files:
-            file.write(staging / file.name)
-        staging.rename(folder)
 
 
 def _update(folder: Path, files: Sequence[KitFile], digests: Mapping[str, str]) -> None:

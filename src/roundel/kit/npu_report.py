@@ -10,6 +10,9 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+from rich.console import Console
+from rich.text import Text
+
 from roundel.errors import RecipeError
 from roundel.kit.placement import (
     CPU_DEVICES,
@@ -19,8 +22,10 @@ from roundel.kit.placement import (
     compare_with_check,
     model_operators,
     places,
+    verdicts,
 )
 from roundel.plain import Card
+from roundel.report.console import grid, show_notes
 
 _COLOUR = re.compile(r"\x1b(?:\[[0-?]*[ -/]*[@-~]|\][^\x07\x1b]*(?:\x07|\x1b\\))")
 _HEAD = re.compile(r"No\. of (Operators|Subgraphs)\s*:", re.IGNORECASE)
@@ -236,7 +241,8 @@ def parse_json(tree: Any, where: object = "the report") -> PlacementReport:
         operators[name] = operators.get(name, 0) + _count(entry, ("nodeNum",), where)
         types = entry.get("supportedOpType")
         if isinstance(types, list) and name != _ALL:
-            op_types[name] = tuple(dict.fromkeys(_op_type(str(each)) for each in types))
+            # '::Conv' is Conv; 'com.microsoft::QuantizeLinear' keeps its domain.
+            op_types[name] = tuple(dict.fromkeys(str(each).strip().strip(":") for each in types))
     total = operators.pop(_ALL, None)
     if not operators and total:
         raise ReportError("The report names no device but 'all'.", where=where, hint="Run the session again.")
@@ -286,11 +292,6 @@ def _count(entry: dict[str, Any], keys: tuple[str, ...], where: object) -> int:
     return value
 
 
-def _op_type(text: str) -> str:
-    """'::Conv' is Conv; 'com.microsoft::QuantizeLinear' keeps its domain."""
-    return text.strip().strip(":")
-
-
 def _bytes(path: Path) -> bytes:
     try:
         size = path.stat().st_size
@@ -319,3 +320,38 @@ def _decode(data: bytes) -> str:
         return data.decode("utf-8")
     except UnicodeDecodeError:
         return data.decode("latin-1")
+
+
+def show_report(console: Console, report: NpuReport) -> None:
+    """The placement as a table, what it means, and what was predicted."""
+    placed, model_ops = report.placement, report.operators
+    table = grid("device", ">operators", ">subgraphs", "~types")
+    for name in dict.fromkeys([*placed.operators, *placed.subgraphs]):
+        counts = (_or_dash(placed.operators.get(name)), _or_dash(placed.subgraphs.get(name)))
+        table.add_row(name, *counts, Text(", ".join(placed.op_types.get(name, ())) or "-"))
+    console.print(table)
+    if model_ops is not None:
+        table = grid("operator", ">nodes in the model", "ran on")
+        for op, count in model_ops.items():
+            table.add_row(Text(op), str(count), places(placed, op))
+        console.print(table)
+    for sentence in verdicts(placed):
+        console.print(Text(sentence))
+    show_notes(console, placed.notes)
+    if report.comparison is not None:
+        _show_prediction(console, report.comparison)
+
+
+def _show_prediction(console: Console, comparison: PlacementComparison) -> None:
+    """Prediction beside reality."""
+    console.print(Text(f"Predicted for {comparison.format} on {comparison.device}:"))
+    table = grid("", ">predicted", ">reported", ">difference")
+    for row in comparison.rows:
+        difference = "-" if row.difference is None else f"{row.difference:+d}" if row.difference else "same"
+        table.add_row(row.quantity, str(row.predicted), _or_dash(row.actual), difference)
+    console.print(table)
+    show_notes(console, comparison.notes)
+
+
+def _or_dash(value: int | None) -> str:
+    return "-" if value is None else str(value)
