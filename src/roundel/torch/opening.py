@@ -96,16 +96,23 @@ def opened(
     return Exported(made[0], name, path, made[1])
 
 
-def require_torch(purpose: str) -> None:
-    """Raise where torch is not installed.
+def require_torch(purpose: str, *more: str) -> None:
+    """Raise where torch is not installed, or what else is needed with it.
 
     Args:
         purpose: what it is needed for, with its verb.
+        more: further packages.
 
     Raises:
-        DependencyError: it is not.
+        DependencyError: a package is missing.
     """
-    _require(purpose, "torch")
+    missing = [name for name in ("torch", *more) if importlib.util.find_spec(name) is None]
+    if missing:
+        raise DependencyError(
+            f"{purpose} packages that are not installed.",
+            observed=f"no {' and no '.join(missing)}",
+            hint="pip install 'roundel[torch]'",
+        )
 
 
 def require_exporter() -> None:
@@ -114,17 +121,7 @@ def require_exporter() -> None:
     Raises:
         DependencyError: a package is missing.
     """
-    _require("Models in PyTorch need", "torch", "onnxscript")
-
-
-def _require(purpose: str, *packages: str) -> None:
-    missing = [name for name in packages if importlib.util.find_spec(name) is None]
-    if missing:
-        raise DependencyError(
-            f"{purpose} packages that are not installed.",
-            observed=f"no {' and no '.join(missing)}",
-            hint="pip install 'roundel[torch]'",
-        )
+    require_torch("Models in PyTorch need", "onnxscript")
 
 
 def _from_factory(text: str) -> tuple[Any, object]:
