@@ -7,6 +7,7 @@ import itertools
 import json
 from collections.abc import Callable, Mapping
 from functools import partial
+from operator import itemgetter
 from pathlib import Path
 from typing import Any
 
@@ -125,11 +126,6 @@ def assembled(search_space: Space, parameters: Mapping[str, Any]) -> Params:
     return found
 
 
-def without_tuning(search_space: Space) -> Params:
-    """The part that is about calibration."""
-    return {key: value for key, value in search_space.items() if key not in _TUNING}
-
-
 def tuning_of(search_space: Space, best: Params) -> Params:
     """The part that is about fine-tuning, around a calibration that is settled."""
     settled: Params = {}
@@ -155,7 +151,10 @@ def qconfig_of(params: Params) -> QConfig:
     tuner = given.pop("algorithms", None)
     options = {name: given.pop(f"{name}_params", {}) for name in specs.TUNERS}
     if tuner is not None:
-        algorithms.append(named("algorithm", tuner, specs.TUNERS)(**_split(options[tuner])))
+        kind, words = named("algorithm", tuner, specs.TUNERS), dict(options[tuner])
+        if "NumIterLR" in words:  # one pair, so that they change together
+            words["num_iterations"], words["learning_rate"] = words.pop("NumIterLR")
+        algorithms.append(kind(**words))
     equalize, steps = given.pop("cle_algo", None), given.pop("cle_params", {})
     if equalize is not None:
         algorithms.append(specs.CLEConfig(**steps))
@@ -171,14 +170,6 @@ def _spec(name: Any, params: Mapping[str, Any], where: str) -> specs.QTensorConf
             members = {member.name.casefold(): member for member in kind}
             words[key] = named(key, words[key].casefold(), members, f"{where}_params")
     return spec(**words)
-
-
-def _split(params: Mapping[str, Any]) -> dict[str, Any]:
-    """Iterations and rate may be given as one pair, so that they change together."""
-    words = dict(params)
-    if "NumIterLR" in words:
-        words["num_iterations"], words["learning_rate"] = words.pop("NumIterLR")
-    return words
 
 
 def _holds(condition: Any, config: Params) -> bool:
@@ -353,7 +344,7 @@ class AutoSearchPro:
         work = _Work(self.config, self._metric, self._output)
         space, algorithm = self._space, self.config["search_algo"]
         if self.config["two_stage_search"]:
-            calibration = without_tuning(space)
+            calibration = {key: value for key, value in space.items() if key not in _TUNING}
             best = self._stage(work, calibration, _GRID, "calibration_", None)
             if "algorithms" not in space:
                 return self._finished(best)
@@ -367,7 +358,7 @@ class AutoSearchPro:
         if algorithm == _GRID:
             configs = generate_all_configs(space)[:trials]
             names, trials = {"config": Choice.of(configs)}, len(configs)
-            chosen = _config_of
+            chosen = itemgetter("config")
         else:
             names, chosen = flattened(space), partial(assembled, space)
         database = self.config["study_storage_db"]
@@ -427,7 +418,3 @@ class _Work:
             quantize(self._model, path, recipe=told.recipe, data=self._data)
             self._known[key] = (self._figure(path),)
         return self._known[key]
-
-
-def _config_of(given: Mapping[str, Any]) -> Params:
-    return dict(given["config"])

@@ -155,11 +155,10 @@ SPECS: dict[str, type[_Spec]] = {
 
 def __getattr__(name: str) -> Any:
     """A data type or a spec by its name."""
-    if name in SPECS:
-        return SPECS[name]
-    if name in DATA_TYPES:
-        return DATA_TYPES[name]
-    raise AttributeError(name)
+    found = SPECS.get(name) or DATA_TYPES.get(name)
+    if found is None:
+        raise AttributeError(name)
+    return found
 
 
 _SLOTS = ("input_tensors", "weight", "bias", "output_tensors")
@@ -221,6 +220,7 @@ class AlgoConfig(Settings):
     """One algorithm: the classic flags that it stands for, and its options."""
 
     flags: ClassVar[Mapping[str, Any]] = {}
+    switches: ClassVar[Mapping[str, Any]] = {}  # options that it stands for itself
     inside: ClassVar[str | None] = None  # the classic option that holds the keys
 
     def to_dict(self) -> dict[str, Any]:
@@ -236,7 +236,7 @@ class AlgoConfig(Settings):
     def get_options(self) -> dict[str, Any]:
         """The same in the classic API's extra_options."""
         options = {classic_key(name): value for name, value in vars(self).items()}
-        return {self.inside: options} if self.inside else options
+        return {**self.switches, **({self.inside: options} if self.inside else options)}
 
     def __repr__(self) -> str:
         usual = {row.name: row.default for row in dataclasses.fields(self)}
@@ -271,15 +271,14 @@ class CLEConfig(AlgoConfig):
 class BiasCorrectionConfig(AlgoConfig):
     """Biases that make up for what rounding moved."""
 
-    def get_options(self) -> dict[str, Any]:
-        """The same in the classic API's extra_options."""
-        return {"BiasCorrection": True}
+    switches: ClassVar[Mapping[str, Any]] = {"BiasCorrection": True}
 
 
 @dataclass(eq=False, repr=False)
 class GPTQConfig(AlgoConfig):
     """Rounding that compensates the error of one weight with the next."""
 
+    switches: ClassVar[Mapping[str, Any]] = {"UseGPTQ": True}
     inside: ClassVar[str | None] = "GPTQParams"
 
     bits: int = 8
@@ -290,10 +289,6 @@ class GPTQConfig(AlgoConfig):
     per_channel: bool = False
     mse: bool = False
     weight_symmetric: bool = True
-
-    def get_options(self) -> dict[str, Any]:
-        """The same in the classic API's extra_options."""
-        return {"UseGPTQ": True, **super().get_options()}
 
 
 @dataclass(eq=False, repr=False)

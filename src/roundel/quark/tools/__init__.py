@@ -10,7 +10,7 @@ from roundel.errors import RecipeError, did_you_mean
 from roundel.quark.config import Config
 from roundel.quark.enums import PowerOfTwoMethod
 from roundel.quark.errors import QuarkConfigError
-from roundel.quark.options.fields import shapes
+from roundel.quark.options import shapes
 from roundel.quark.presets import get_default_config
 from roundel.quark.quantizer import ModelQuantizer
 from roundel.quark.tools import floats, operators, retyping, tool, views

@@ -15,11 +15,12 @@ from roundel.model.edit import Names
 from roundel.model.graph import constant_array, is_constant, opset_version
 from roundel.qdq import read
 from roundel.qdq.nodes import MICROSOFT
-from roundel.quark.tools.tool import LAYERS, on_copy
+from roundel.quark.tools.tool import LAYERS, dequantizer, on_copy
 from roundel.targets.npu import NATIVE_16_BIT_OPSET
 from roundel.types import QType
 
-Change = Callable[[NDArray[Any], NDArray[Any]], tuple[NDArray[Any], NDArray[Any]]]
+Array = NDArray[Any]
+Change = Callable[[Array, Array], tuple[Array, Array]]
 """What becomes of scale and zero point."""
 
 
@@ -126,9 +127,8 @@ def _biases(graph: ir.Graph, kind: QType) -> Iterator[tuple[ir.Node, read.Quanti
     for layer in list(graph):
         if layer.op_type not in LAYERS or len(layer.inputs) < 3:
             continue
-        makers = [value.producer() if value is not None else None for value in layer.inputs[:3]]
-        said = [read.read_quantizer(maker) for maker in makers if read.is_dequantize(maker)]
-        data, weight, bias = said if len(said) == 3 else (None, None, None)
+        makers = list(map(dequantizer, layer.inputs[:3]))
+        data, weight, bias = (None if maker is None else read.read_quantizer(maker) for maker in makers)
         if data is None or weight is None or bias is None or data.scale.size != 1:
             continue
         if makers[2] is not None and is_constant(makers[2].inputs[0]) and bias.dtype == kind.value:
@@ -143,7 +143,7 @@ def _restore_bias(model: ir.Model, node: ir.Node, step: NDArray[np.float64]) -> 
     _replace_bias(model, node, codes.astype(np.int32), step)
 
 
-def _replace_bias(model: ir.Model, node: ir.Node, codes: NDArray[Any], scale: NDArray[np.float64]) -> None:
+def _replace_bias(model: ir.Model, node: ir.Node, codes: Array, scale: NDArray[np.float64]) -> None:
     """New codes, scale and zero point for a DQ node."""
     parts = (codes, np.asarray(scale, np.float32), np.zeros(scale.shape, codes.dtype))
     for index, part in enumerate(parts):
@@ -157,18 +157,16 @@ def convert_resize_fs_to_pof2s(model: ir.Model) -> str:
     """The pairs before and behind each Resize get the next power of two above their scale: nothing clips."""
     count = 0
     for node in [n for n in model.graph if n.op_type == "Resize"]:
-        maker = node.inputs[0].producer() if node.inputs[0] is not None else None
-        codes = maker.inputs[0] if read.is_dequantize(maker) else None
+        maker = dequantizer(node.inputs[0])
+        codes = maker.inputs[0] if maker is not None else None
         around = [codes.producer() if codes is not None else None, *(u.node for u in node.outputs[0].uses())]
-        count += sum(
-            _round_scale(model.graph, quantizer) for quantizer in around if read.is_quantize(quantizer)
-        )
+        count += sum(_round_scale(model.graph, quantizer) for quantizer in around)
     return f"rounded the scales of {count} pairs"
 
 
-def _round_scale(graph: ir.Graph, quantizer: ir.Node) -> bool:
-    said = read.read_quantizer(quantizer)
-    if said is None or said.scale.size != 1 or said.power_of_two:
+def _round_scale(graph: ir.Graph, quantizer: ir.Node | None) -> bool:
+    said = read.read_quantizer(quantizer) if read.is_quantize(quantizer) else None
+    if quantizer is None or said is None or said.scale.size != 1 or said.power_of_two:
         return False
     rounded = math.ldexp(1.0, math.ceil(math.log2(float(said.scale.reshape(())))))
     nodes = [quantizer, *(use.node for use in quantizer.outputs[0].uses())]

@@ -20,7 +20,7 @@ from roundel.model.files import write_text
 from roundel.model.graph import input_specs
 from roundel.model.session import open_session
 from roundel.passes import refresh_shapes
-from roundel.qdq.read import BITS, is_dequantize, read_quantizer, stored_values
+from roundel.qdq.read import BITS, read_quantizer, stored_values
 from roundel.quark.tools import tool
 
 _WIDTH, _HEIGHT, _MARGIN = 640, 400, 40
@@ -46,11 +46,10 @@ def picture(values: NDArray[Any], title: str) -> Image.Image:
     low, high = (float(finite.min()), float(finite.max())) if finite.size else (0.0, 0.0)
     draw.text((_MARGIN, bottom + 8), f"{low:.5g}", fill="black")
     draw.text((_WIDTH - _MARGIN - 60, bottom + 8), f"{high:.5g}", fill="black")
-    words = (
-        f"{finite.size} values, mean {finite.mean():.5g}, deviation {finite.std():.5g}" if finite.size else ""
-    )
     draw.text((_MARGIN, 8), title[:90], fill="black")
-    draw.text((_MARGIN, 22), words, fill="black")
+    if finite.size:
+        words = f"{finite.size} values, mean {finite.mean():.5g}, deviation {finite.std():.5g}"
+        draw.text((_MARGIN, 22), words, fill="black")
     return image
 
 
@@ -60,7 +59,7 @@ def weights(model: ir.Model, *, per_channel: bool = False) -> Iterator[tuple[str
         if node.op_type not in (*tool.LAYERS, "MatMul") or len(node.inputs) < 2:
             continue
         value = node.inputs[1]
-        array = stored_values(value.producer()) if value is not None else None
+        array = stored_values(tool.dequantizer(value))
         if array is None and value is not None and value.const_value is not None:
             array = np.asarray(value.const_value.numpy())
         if array is None or value is None:
@@ -101,12 +100,9 @@ def _save(found: Sequence[tuple[str, NDArray[Any]]], folder: str, what: str) -> 
     except OSError as error:
         raise OutputError("The folder cannot be made.", where=place, observed=error.strerror) from error
     for name, array in found:
-        picture(array, name).save(place / f"{_safe(name)}.png")
+        plain = "".join(c if c.isalnum() or c in "._-" else "_" for c in name)[:150]
+        picture(array, name).save(place / f"{plain}.png")
     return f"wrote {len(found)} histograms\n{place}"
-
-
-def _safe(name: str) -> str:
-    return "".join(c if c.isalnum() or c in "._-" else "_" for c in name)[:150]
 
 
 def _save_weights(source: str, target: str, perchannel: bool) -> str:
@@ -153,10 +149,8 @@ def a16w8_a8w8_nodes(model: ir.Model) -> tuple[list[str], list[str]]:
     """Names of Conv, ConvTranspose and Gemm nodes with 8-bit activations, and of those with 16-bit ones."""
     found: dict[int, list[str]] = {8: [], 16: []}
     for node in model.graph:
-        maker = (
-            node.inputs[0].producer() if node.op_type in tool.LAYERS and node.inputs[0] is not None else None
-        )
-        said = read_quantizer(maker) if is_dequantize(maker) else None
+        maker = tool.dequantizer(node.inputs[0]) if node.op_type in tool.LAYERS else None
+        said = read_quantizer(maker) if maker is not None else None
         bits = BITS.get(said.dtype) if said is not None else None
         if bits in found:
             found[bits].append(str(node.name))

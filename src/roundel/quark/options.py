@@ -9,8 +9,7 @@ from roundel.quark import rows
 from roundel.quark.config import classic_key
 from roundel.quark.enums import CalibrationMethod, ExtendedCalibrationMethod, PowerOfTwoMethod
 from roundel.quark.errors import QuarkConfigError
-from roundel.quark.request import ALIGNED, LIMITS, Request, block_values
-from roundel.quark.request import OPTIONS as BLOCK_OPTIONS
+from roundel.quark.request import ALIGNED, BLOCK_OPTIONS, LIMITS, Request, block_values
 from roundel.quark.rows import Effect, computed, noted, refused, switched, to_field, to_run, unsupported
 from roundel.quark.selection import from_mixed_precision, from_tensor_overrides
 from roundel.recipe.settings import Prepare
@@ -256,11 +255,8 @@ def _scaled(value: bool, request: Request) -> bool | None:
 
 def _blocks(option: str) -> rows.Option:
     """The element type follows from the same attributes; see `block_type`."""
-
-    def work(value: Any, request: Request) -> Effect:
-        return Effect(recipe=dict(block_values(option, value)))
-
-    return computed(option, {}, "activations.type, weights.type, blocks.*", work)
+    becomes = "activations.type, weights.type, blocks.*"
+    return computed(option, {}, becomes, lambda value, _: Effect(recipe=dict(block_values(option, value))))
 
 
 _BIAS_STEP = "a bias of 16 or 32 bits has the step of its layer's products."
