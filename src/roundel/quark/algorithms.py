@@ -70,8 +70,8 @@ _OWN = ("a recipe holds no functions.", "Use `roundel.auto(…, metric=function)
 
 
 def _target(value: Any, request: Request) -> Effect:
-    inputs = value.input_tensors if isinstance(value, QLayerConfig) else None
-    weight = value.weight if isinstance(value, QLayerConfig) else None
+    layer = value if isinstance(value, QLayerConfig) else QLayerConfig()
+    inputs, weight = layer.input_tensors, layer.weight
     if inputs is None or weight is None:
         raise QuarkConfigError(
             "Mixed precision takes one type for inputs and one for weights.",

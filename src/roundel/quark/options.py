@@ -94,15 +94,11 @@ GRAPH = (
     switched("SkipPreprocess", False, "prepare.* (every pass off)", _NO_PASS),
 )
 
-_KEPT = {
-    "RemoveQDQConvClip": "Clip",
-    "RemoveQDQConvRelu": "Relu",
-    "RemoveQDQConvLeakyRelu": "LeakyRelu",
-    "RemoveQDQConvPRelu": "PRelu",
-}
+_KEPT = {f"RemoveQDQConv{op}": op for op in ("Clip", "Relu", "LeakyRelu", "PRelu")}
 _BEFORE_GELU = ("Conv", "ConvTranspose", "Gemm", "MatMul", "Add")
 _AFTER_NORM = ("Relu", "LeakyRelu", "PRelu", "Clip")
 _BETWEEN = "placement.no_pair_between"
+_BY_TENSOR = "Set types with TensorQuantOverrides."
 
 
 def _keep_before(value: Any, request: Request) -> tuple[str, ...]:
@@ -140,12 +136,7 @@ BETWEEN = (
     to_field("ForceQuantizeNoInputCheck", False, "placement.quantize_passthrough_inputs"),
     to_field("DedicatedQDQPair", False, "placement.dedicated_pairs"),
     to_field("DedicateDQNode", False, "placement.dedicated_dequantizers"),
-    refused(
-        "EnableDualQuantNodePairs",
-        False,
-        "a tensor has its maker's type.",
-        "Set types with TensorQuantOverrides.",
-    ),
+    refused("EnableDualQuantNodePairs", False, "a tensor has its maker's type.", _BY_TENSOR),
     to_field("OpTypesToExcludeOutputQuantization", [], "placement.skip_output_op_types"),
     to_run("NodesToExcludeOutputQuantization", [], "float_outputs_of"),
     refused(

@@ -23,11 +23,8 @@ _ELEMENTS: Words = {element: block.value for block, element in ELEMENT_OF.items(
 _WIDTHS: Words = {width: block.value for block, width in WIDTHS.items() if block is not BlockType.BFP16}
 _USUAL = {block.value: {"bit_width": width} for block, width in WIDTHS.items()}
 _FIELDS: Mapping[str, tuple[str, Callable[[Any], Any]]] = {
-    "block_size": ("block_size", int),
-    "axis": ("axis", int),
-    "bit_width": ("bit_width", int),
-    "sub_block_size": ("sub_block_size", int),
-    "sub_block_shift_bits": ("sub_block_shift_bits", int),
+    **{name: (name, int) for name in ("block_size", "axis", "bit_width")},
+    **{name: (name, int) for name in ("sub_block_size", "sub_block_shift_bits")},
     "rounding_mode": ("rounding", _ROUNDING.__getitem__),
     "use_compiler_version_cpu_kernel": ("compiler", bool),
     "convert_to_bfloat_before_bfp": ("bfloat16_first", bool),

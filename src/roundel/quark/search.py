@@ -245,17 +245,14 @@ def _shipped(activation: str, weight: str, methods: list[str], most: int, **more
 
 
 _FLOAT_SCALE = {key: [value] for key, value in ALIGNED.items()}
+_RANGES = ["MinMax", "Percentile", "LayerwisePercentile"]
 _SHIPPED: Mapping[str, Params] = {
     "XINT8_SEARCH": _shipped("XInt8Spec", "XInt8Spec", ["MinMSE"], 20000),
-    "A8W8_SEARCH": _shipped(
-        "Int8Spec", "Int8Spec", ["MinMax", "Percentile", "LayerwisePercentile"], 20000, **_FLOAT_SCALE
-    ),
+    "A8W8_SEARCH": _shipped("Int8Spec", "Int8Spec", _RANGES, 20000, **_FLOAT_SCALE),
     "A16W8_SEARCH": _shipped(
-        "Int16Spec", "Int8Spec", ["MinMax", "Percentile"], 20000, **_FLOAT_SCALE, AlignEltwiseQuantType=[True]
+        "Int16Spec", "Int8Spec", _RANGES[:2], 20000, **_FLOAT_SCALE, AlignEltwiseQuantType=[True]
     ),
-    "ADVANCED_SEARCH": _shipped(
-        "Int8Spec", "Int8Spec", ["MinMax", "Percentile", "LayerwisePercentile"], 30000
-    ),
+    "ADVANCED_SEARCH": _shipped("Int8Spec", "Int8Spec", _RANGES, 30000),
 }
 
 

@@ -133,12 +133,13 @@ def _to_bfp16(source: str, target: str, external_data: bool) -> str:
     return f"{len(result.plan.tensors)} tensors in bfp16"
 
 
-def _converting(name: str, summary: str, said: str, **how: Any) -> tool.Tool:
-    """A tool that converts a whole model, as `roundel.convert` does."""
+def _converting(name: str, summary: str, **how: Any) -> tool.Tool:
+    """A tool that converts a whole model, as `roundel.convert` does: to another type, or form."""
 
     def work(source: str, target: str, external_data: bool) -> str:
         convert(source, target, external_data=external_data, **how)
-        return said
+        form = how.get("form")
+        return f"bfloat16 tensors in the form '{form}'" if form else "all tensors in float32"
 
     return tool.from_file_to_file(name, summary, work, _FILES)
 
@@ -176,22 +177,11 @@ FLOAT_TOOLS = (
         for name, what in (("fp32", "A float32 model"), ("fp16", "A float16 model"))
     ),
     tool.rewriting("A float32 model in float16.", convert_fp32_to_fp16, _KEEP_IO),
-    _converting(
-        "convert_fp16_to_fp32",
-        "A float16 model, or any short-float form, in float32.",
-        "all tensors in float32",
-        to="fp32",
-    ),
-    _converting(
-        "replace_bfloat16_qdq_cast",
-        "bfloat16 pairs of AMD's operators as Cast pairs.",
-        "bfloat16 tensors in the form 'cast'",
-        form="cast",
-    ),
+    _converting("convert_fp16_to_fp32", "A float16 model, or any short-float form, in float32.", to="fp32"),
+    _converting("replace_bfloat16_qdq_cast", "bfloat16 pairs of AMD's operators as Cast pairs.", form="cast"),
     _converting(
         "remove_bf16_cast",
         "bfloat16 casts between nodes taken out; constants keep their rounding.",
-        "bfloat16 tensors in the form 'plain'",
         form="plain",
     ),
     tool.rewriting("A Clip before each bfloat16 activation.", insert_clip_bfloat16_qdq),

@@ -186,7 +186,11 @@ def convert_onnxtxt_to_onnx(text: str) -> onnx.ModelProto:
 
 
 def _to_text(source: str, target: str) -> str:
-    write_text(Path(target), convert_onnx_to_onnxtxt(_loaded(source)))
+    try:
+        model = onnx.load(source)
+    except (OSError, ValueError, onnx.checker.ValidationError) as error:
+        raise ModelError("The model cannot be read.", where=source, observed=error) from error
+    write_text(Path(target), convert_onnx_to_onnxtxt(model))
     return "wrote text"
 
 
@@ -199,28 +203,12 @@ def _to_model(source: str, target: str) -> str:
     return "wrote a model"
 
 
-def _loaded(source: str) -> onnx.ModelProto:
-    try:
-        return onnx.load(source)
-    except (OSError, ValueError, onnx.checker.ValidationError) as error:
-        raise ModelError("The model cannot be read.", where=source, observed=error) from error
-
-
-TEXT_TOOLS = (
-    tool.from_file_to_file(
-        "convert_onnx_to_onnxtxt",
-        "A model as text that people can read and compare.",
-        _to_text,
-        (tool.SOURCE, tool.TARGET),
-        convert_onnx_to_onnxtxt,
-    ),
-    tool.from_file_to_file(
-        "convert_onnxtxt_to_onnx",
-        "A model from its text.",
-        _to_model,
-        (tool.SOURCE, tool.TARGET),
-        convert_onnxtxt_to_onnx,
-    ),
+TEXT_TOOLS = tuple(
+    tool.from_file_to_file(export.__name__, summary, work, (tool.SOURCE, tool.TARGET), export)
+    for export, summary, work in (
+        (convert_onnx_to_onnxtxt, "A model as text that people can read and compare.", _to_text),
+        (convert_onnxtxt_to_onnx, "A model from its text.", _to_model),
+    )
 )
 
 
