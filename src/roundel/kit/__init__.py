@@ -2,8 +2,25 @@
 
 from __future__ import annotations
 
-from roundel.kit.kit import deploy
-from roundel.kit.npu_report import npu_report
-from roundel.kit.placement import PlacementReport, ReportError, compare_placements
+from roundel.kit.kit import DeployKit, deploy
+from roundel.kit.npu_report import NpuReport, npu_report, read_report
+from roundel.kit.placement import (
+    PlacementReport,
+    ReportError,
+    compare_placements,
+    compare_with_check,
+    verdicts,
+)
 
-__all__ = ["PlacementReport", "ReportError", "compare_placements", "deploy", "npu_report"]
+__all__ = [
+    "DeployKit",
+    "NpuReport",
+    "PlacementReport",
+    "ReportError",
+    "compare_placements",
+    "compare_with_check",
+    "deploy",
+    "npu_report",
+    "read_report",
+    "verdicts",
+]

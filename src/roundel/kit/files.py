@@ -199,14 +199,9 @@ def _in_place(folder: Path, file: KitFile, digests: Mapping[str, str], earlier: 
     if there == (digests.get(file.name) or file.digest()):
         return True
     if file.name != MANIFEST and there != earlier.get(file.name):
-        edited = file.name in earlier
-        raise OutputError(
-            "A file was edited since Roundel wrote it."
-            if edited
-            else "A file of another origin is in the way.",
-            where=target,
-            hint="Move it away, or choose another output folder.",
-        )
+        edited = "A file was edited since Roundel wrote it."
+        what = edited if file.name in earlier else "A file of another origin is in the way."
+        raise OutputError(what, where=target, hint="Move it away, or choose another output folder.")
     return False
 
 

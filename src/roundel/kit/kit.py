@@ -18,10 +18,9 @@ from rich.text import Text
 
 from roundel.errors import ModelError, RecipeError
 from roundel.kit.files import KitFile, write_folder
-from roundel.model import load_model
 from roundel.model.files import file_sha256
 from roundel.model.graph import input_specs
-from roundel.model.load import as_written
+from roundel.model.load import as_written, load_model
 from roundel.outputs import external_tensors
 from roundel.plain import Card, to_plain
 from roundel.report.console import labelled, show_notes

@@ -10,9 +10,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 from rich.console import Console
 
-from roundel.kit import PlacementReport, ReportError, compare_placements
-from roundel.kit.npu_report import NpuReport, parse_json, parse_log, read_report, show_report
-from roundel.kit.placement import PlacementComparison, model_operators, places, verdicts
+from roundel.kit import NpuReport, PlacementReport, ReportError, compare_placements, read_report, verdicts
+from roundel.kit.npu_report import parse_json, parse_log, show_report
+from roundel.kit.placement import PlacementComparison, model_operators, places
 
 IPU = (
     "[Vitis AI EP] No. of Operators :   CPU     2    IPU   398  99.50%\n"
