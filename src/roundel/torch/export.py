@@ -90,10 +90,6 @@ class ExampleCall:
     args: tuple[Any, ...] = ()
     kwargs: Mapping[str, Any] | None = None
 
-    def call(self, module: Any) -> Any:
-        """What the module answers."""
-        return module(*self.args, **(self.kwargs or {}))
-
     def tensors(self) -> list[Any]:
         """All tensors, in the order of the call."""
         return [leaf for leaf in pytree.tree_leaves((self.args, self.kwargs)) if torch.is_tensor(leaf)]
@@ -265,21 +261,6 @@ def export_program(program: Any, examples: Sequence[ExampleCall]) -> tuple[ir.Mo
         return model, (_compared(model, program.module(check_guards=False), used),)
 
 
-def refuse_shapes(name: str, *, dynamic_batch: bool, dynamic_shapes: Any) -> None:
-    """A traced program has the open dimensions that it was traced with.
-
-    Raises:
-        RecipeError: others were asked for.
-    """
-    if dynamic_batch or dynamic_shapes is not None:
-        raise RecipeError(
-            "A program that is traced already keeps its shapes.",
-            where=name,
-            observed="dynamic_batch" if dynamic_batch else "dynamic_shapes",
-            hint="Give dynamic_shapes to torch.export.export, or give Roundel the module.",
-        )
-
-
 def _converted(program: Any, shapes: Any) -> ir.Model:
     try:
         done = torch.onnx.export(
@@ -301,9 +282,17 @@ def _compared(model: ir.Model, module: Any, examples: Sequence[ExampleCall]) -> 
     names = [one.name for one in session.get_inputs()]
     worst, bound = 0.0, TOLERANCE
     for index, example in enumerate(examples):
-        expected = [leaf for leaf in pytree.tree_leaves(example.call(module)) if torch.is_tensor(leaf)]
+        answer = module(*example.args, **(example.kwargs or {}))
+        expected = [leaf for leaf in pytree.tree_leaves(answer) if torch.is_tensor(leaf)]
         got = session.run(None, example.fed(names))
-        for name, left, right in zip(_outputs(session, expected), expected, got, strict=True):
+        outputs = [one.name for one in session.get_outputs()]
+        if len(outputs) != len(expected):
+            raise ModelError(
+                "The exported model has other outputs than the module.",
+                observed=", ".join(outputs),
+                expected=f"{len(expected)} tensors",
+            )
+        for name, left, right in zip(outputs, expected, got, strict=True):
             if left.dtype in (torch.float16, torch.bfloat16):
                 bound = HALF_TOLERANCE
             difference = _difference(array(left), np.asarray(right))
@@ -320,17 +309,6 @@ def _compared(model: ir.Model, module: Any, examples: Sequence[ExampleCall]) -> 
         f"exported by torch {torch.__version__} at opset {OPSET}; equals the module on {len(examples)} "
         f"example(s): largest difference {worst:.1g} of the largest output (allowed: {bound:g})"
     )
-
-
-def _outputs(session: Any, expected: Sequence[Any]) -> list[str]:
-    names = [one.name for one in session.get_outputs()]
-    if len(names) != len(expected):
-        raise ModelError(
-            "The exported model has other outputs than the module.",
-            observed=", ".join(names),
-            expected=f"{len(expected)} tensors",
-        )
-    return names
 
 
 def _difference(expected: Any, got: Any) -> float:
@@ -362,7 +340,7 @@ def _evaluating(module: Any) -> Iterator[None]:
 def _quiet() -> Iterator[None]:
     """Without torch's own warnings: what they are about either fails here, or is proved harmless."""
     loggers = [logging.getLogger(name) for name in ("torch.onnx", "torch.export", "torch.fx")]
-    levels = [logger.level for logger in loggers]
+    levels = {logger: logger.level for logger in loggers}
     for logger in loggers:
         logger.setLevel(logging.CRITICAL)
     try:
@@ -370,7 +348,7 @@ def _quiet() -> Iterator[None]:
             warnings.simplefilter("ignore")
             yield
     finally:
-        for logger, level in zip(loggers, levels, strict=True):
+        for logger, level in levels.items():
             logger.setLevel(level)
 
 

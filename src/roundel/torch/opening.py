@@ -18,7 +18,7 @@ from typing import Any
 
 import onnx_ir as ir
 
-from roundel.errors import DependencyError, ModelError, did_you_mean
+from roundel.errors import DependencyError, ModelError, RecipeError, did_you_mean
 
 SUFFIX = ".pt2"
 _NAME = re.compile(r"(?P<home>[A-Za-z_]\w*(?:\.[A-Za-z_]\w*)*|.+\.py):(?P<factory>[A-Za-z_]\w*)")
@@ -90,7 +90,13 @@ def opened(
             model, examples, dynamic_batch=dynamic_batch, dynamic_shapes=dynamic_shapes
         )
     else:
-        export.refuse_shapes(name, dynamic_batch=dynamic_batch, dynamic_shapes=dynamic_shapes)
+        if dynamic_batch or dynamic_shapes is not None:
+            raise RecipeError(
+                "A program that is traced already keeps its shapes.",
+                where=name,
+                observed="dynamic_batch" if dynamic_batch else "dynamic_shapes",
+                hint="Give dynamic_shapes to torch.export.export, or give Roundel the module.",
+            )
         given = () if example_inputs is None else export.examples_of(example_inputs)
         made = export.export_program(model, given)
     return Exported(made[0], name, path, made[1])
