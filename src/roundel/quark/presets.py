@@ -175,12 +175,9 @@ _ROWS: tuple[Preset, ...] = (
 # fmt: on
 
 # A constant to import, which is no name for `get_default_config`.
+_UNLISTED_OPTIONS = {**_SYMMETRIC, "WeightsOnly": True, "FastFinetune": DEFAULT_ADAROUND_PARAMS}
 _UNLISTED = Preset(
-    "XINT8_WEIGHTSONLY_ADAROUND",
-    _MSE,
-    activation=_U8,
-    options={**_SYMMETRIC, "WeightsOnly": True, "FastFinetune": DEFAULT_ADAROUND_PARAMS},
-    flags={**_NPU, **_TUNE},
+    "XINT8_WEIGHTSONLY_ADAROUND", _MSE, activation=_U8, options=_UNLISTED_OPTIONS, flags={**_NPU, **_TUNE}
 )
 
 

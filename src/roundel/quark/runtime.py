@@ -18,7 +18,6 @@ from typing import Any, TypeVar
 import numpy as np
 import onnx
 import onnxruntime as ort
-from numpy.typing import NDArray
 from onnxruntime.quantization.calibrate import CalibrationDataReader
 from rich.console import Console
 
@@ -31,6 +30,7 @@ from roundel.qdq.nodes import QUARK
 from roundel.qdq.read import is_quantize
 from roundel.quark.errors import QuarkConfigError, QuarkDataError
 from roundel.result import QuantizeResult
+from roundel.types import Sample
 
 Model = str | Path | onnx.ModelProto
 
@@ -49,11 +49,11 @@ def random_spec(
 class _SampleReader(CalibrationDataReader):  # type: ignore[misc]
     """Hands out samples one by one, and again after `reset_iter` or `rewind`."""
 
-    def __init__(self, samples: Iterable[dict[str, NDArray[Any]]]) -> None:
+    def __init__(self, samples: Iterable[Sample]) -> None:
         self._samples = samples
-        self._left: Iterator[dict[str, NDArray[Any]]] | None = None
+        self._left: Iterator[Sample] | None = None
 
-    def get_next(self) -> dict[str, NDArray[Any]] | None:
+    def get_next(self) -> Sample | None:
         """The next sample; None at the end."""
         if self._left is None:
             self._left = iter(self._samples)
@@ -119,7 +119,7 @@ class CachedDataReader(_SampleReader):
         convert_nchw_to_nhwc: bool = False,
         quantize_fp16: bool = False,
     ) -> None:
-        cache: list[dict[str, NDArray[Any]]] = []
+        cache: list[Sample] = []
         while (data_size is None or len(cache) < data_size) and (sample := dr.get_next()) is not None:
             arrays = {name: np.asarray(value) for name, value in sample.items()}
             if convert_nchw_to_nhwc:

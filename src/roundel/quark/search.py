@@ -12,7 +12,6 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-from numpy.typing import NDArray
 
 from roundel.data.samples import repeatable
 from roundel.measure.folders import similarity
@@ -29,7 +28,7 @@ from roundel.recipe.settings import Data
 from roundel.report.console import terminal
 from roundel.stages import open_data
 from roundel.trials.study import Choice, Sampler, Span, Study, Trial
-from roundel.types import Listener, Silent
+from roundel.types import Array, Listener, Silent
 
 Space = Mapping[str, Any]
 Params = dict[str, Any]
@@ -83,8 +82,8 @@ def generate_all_configs(search_space: Space) -> list[Params]:
     groups = {key: value for key, value in search_space.items() if isinstance(value, Mapping)}
     found = _product({key: value for key, value in search_space.items() if key not in groups})
     for key, group in groups.items():
-        inner = _product({name: values for name, values in group.items() if name != _CONDITION})
-        parts: list[Params] = [{key: one} for one in inner]
+        lists = {name: values for name, values in group.items() if name != _CONDITION}
+        parts: list[Params] = [{key: one} for one in _product(lists)]
         found = [
             {**config, **copy.deepcopy(part)}
             for config in found
@@ -105,14 +104,17 @@ def flattened(search_space: Space) -> dict[str, Choice | Span]:
     """
     flat: dict[str, Choice | Span] = {}
     for key, value in search_space.items():
-        if not isinstance(value, Mapping):
-            flat[key] = _choice(key, value)
-            continue
-        _condition(key, value)
-        for inner, values in value.items():
-            if inner != _CONDITION:
-                name = f"{key}.{inner}"
-                flat[name] = _range(name, values) if isinstance(values, Mapping) else _choice(name, values)
+        named_values = {key: value}
+        if isinstance(value, Mapping):
+            if not isinstance(value.get(_CONDITION), str | Mapping):
+                raise QuarkConfigError(
+                    "A group of a search space says when it counts.",
+                    where=key,
+                    expected=f"'{_CONDITION}': 'activation', or '{_CONDITION}': {{'algorithms': 'adaround'}}",
+                )
+            named_values = {f"{key}.{inner}": one for inner, one in value.items() if inner != _CONDITION}
+        for name, values in named_values.items():
+            flat[name] = _range(name, values) if isinstance(values, Mapping) else _choice(name, values)
     return flat
 
 
@@ -121,7 +123,7 @@ def assembled(search_space: Space, parameters: Mapping[str, Any]) -> Params:
     groups = {key: value for key, value in search_space.items() if isinstance(value, Mapping)}
     found = {key: parameters[key] for key in search_space if key not in groups}
     for key, value in groups.items():
-        if _holds(_condition(key, value), found):
+        if _holds(value[_CONDITION], found):
             found[key] = {inner: parameters[f"{key}.{inner}"] for inner in value if inner != _CONDITION}
     return found
 
@@ -176,17 +178,6 @@ def _holds(condition: Any, config: Params) -> bool:
     if isinstance(condition, str):
         return config.get(condition) is not None
     return all(config.get(key) == value for key, value in condition.items())
-
-
-def _condition(key: str, group: Mapping[str, Any]) -> Any:
-    condition = group.get(_CONDITION)
-    if not isinstance(condition, str | Mapping):
-        raise QuarkConfigError(
-            "A group of a search space says when it counts.",
-            where=key,
-            expected=f"'{_CONDITION}': 'activation', or '{_CONDITION}': {{'algorithms': 'adaround'}}",
-        )
-    return condition
 
 
 def _choice(key: str, values: Any) -> Choice:
@@ -268,11 +259,11 @@ _SAMPLERS: Mapping[str, Sampler] = {"TPE": "tpe", "Random": "random", "Grid": "t
 _GRID = "Grid"
 
 
-def _l1(wanted: NDArray[Any], found: NDArray[Any]) -> float:
+def _l1(wanted: Array, found: Array) -> float:
     return float(np.abs(np.asarray(found, np.float64) - wanted).sum())
 
 
-def _ssim(wanted: NDArray[Any], found: NDArray[Any]) -> float:
+def _ssim(wanted: Array, found: Array) -> float:
     value = similarity(wanted, found).ssim
     if value is None:
         raise QuarkConfigError("The outputs are not pictures.", where="search_metric ssim")

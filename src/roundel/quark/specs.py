@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import enum
 from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any, ClassVar
@@ -86,13 +87,9 @@ class QTensorConfig(Settings):
 
     def to_dict(self) -> dict[str, Any]:
         """Plain words that `from_dict` reads back to an equal spec."""
-        return {
-            "symmetric": self.symmetric,
-            "scale_type": self.scale_type.name,
-            "calibration_method": self.calibration_method.name,
-            "quant_granularity": self.quant_granularity.name,
-            "data_type": self.kind.__name__,
-        }
+        words = {row.name: getattr(self, row.name) for row in dataclasses.fields(self)}
+        plain = {name: word.name if isinstance(word, enum.Enum) else word for name, word in words.items()}
+        return {**plain, "data_type": self.kind.__name__}
 
     @staticmethod
     def from_dict(words: dict[str, Any]) -> QTensorConfig:

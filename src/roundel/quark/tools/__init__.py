@@ -19,13 +19,8 @@ from roundel.quark.tools.tool import Parameter, Tool, option, rewriting, switch,
 
 def operator_pairs(text: str) -> list[tuple[str, str]]:
     """'Conv,Relu;Mul,Add' as pairs."""
-    found = []
-    for item in filter(str.strip, text.split(";")):
-        maker, comma, reader = item.partition(",")
-        if not comma:
-            raise ValueError(item)
-        found.append((maker.strip(), reader.strip()))
-    return found
+    found = [item.split(",", 1) for item in filter(str.strip, text.split(";"))]
+    return [(maker.strip(), reader.strip()) for maker, reader in found]
 
 
 _BETWEEN = option("between_ops", "'Conv,Relu;Mul,Add'", operator_pairs)

@@ -5,11 +5,9 @@ from __future__ import annotations
 import math
 from collections import defaultdict
 from collections.abc import Callable, Iterator, Sequence
-from typing import Any
 
 import numpy as np
 import onnx_ir as ir
-from numpy.typing import NDArray
 
 from roundel.model.edit import Names
 from roundel.model.graph import constant_array, is_constant, opset_version
@@ -17,9 +15,8 @@ from roundel.qdq import read
 from roundel.qdq.nodes import MICROSOFT
 from roundel.quark.tools.tool import LAYERS, dequantizer, on_copy
 from roundel.targets.npu import NATIVE_16_BIT_OPSET
-from roundel.types import QType
+from roundel.types import Array, Doubles, QType
 
-Array = NDArray[Any]
 Change = Callable[[Array, Array], tuple[Array, Array]]
 """What becomes of scale and zero point."""
 
@@ -70,7 +67,7 @@ def _retype(model: ir.Model, source: QType, target: QType, change: Change) -> st
     return f"changed {count} activations from {source.value} to {target.value}"
 
 
-def _swap(graph: ir.Graph, nodes: Sequence[ir.Node], index: int, array: NDArray[Any]) -> None:
+def _swap(graph: ir.Graph, nodes: Sequence[ir.Node], index: int, array: Array) -> None:
     """New content for the constant that is read here; it keeps its name where nobody else reads it."""
     old = nodes[0].inputs[index] if index < len(nodes[0].inputs) else None
     tensor = ir.tensor(array)
@@ -119,7 +116,7 @@ def convert_bias_int32_to_int16(model: ir.Model) -> str:
     return f"changed {count} biases from int32 to int16{left}"
 
 
-def _biases(graph: ir.Graph, kind: QType) -> Iterator[tuple[ir.Node, read.Quantizer, NDArray[np.float64]]]:
+def _biases(graph: ir.Graph, kind: QType) -> Iterator[tuple[ir.Node, read.Quantizer, Doubles]]:
     """The DQ node of each constant bias in a type, what it says, and the step of the products it is added to.
 
     Input and weight of the layer are quantized, too.
@@ -135,7 +132,7 @@ def _biases(graph: ir.Graph, kind: QType) -> Iterator[tuple[ir.Node, read.Quanti
             yield makers[2], bias, read.product_step(layer, data, weight)
 
 
-def _restore_bias(model: ir.Model, node: ir.Node, step: NDArray[np.float64]) -> None:
+def _restore_bias(model: ir.Model, node: ir.Node, step: Doubles) -> None:
     """The same bias in 32 bits and in another step."""
     values, limits = read.stored_values(node), np.iinfo(np.int32)
     assert values is not None
@@ -143,7 +140,7 @@ def _restore_bias(model: ir.Model, node: ir.Node, step: NDArray[np.float64]) -> 
     _replace_bias(model, node, codes.astype(np.int32), step)
 
 
-def _replace_bias(model: ir.Model, node: ir.Node, codes: Array, scale: NDArray[np.float64]) -> None:
+def _replace_bias(model: ir.Model, node: ir.Node, codes: Array, scale: Doubles) -> None:
     """New codes, scale and zero point for a DQ node."""
     parts = (codes, np.asarray(scale, np.float32), np.zeros(scale.shape, codes.dtype))
     for index, part in enumerate(parts):

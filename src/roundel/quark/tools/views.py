@@ -4,13 +4,11 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 import onnx
 import onnx_ir as ir
 from google.protobuf import text_format  # type: ignore[import-untyped, unused-ignore]
-from numpy.typing import NDArray
 from PIL import Image, ImageDraw
 
 from roundel.data import open_samples
@@ -22,13 +20,14 @@ from roundel.model.session import open_session
 from roundel.passes import refresh_shapes
 from roundel.qdq.read import BITS, read_quantizer, stored_values
 from roundel.quark.tools import tool
+from roundel.types import Array
 
 _WIDTH, _HEIGHT, _MARGIN = 640, 400, 40
 _BINS = 128
 _CHANNEL_AXIS = {"Conv": 0, "ConvTranspose": 1}
 
 
-def picture(values: NDArray[Any], title: str) -> Image.Image:
+def picture(values: Array, title: str) -> Image.Image:
     """A bar chart of how often values occur, with their extremes, mean and deviation."""
     finite = np.asarray(values, np.float64).reshape(-1)
     finite = finite[np.isfinite(finite)]
@@ -53,7 +52,7 @@ def picture(values: NDArray[Any], title: str) -> Image.Image:
     return image
 
 
-def weights(model: ir.Model, *, per_channel: bool = False) -> Iterator[tuple[str, NDArray[Any]]]:
+def weights(model: ir.Model, *, per_channel: bool = False) -> Iterator[tuple[str, Array]]:
     """Weights of layers by name, as the model uses them; each output channel by itself when asked for."""
     for node in model.graph:
         if node.op_type not in (*tool.LAYERS, "MatMul") or len(node.inputs) < 2:
@@ -72,7 +71,7 @@ def weights(model: ir.Model, *, per_channel: bool = False) -> Iterator[tuple[str
             yield f"{value.name}_channel_{index}", np.take(array, index, axis)
 
 
-def tensors(model: ir.Model, data: object) -> Iterator[tuple[str, NDArray[Any]]]:
+def tensors(model: ir.Model, data: object) -> Iterator[tuple[str, Array]]:
     """Every float tensor's values over all samples, by name."""
     result = model.clone()
     refresh_shapes(result)
@@ -81,7 +80,7 @@ def tensors(model: ir.Model, data: object) -> Iterator[tuple[str, NDArray[Any]]]
     session = open_session(result)
     names = [out.name for out in session.get_outputs()]
     specs = input_specs(result)
-    gathered: dict[str, list[NDArray[Any]]] = {}
+    gathered: dict[str, list[Array]] = {}
     for sample in open_samples(data, specs):
         pairs = [*sample.items(), *zip(names, session.run(None, sample), strict=True)]
         for name, array in pairs:
@@ -91,7 +90,7 @@ def tensors(model: ir.Model, data: object) -> Iterator[tuple[str, NDArray[Any]]]
         yield name, np.concatenate(parts)
 
 
-def _save(found: Sequence[tuple[str, NDArray[Any]]], folder: str, what: str) -> str:
+def _save(found: Sequence[tuple[str, Array]], folder: str, what: str) -> str:
     if not found:
         raise ModelError(f"The model has no {what}.")
     place = Path(folder)
@@ -106,9 +105,8 @@ def _save(found: Sequence[tuple[str, NDArray[Any]]], folder: str, what: str) -> 
 
 
 def _save_weights(source: str, target: str, perchannel: bool) -> str:
-    return _save(
-        list(weights(tool.read_model(source), per_channel=perchannel)), target, "layer with constant weights"
-    )
+    found = list(weights(tool.read_model(source), per_channel=perchannel))
+    return _save(found, target, "layer with constant weights")
 
 
 def _save_tensors(source: str, data: str, target: str) -> str:
@@ -117,6 +115,11 @@ def _save_tensors(source: str, data: str, target: str) -> str:
 
 _MODEL = tool.Parameter("source", "the ONNX model", ("--input_model", "--input", "--input_model_path"))
 
+
+def _folder(default: str, *flags: str) -> tool.Parameter:
+    return tool.Parameter("target", "the folder to write into", flags, default=default)
+
+
 HISTOGRAM_TOOLS = (
     tool.Tool(
         "save_weights_hist",
@@ -124,9 +127,7 @@ HISTOGRAM_TOOLS = (
         _save_weights,
         (
             _MODEL,
-            tool.Parameter(
-                "target", "the folder to write into", ("--output", "--output_path"), default="weights_hist"
-            ),
+            _folder("weights_hist", "--output", "--output_path"),
             tool.switch("perchannel", "one picture for each output channel", "--perchannel", "--per_channel"),
         ),
     ),
@@ -137,9 +138,7 @@ HISTOGRAM_TOOLS = (
         (
             _MODEL,
             tool.Parameter("data", "a folder of images, .npy or .npz files", ("--data_path", "--data")),
-            tool.Parameter(
-                "target", "the folder to write into", ("--output_path", "--output"), default="tensor_hist"
-            ),
+            _folder("tensor_hist", "--output_path", "--output"),
         ),
     ),
 )
