@@ -108,33 +108,27 @@ class QTensorConfig(Settings):
         return f"{self.kind.__name__}({', '.join(words)})"
 
 
+@dataclass(eq=False, repr=False)
 class _Spec(QTensorConfig):
     """A QTensorConfig with defaults; one subclass for each type."""
 
-    defaults: ClassVar[tuple[bool, ScaleType, CalibMethod]]
-    stored_as: ClassVar[type[DataType]]
+    usual: ClassVar[Mapping[str, Any]]
 
-    def __init__(
-        self,
-        symmetric: bool | None = None,
-        scale_type: ScaleType | None = None,
-        calibration_method: CalibMethod | None = None,
-        quant_granularity: QuantGranularity = QuantGranularity.Tensor,
-        data_type: Any = None,
-    ) -> None:
-        usual, scale, method = self.defaults
-        super().__init__(
-            usual if symmetric is None else symmetric,
-            scale if scale_type is None else scale_type,
-            method if calibration_method is None else calibration_method,
-            quant_granularity,
-            self.stored_as if data_type is None else data_type,
-        )
+    symmetric: Any = None
+    scale_type: Any = None
+    calibration_method: Any = None
+    quant_granularity: QuantGranularity = QuantGranularity.Tensor
+    data_type: Any = None
+
+    def __post_init__(self) -> None:
+        for name, value in self.usual.items():
+            if getattr(self, name) is None:
+                setattr(self, name, value)
 
 
 def _spec(name: str, stored_as: type[DataType], method: CalibMethod, scale: ScaleType) -> type[_Spec]:
-    defaults = (not name.startswith("UInt"), scale, method)
-    return type(name, (_Spec,), {"stored_as": stored_as, "defaults": defaults, "__doc__": f"{name}."})
+    usual = {"symmetric": not name.startswith("UInt"), "scale_type": scale, "calibration_method": method}
+    return type(name, (_Spec,), {"usual": {**usual, "data_type": stored_as}, "__doc__": f"{name}."})
 
 
 def _usual(kind: type[DataType]) -> type[_Spec]:
