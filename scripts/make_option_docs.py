@@ -6,11 +6,11 @@ import sys
 from collections.abc import Iterable
 from pathlib import Path
 
+from roundel.quark.algorithms import FEW_BITS, FINETUNE, GPTQ, MIXED
 from roundel.quark.importing import ABSENT
-from roundel.quark.options import GROUPS
-from roundel.quark.options.algorithms import FEW_BITS, FINETUNE, GPTQ, MIXED
 from roundel.quark.request import FIELD_OPTIONS
 from roundel.quark.rows import Option
+from roundel.quark.translate import GROUPS
 
 PAGE = Path(__file__).parents[1] / "docs" / "quark-options.md"
 NESTED = {
@@ -21,10 +21,11 @@ NESTED = {
 }
 HEAD = """# Extra options of existing scripts
 
-Made by `scripts/make_option_docs.py` from the tables in `src/roundel/quark/options/`. Every key is one of
-three things: it becomes fields of a recipe (see `docs/recipes.md`) or a setting of the run; it asks for what
-Roundel does anyhow, which a note then says; or it is refused with the reason. A key that is not here is an
-error with a suggestion. `Recipe` is Roundel's own: a dictionary of recipe values that win over all else.
+Made by `scripts/make_option_docs.py` from the tables in `src/roundel/quark/` (`options.py`, `algorithms.py`).
+Every key is one of three things: it becomes fields of a recipe (see `docs/recipes.md`) or a setting of the
+run; it asks for what Roundel does anyhow, which a note then says; or it is refused with the reason. A key
+that is not here is an error with a suggestion. `Recipe` is Roundel's own: a dictionary of recipe values that
+win over all else.
 """
 
 

@@ -131,8 +131,7 @@ def deploy_command(
 
     python kit/run.py --random --report
     """
-    from roundel.kit.console import show_kit
-    from roundel.kit.kit import deploy
+    from roundel.kit.kit import deploy, show_kit
 
     kit = deploy(model, output, device=device, optimize_level=optimize_level)
     options.put(as_json, kit.to_dict(), lambda to: show_kit(to, kit))
@@ -161,8 +160,7 @@ def npu_report_command(
 
     roundel npu-report session.log --json
     """
-    from roundel.kit.console import show_report
-    from roundel.kit.npu_report import npu_report
+    from roundel.kit.npu_report import npu_report, show_report
 
     report = npu_report(file, model=model, preset=preset, device=device)
     options.put(as_json, report.to_dict(), lambda to: show_report(to, report))

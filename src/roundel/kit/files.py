@@ -80,7 +80,10 @@ def write_folder(folder: Path, files: Sequence[KitFile], about: Mapping[str, Any
         if folder.is_dir():
             _update(folder, whole, digests)
         else:
-            _create(folder, whole)
+            with _staging(folder.parent, folder.name) as staging:
+                for file in whole:
+                    file.write(staging / file.name)
+                staging.rename(folder)
     return tuple(file.name for file in whole)
 
 
@@ -145,13 +148,6 @@ def _staging(holder: Path, name: str) -> Iterator[Path]:
             shutil.rmtree(staging)
 
 
-def _create(folder: Path, files: Sequence[KitFile]) -> None:
-    with _staging(folder.parent, folder.name) as staging:
-        for file in files:
-            file.write(staging / file.name)
-        staging.rename(folder)
-
-
 def _update(folder: Path, files: Sequence[KitFile], digests: Mapping[str, str]) -> None:
     earlier = _earlier_files(folder)
     changed = [file for file in files if not _in_place(folder, file, digests, earlier)]
@@ -203,14 +199,9 @@ def _in_place(folder: Path, file: KitFile, digests: Mapping[str, str], earlier: 
     if there == (digests.get(file.name) or file.digest()):
         return True
     if file.name != MANIFEST and there != earlier.get(file.name):
-        edited = file.name in earlier
-        raise OutputError(
-            "A file was edited since Roundel wrote it."
-            if edited
-            else "A file of another origin is in the way.",
-            where=target,
-            hint="Move it away, or choose another output folder.",
-        )
+        edited = "A file was edited since Roundel wrote it."
+        what = edited if file.name in earlier else "A file of another origin is in the way."
+        raise OutputError(what, where=target, hint="Move it away, or choose another output folder.")
     return False
 
 

@@ -1,4 +1,4 @@
-"""The files beside a model that hold its weights."""
+"""The deployment kit: what its folder holds for one model on one device, and how that is shown."""
 
 from __future__ import annotations
 
@@ -13,15 +13,17 @@ from string import Template
 from typing import Any
 
 import onnx_ir as ir
+from rich.console import Console
+from rich.text import Text
 
 from roundel.errors import ModelError, RecipeError
 from roundel.kit.files import KitFile, write_folder
-from roundel.model import load_model
 from roundel.model.files import file_sha256
 from roundel.model.graph import input_specs
-from roundel.model.load import as_written
+from roundel.model.load import as_written, load_model
 from roundel.outputs import external_tensors
 from roundel.plain import Card, to_plain
+from roundel.report.console import labelled, show_notes
 from roundel.rules.formats import Recognised, recognise
 from roundel.targets.npu import MINIMUM_CONVS, Device, Format, device_named
 
@@ -61,6 +63,7 @@ def external_files(model: ir.Model, path: Path) -> dict[str, Path]:
 CACHE_FOLDER = "cache"
 CONFIG_FILE = "vaiml_config.json"
 OPTIMIZE_LEVELS = (1, 2, 3)
+_NOT_PLAIN = re.compile(r"[^\w ._+-]")
 
 
 def check_device(recognised: Recognised, device: Device) -> None:
@@ -68,9 +71,8 @@ def check_device(recognised: Recognised, device: Device) -> None:
     if recognised.format in device.formats:
         return
     takes = ", ".join(sorted(f.name for f in device.formats))
-    what = recognised.format.name
-    if recognised.format is Format.FLOAT:
-        what = "a float model, which the compiler would turn into BF16"
+    compiled = "a float model, which the compiler would turn into BF16"
+    what = compiled if recognised.format is Format.FLOAT else recognised.format.name
     raise ModelError(
         f"The NPU of {device.name} ({device.processors}) does not take {what}.",
         observed=f"{recognised.format.name}: {recognised.reason}",
@@ -128,7 +130,7 @@ def readme(model: str, recognised: Recognised, device: Device, notes: tuple[str,
         if not fact or facts[fact]:
             lines.append(text)
     words = {
-        "title": f"{_plain(model)} on {device.name} ({device.processors})",
+        "title": f"{_NOT_PLAIN.sub('_', model)} on {device.name} ({device.processors})",
         "format": f"{kind.name} ({recognised.reason})",
         "notes": "\n".join(f"- {note}" for note in notes),
     }
@@ -137,10 +139,6 @@ def readme(model: str, recognised: Recognised, device: Device, notes: tuple[str,
 
 def _asset(name: str) -> str:
     return resources.files("roundel.kit").joinpath(name).read_text(encoding="utf-8")
-
-
-def _plain(text: str) -> str:
-    return "".join(c if c.isalnum() or c in " ._-+" else "_" for c in text)
 
 
 MODEL_FILE = "model.onnx"
@@ -172,12 +170,8 @@ class DeployKit(Card):
     def card(self) -> Mapping[str, object]:
         """Where it is and what it holds."""
         about = f"{self.format.name} for {self.device}"
-        return {
-            "folder": self.folder,
-            "model": about,
-            "files": ", ".join(self.files),
-            "notes": len(self.notes),
-        }
+        files = ", ".join(self.files)
+        return {"folder": self.folder, "model": about, "files": files, "notes": len(self.notes)}
 
     def to_dict(self) -> dict[str, Any]:
         """Plain values for JSON."""
@@ -217,19 +211,10 @@ def deploy(
         files.append(KitFile(CONFIG_FILE, config.encode()))
     files.append(KitFile("run.py", _asset("run.py.txt").encode(), executable=True))
     files.append(KitFile("README.md", readme(path.name, recognised, machine, notes).encode()))
-    about = _about(path, recognised, machine, notes)
-    written = write_folder(target, files, about)
     kind, reason = recognised.format, recognised.reason
+    about = {"model": path.name, "format": kind.name, "device": machine.name, "notes": list(notes)}
+    written = write_folder(target, files, about)
     return DeployKit(Path(output), written, kind, reason, machine.name, options, notes)
-
-
-def _about(path: Path, recognised: Recognised, device: Device, notes: tuple[str, ...]) -> dict[str, Any]:
-    return {
-        "model": path.name,
-        "format": recognised.format.name,
-        "device": device.name,
-        "notes": list(notes),
-    }
 
 
 def _cache_key(path: Path, weights: Mapping[str, Path]) -> str:
@@ -257,3 +242,17 @@ def _model_notes(model: ir.Model, kind: Format) -> tuple[str, ...]:
     if kind is Format.BF16 and len(model.graph.outputs) > 1:
         notes.append("Several outputs in BF16: wrong values were reported, so compare them with --cpu.")
     return tuple(notes)
+
+
+def show_kit(console: Console, kit: DeployKit) -> None:
+    """What was written, and what to do next."""
+    rows = {
+        "folder": str(kit.folder),
+        "format": f"{kit.format.name} ({kit.reason})",
+        "device": kit.device,
+        "files": ", ".join(kit.files),
+        "options": ", ".join(f"{key}={value}" for key, value in kit.options.items()),
+    }
+    console.print(labelled(rows))
+    show_notes(console, kit.notes)
+    console.print(Text(f"next: python {kit.folder / 'run.py'} --random --report"))

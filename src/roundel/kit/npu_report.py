@@ -5,10 +5,13 @@ from __future__ import annotations
 import codecs
 import json
 import re
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
+
+from rich.console import Console
+from rich.text import Text
 
 from roundel.errors import RecipeError
 from roundel.kit.placement import (
@@ -19,8 +22,10 @@ from roundel.kit.placement import (
     compare_with_check,
     model_operators,
     places,
+    verdicts,
 )
 from roundel.plain import Card
+from roundel.report.console import grid, show_notes
 
 _COLOUR = re.compile(r"\x1b(?:\[[0-?]*[ -/]*[@-~]|\][^\x07\x1b]*(?:\x07|\x1b\\))")
 _HEAD = re.compile(r"No\. of (Operators|Subgraphs)\s*:", re.IGNORECASE)
@@ -52,7 +57,7 @@ def parse_log(text: str) -> PlacementReport | None:
     if not found:
         return None
     whole = [each for each in found if each.complete]
-    chosen = whole[-1] if whole else found[-1]
+    chosen = (whole or found)[-1]
     notes = []
     if len(found) > 1:
         notes.append(f"the log holds {len(found)} reports; this is number {found.index(chosen) + 1}")
@@ -231,64 +236,54 @@ def parse_json(tree: Any, where: object = "the report") -> PlacementReport:
         )
     operators: dict[str, int] = {}
     op_types: dict[str, tuple[str, ...]] = {}
-    for entry in stats:
-        name = _device(entry, ("name",), where)
-        operators[name] = operators.get(name, 0) + _count(entry, ("nodeNum",), where)
+    for entry, name, count in _entries(stats, ("name",), ("nodeNum",), where):
+        operators[name] = operators.get(name, 0) + count
         types = entry.get("supportedOpType")
         if isinstance(types, list) and name != _ALL:
-            op_types[name] = tuple(dict.fromkeys(_op_type(str(each)) for each in types))
+            # '::Conv' is Conv; 'com.microsoft::QuantizeLinear' keeps its domain.
+            op_types[name] = tuple(dict.fromkeys(str(each).strip().strip(":") for each in types))
     total = operators.pop(_ALL, None)
     if not operators and total:
         raise ReportError("The report names no device but 'all'.", where=where, hint="Run the session again.")
-    subgraphs, running = _subgraphs(tree.get("subgraphStat"), where)
+    subgraphs: dict[str, int] = {}
+    running: int | None = None
+    parts = tree.get("subgraphStat")
+    for _, name, count in _entries(parts, ("device", "name"), ("count", "subgraphNum"), where):
+        if name.startswith(_RUNNING):
+            running = (running or 0) + count
+        elif name != _ALL:
+            subgraphs[name] = subgraphs.get(name, 0) + count
     placed = sum(operators.values())
     notes = () if total in (None, placed) else (f"the report counts {total} operators, {placed} are placed",)
     return PlacementReport("vitisai_ep_report.json", operators, op_types, subgraphs, running, notes)
 
 
-def _subgraphs(stats: Any, where: object) -> tuple[dict[str, int], int | None]:
-    counts: dict[str, int] = {}
-    running: int | None = None
+def _entries(
+    stats: Any, names: tuple[str, ...], counts: tuple[str, ...], where: object
+) -> Iterator[tuple[dict[str, Any], str, int]]:
+    """Each entry with its device and its count, which stand under one of the keys."""
     for entry in stats if isinstance(stats, list) else ():
-        name = _device(entry, ("device", "name"), where)
-        count = _count(entry, ("count", "subgraphNum"), where)
-        if name.startswith(_RUNNING):
-            running = (running or 0) + count
-        elif name != _ALL:
-            counts[name] = counts.get(name, 0) + count
-    return counts, running
-
-
-def _device(entry: Any, keys: tuple[str, ...], where: object) -> str:
-    name = next((entry[key] for key in keys if entry.get(key)), None) if isinstance(entry, dict) else None
-    if not isinstance(name, str):
-        raise ReportError(
-            "An entry of the report names no device.",
-            where=where,
-            observed=str(entry)[:80],
-            expected="a name",
-        )
-    return name.strip().upper()
-
-
-def _count(entry: dict[str, Any], keys: tuple[str, ...], where: object) -> int:
-    # The file is protobuf's JSON: zeros are left out, and long integers are strings.
-    value = next((entry[key] for key in keys if key in entry), 0)
-    if isinstance(value, str) and re.fullmatch("[0-9]{1,18}", value):
-        value = int(value)
-    if isinstance(value, bool) or not isinstance(value, int) or value < 0:
-        raise ReportError(
-            "A count in the report is not a number.",
-            where=where,
-            observed=f"{keys[0]}: {str(value)[:40]}",
-            expected="a whole number",
-        )
-    return value
-
-
-def _op_type(text: str) -> str:
-    """'::Conv' is Conv; 'com.microsoft::QuantizeLinear' keeps its domain."""
-    return text.strip().strip(":")
+        known = entry if isinstance(entry, dict) else {}
+        name = next((known[key] for key in names if known.get(key)), None)
+        if not isinstance(name, str):
+            raise ReportError(
+                "An entry of the report names no device.",
+                where=where,
+                observed=str(entry)[:80],
+                expected="a name",
+            )
+        # The file is protobuf's JSON: zeros are left out, and long integers are strings.
+        value = next((known[key] for key in counts if key in known), 0)
+        if isinstance(value, str) and re.fullmatch("[0-9]{1,18}", value):
+            value = int(value)
+        if isinstance(value, bool) or not isinstance(value, int) or value < 0:
+            raise ReportError(
+                "A count in the report is not a number.",
+                where=where,
+                observed=f"{counts[0]}: {str(value)[:40]}",
+                expected="a whole number",
+            )
+        yield known, name.strip().upper(), value
 
 
 def _bytes(path: Path) -> bytes:
@@ -319,3 +314,38 @@ def _decode(data: bytes) -> str:
         return data.decode("utf-8")
     except UnicodeDecodeError:
         return data.decode("latin-1")
+
+
+def show_report(console: Console, report: NpuReport) -> None:
+    """The placement as a table, what it means, and what was predicted."""
+    placed, model_ops = report.placement, report.operators
+    table = grid("device", ">operators", ">subgraphs", "~types")
+    for name in dict.fromkeys([*placed.operators, *placed.subgraphs]):
+        counts = (_or_dash(placed.operators.get(name)), _or_dash(placed.subgraphs.get(name)))
+        table.add_row(name, *counts, Text(", ".join(placed.op_types.get(name, ())) or "-"))
+    console.print(table)
+    if model_ops is not None:
+        table = grid("operator", ">nodes in the model", "ran on")
+        for op, count in model_ops.items():
+            table.add_row(Text(op), str(count), places(placed, op))
+        console.print(table)
+    for sentence in verdicts(placed):
+        console.print(Text(sentence))
+    show_notes(console, placed.notes)
+    if report.comparison is not None:
+        _show_prediction(console, report.comparison)
+
+
+def _show_prediction(console: Console, comparison: PlacementComparison) -> None:
+    """Prediction beside reality."""
+    console.print(Text(f"Predicted for {comparison.format} on {comparison.device}:"))
+    table = grid("", ">predicted", ">reported", ">difference")
+    for row in comparison.rows:
+        difference = "-" if row.difference is None else f"{row.difference:+d}" if row.difference else "same"
+        table.add_row(row.quantity, str(row.predicted), _or_dash(row.actual), difference)
+    console.print(table)
+    show_notes(console, comparison.notes)
+
+
+def _or_dash(value: int | None) -> str:
+    return "-" if value is None else str(value)

@@ -73,7 +73,8 @@ class PlacementReport(Card):
     @property
     def boundary_ops(self) -> int:
         """Q/DQ and casts at the islands' borders, on the CPU (VITIS_EP_CPU; in older versions CPU)."""
-        plain = self.operators.get("CPU", 0) if _only_boundary(self.op_types.get("CPU", ())) else 0
+        types = self.op_types.get("CPU", ())
+        plain = self.operators.get("CPU", 0) if types and all(map(_is_boundary, types)) else 0
         return self.operators.get(BOUNDARY_CPU, 0) + plain
 
     @property
@@ -121,11 +122,6 @@ class ComparisonRow:
     actual: int | None
 
     @property
-    def agrees(self) -> bool | None:
-        """Whether prediction and reality are the same, or None where that is unknown."""
-        return None if self.actual is None else self.actual == self.predicted
-
-    @property
     def difference(self) -> int | None:
         """Reported minus predicted."""
         return None if self.actual is None else self.actual - self.predicted
@@ -155,17 +151,14 @@ def verdicts(report: PlacementReport) -> tuple[str, ...]:
     """What the numbers mean, in sentences."""
     whole = report.npu_ops + report.cpu_ops
     if report.npu_ops == 0:
-        causes = "; ".join(NOT_USED_CAUSES)
-        return (
-            f"All {whole} operators are on the CPU: the NPU is not used at all.",
-            f"Likely causes: {causes}.",
-        )
+        unused = f"All {whole} operators are on the CPU: the NPU is not used at all."
+        return unused, f"Likely causes: {'; '.join(NOT_USED_CAUSES)}."
     return tuple(_partial_verdicts(report, whole))
 
 
 def _partial_verdicts(report: PlacementReport, whole: int) -> Iterator[str]:
     count = report.islands
-    place = "" if count is None else f" in {count} {'island' if count == 1 else 'islands'}"
+    place = "" if count is None else f" in {counted(count, 'island')}"
     yield f"{report.share:.1%} of the operators ({report.npu_ops} of {whole}) are on the NPU{place}."
     running = report.actually_running
     if running is not None and count is not None and running < count:
@@ -179,10 +172,6 @@ def _partial_verdicts(report: PlacementReport, whole: int) -> Iterator[str]:
     yield f"{compute} operators run on the CPU{named}."
     if count is not None and count >= _MANY_ISLANDS:
         yield f"Tensors cross between CPU and NPU around {count} islands: each crossing costs time."
-
-
-def _only_boundary(types: tuple[str, ...]) -> bool:
-    return bool(types) and all(map(_is_boundary, types))
 
 
 def _is_boundary(name: str) -> bool:

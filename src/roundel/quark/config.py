@@ -15,10 +15,6 @@ from roundel.quark.enums import CalibrationMethod, QuantFormat, QuantType
 _ALWAYS_SHOWN = ("calibrate_method", "quant_format", "activation_type", "weight_type")
 
 
-def _cpu() -> list[str]:
-    return ["CPUExecutionProvider"]
-
-
 class Settings(ABC):
     """What scripts write down: compared by what it says, hashed as an object, since it may be changed."""
 
@@ -54,7 +50,7 @@ class QuantizationConfig:
     nodes_to_exclude: list[str] = field(default_factory=list)
     subgraphs_to_exclude: list[Any] = field(default_factory=list)
     specific_tensor_precision: bool = False
-    execution_providers: list[str] = field(default_factory=_cpu)
+    execution_providers: list[str] = field(default_factory=lambda: ["CPUExecutionProvider"])
     per_channel: bool = False
     reduce_range: bool = False
     optimize_model: bool = True
@@ -86,8 +82,10 @@ class QuantizationConfig:
         object.__setattr__(self, name, value)
 
     def __str__(self) -> str:
-        rows = [row for row in dataclasses.fields(self) if _worth_showing(self, row)]
-        lines = [f"  {row.name} = {readable(getattr(self, row.name), 2)}" for row in rows]
+        usual = QuantizationConfig()
+        rows = [(row.name, getattr(self, row.name)) for row in dataclasses.fields(self)]
+        told = [row for row in rows if row[0] in _ALWAYS_SHOWN or row[1] != getattr(usual, row[0])]
+        lines = [f"  {name} = {readable(value, 2)}" for name, value in told]
         return "\n".join(["QuantizationConfig(", *lines, "  # all else at its default", ")"])
 
     __repr__ = __str__
@@ -103,11 +101,6 @@ class Config:
         return str(self.global_quant_config)
 
     __repr__ = __str__
-
-
-def _worth_showing(config: QuantizationConfig, row: dataclasses.Field[Any]) -> bool:
-    default = row.default_factory() if callable(row.default_factory) else row.default
-    return row.name in _ALWAYS_SHOWN or getattr(config, row.name) != default
 
 
 _CAPITALS = frozenset({"cle", "fp16", "fp32", "gds", "lr", "mse", "nchw", "nhwc", "npu", "qdq"})

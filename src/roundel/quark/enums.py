@@ -125,14 +125,8 @@ class QuantGranularity(enum.Enum):
 
 # By name, so that ONNX Runtime's QuantType and the enumeration above mean the same.
 _ELEMENT_TYPES = {
-    "QInt8": "int8",
-    "QUInt8": "uint8",
-    "QInt16": "int16",
-    "QUInt16": "uint16",
-    "QFloat16": "float16",
-    "QBFloat16": "bfloat16",
-    "QBFP": "bfp",
-    "QMX": "mx",
+    f"Q{word}": word.lower()
+    for word in ("Int8", "UInt8", "Int16", "UInt16", "Float16", "BFloat16", "BFP", "MX")
 }
 
 

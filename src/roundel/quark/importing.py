@@ -29,11 +29,8 @@ _CALIBRATOR = (
     "Pass SaveAndRestore=FILE: ranges are then kept for the next run of the same model and data.",
 )
 ABSENT: dict[str, tuple[str, str]] = {
-    "AutoSearch": _SEARCH,
-    "AutoSearchConfig": _SEARCH,
-    "SearchSpace": _SEARCH,
-    "create_calibrator_float_scale": _CALIBRATOR,
-    "create_calibrator_power_of_two": _CALIBRATOR,
+    **dict.fromkeys(("AutoSearch", "AutoSearchConfig", "SearchSpace"), _SEARCH),
+    **dict.fromkeys(("create_calibrator_float_scale", "create_calibrator_power_of_two"), _CALIBRATOR),
 }
 
 
@@ -154,10 +151,10 @@ class _Module(ModuleType):
     """A module path of the documents: every public name can be taken from every such path."""
 
     def __getattr__(self, name: str) -> Any:
-        if name.startswith("__") and name != "__all__":
-            raise AttributeError(name)
         if name == "__all__":
             return list(public_names())
+        if name.startswith("__"):
+            raise AttributeError(name)
         inner = f"{self.__name__}.{name}"
         if inner in MODULES or inner in PACKAGES:
             return importlib.import_module(inner)

@@ -5,7 +5,6 @@ from __future__ import annotations
 import copy
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from types import MappingProxyType
 from typing import Any
 
 from roundel.qdq.functions.blocks import ELEMENT_OF
@@ -25,21 +24,10 @@ _TUNING = {
 }
 DEFAULT_ADAROUND_PARAMS = {**_TUNING, "OptimAlgorithm": "adaround", "LearningRate": 0.1}
 DEFAULT_ADAQUANT_PARAMS = {**_TUNING, "OptimAlgorithm": "adaquant", "LearningRate": 1e-5}
-DEFAULT_BFP_PARAMS = {
-    "bfp_method": "to_bfp",
-    "axis": 1,
-    "bit_width": 16,
-    "block_size": 8,
-    "rounding_mode": 2,
-}
+DEFAULT_BFP_PARAMS = {"bfp_method": "to_bfp", "axis": 1, "bit_width": 16, "block_size": 8, "rounding_mode": 2}
 DEFAULT_MICROEXPONENTS_PARAMS = {
-    "bfp_method": "to_bfp_prime",
-    "axis": 1,
-    "bit_width": 13,
-    "block_size": 16,
-    "sub_block_size": 2,
-    "sub_block_shift_bits": 1,
-    "rounding_mode": 2,
+    **{"bfp_method": "to_bfp_prime", "axis": 1, "bit_width": 13, "block_size": 16},
+    **{"sub_block_size": 2, "sub_block_shift_bits": 1, "rounding_mode": 2},
 }
 DEFAULT_MICROSCALING_PARAMS = {"element_dtype": "int8", "axis": 1, "block_size": 32, "rounding_mode": 2}
 
@@ -63,8 +51,7 @@ class Preset:
 
     def config(self, suffix: str) -> QuantizationConfig:
         """A config of its own, fine-tuned where the name ends like that."""
-        options = copy.deepcopy(dict(self.options))
-        flags = dict(self.flags)
+        options, flags = copy.deepcopy(dict(self.options)), dict(self.flags)
         if suffix:
             options["FastFinetune"] = dict(_TUNERS[suffix])
             flags["include_fast_ft"] = True
@@ -97,25 +84,20 @@ _WIDE = {"Percentile": 99.9999}
 _ACCURATE = {**_WIDE, "FastFinetune": DEFAULT_ADAROUND_PARAMS}
 _TUNE = {"include_fast_ft": True}
 
-VINT8_OPTIONS: Mapping[str, Any] = MappingProxyType(
-    {
-        "UseRandomData": True,
-        "ConvertBNToConv": True,
-        "ConvertSigmoidToHardSigmoid": False,
-        "ConvertClipToRelu": True,
-        "ConvertSplitToSlice": True,
-        "SplitLargeKernelPool": False,
-        "ReplaceClip6Relu": True,
-        "ConvertReduceMeanToGlobalAvgPool": False,
-        "RemoveQDQConvClip": False,
-        "RemoveQDQConvPRelu": False,
-        "RemoveQDQConvRelu": False,
-        "RemoveQDQConvLeakyRelu": False,
-        "Int32Bias": False,
-        "DedicatedQDQPair": True,
-        "QuantizeAllOpTypes": True,
-    }
-)
+VINT8_OPTIONS: Mapping[str, Any] = {
+    "UseRandomData": True,
+    "ConvertBNToConv": True,
+    "ConvertSigmoidToHardSigmoid": False,
+    "ConvertClipToRelu": True,
+    "ConvertSplitToSlice": True,
+    "SplitLargeKernelPool": False,
+    "ReplaceClip6Relu": True,
+    "ConvertReduceMeanToGlobalAvgPool": False,
+    **{f"RemoveQDQConv{op}": False for op in ("Clip", "PRelu", "Relu", "LeakyRelu")},
+    "Int32Bias": False,
+    "DedicatedQDQPair": True,
+    "QuantizeAllOpTypes": True,
+}
 
 
 def _bfp(**changes: object) -> dict[str, Any]:
@@ -193,12 +175,9 @@ _ROWS: tuple[Preset, ...] = (
 # fmt: on
 
 # A constant to import, which is no name for `get_default_config`.
+_UNLISTED_OPTIONS = {**_SYMMETRIC, "WeightsOnly": True, "FastFinetune": DEFAULT_ADAROUND_PARAMS}
 _UNLISTED = Preset(
-    "XINT8_WEIGHTSONLY_ADAROUND",
-    _MSE,
-    activation=_U8,
-    options={**_SYMMETRIC, "WeightsOnly": True, "FastFinetune": DEFAULT_ADAROUND_PARAMS},
-    flags={**_NPU, **_TUNE},
+    "XINT8_WEIGHTSONLY_ADAROUND", _MSE, activation=_U8, options=_UNLISTED_OPTIONS, flags={**_NPU, **_TUNE}
 )
 
 

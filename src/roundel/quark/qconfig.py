@@ -67,12 +67,13 @@ class QConfig(Settings):
     def from_dict(words: Mapping[str, Any]) -> QConfig:
         """The config that `to_dict` wrote down."""
         layers, types = words.get("specific_layer_config", []), words.get("layer_type_config", [])
+        algorithms = words.get("algo_config", [])
         return QConfig(
             specs.QLayerConfig.from_dict(words["global_config"]),
             {specs.QLayerConfig.from_dict(config): names for config, names in layers},
             {config and specs.QLayerConfig.from_dict(config): names for config, names in types},
             words.get("exclude"),
-            [_algorithm(given) for given in words.get("algo_config", [])],
+            [named("algorithm", one.get("name"), specs.KINDS).from_dict(one) for one in algorithms],
             words.get("use_external_data_format", False),
             extra_options=words.get("extra_options"),
         )
@@ -81,10 +82,6 @@ class QConfig(Settings):
         named = {key: value for key, value in vars(self).items() if value}
         lines = [f"  {key} = {readable(value, 2)}" for key, value in named.items()]
         return "\n".join(["QConfig(", *lines, ")"])
-
-
-def _algorithm(words: Mapping[str, Any]) -> specs.AlgoConfig:
-    return named("algorithm", words.get("name"), specs.KINDS).from_dict(words)
 
 
 _FLOAT_SCALE = {**FORCE, **ALIGNED}
@@ -150,13 +147,18 @@ def lowered(config: QConfig | Config | QuantizationConfig) -> QuantizationConfig
     if isinstance(config, Config):
         return lowered(config.global_quant_config)
     check_config(config, QConfig)
-    moving, stored = _specs(config.global_config)
+    moving, stored = config.global_config.input_tensors, config.global_config.weight
+    if moving is None or stored is None:
+        raise QuarkConfigError(
+            "The global config needs specs for inputs and weights.",
+            observed=config.global_config,
+            expected="QLayerConfig(input_tensors=…, weight=…)",
+        )
     names, subgraphs = split_excluded(config.exclude)
+    native = {moving.kind, stored.kind} <= _NATIVE.keys()
     classic = QuantizationConfig(
         calibrate_method=_method(moving),
-        quant_format=enums.QuantFormat.QDQ
-        if {moving.kind, stored.kind} <= _NATIVE.keys()
-        else enums.ExtendedQuantFormat.QDQ,
+        quant_format=enums.QuantFormat.QDQ if native else enums.ExtendedQuantFormat.QDQ,
         activation_type=_NATIVE.get(moving.kind, moving.kind.quant_type),
         weight_type=_NATIVE.get(stored.kind, stored.kind.quant_type),
         nodes_to_exclude=names,
@@ -225,17 +227,6 @@ def split_excluded(exclude: list[Any]) -> tuple[list[str], list[Any]]:
     return names, subgraphs
 
 
-def _specs(layer: specs.QLayerConfig) -> tuple[specs.QTensorConfig, specs.QTensorConfig]:
-    moving, stored = layer.input_tensors, layer.weight
-    if moving is None or stored is None:
-        raise QuarkConfigError(
-            "The global config needs specs for inputs and weights.",
-            observed=layer,
-            expected="QLayerConfig(input_tensors=…, weight=…)",
-        )
-    return moving, stored
-
-
 def _method(spec: specs.QTensorConfig) -> Any:
     table = _SHIFTED if spec.scale_type is enums.ScaleType.PowerOf2 else _METHODS
     if spec.calibration_method not in table:
@@ -249,14 +240,12 @@ def _method(spec: specs.QTensorConfig) -> Any:
 
 def _spec_options(moving: specs.QTensorConfig, stored: specs.QTensorConfig) -> dict[str, Any]:
     options: dict[str, Any] = {}
-    if moving.kind in _INTEGERS:
-        options["ActivationSymmetric"] = moving.symmetric
-    if stored.kind in _INTEGERS:
-        options["WeightSymmetric"] = stored.symmetric
-    if enums.ScaleType.Int16 in (moving.scale_type, stored.scale_type):
-        options["Int16Scale"] = True
-    for spec in (moving, stored):
+    for spec, symmetry in ((moving, "ActivationSymmetric"), (stored, "WeightSymmetric")):
+        if spec.kind in _INTEGERS:
+            options[symmetry] = spec.symmetric
         if spec.kind.block is not None:
             key, attributes = _BLOCKS[spec.kind.block]
             options[key] = dict(attributes)
+    if enums.ScaleType.Int16 in (moving.scale_type, stored.scale_type):
+        options["Int16Scale"] = True
     return options

@@ -15,13 +15,12 @@ from roundel.quark.config import Config, QuantizationConfig
 from roundel.quark.enums import CalibrationMethod, QuantFormat, QuantType
 from roundel.quark.errors import QuarkConfigError, QuarkDataError, QuarkModelMissingError
 from roundel.quark.qconfig import QConfig, check_config
-from roundel.quark.runtime import random_spec, show_evaluation
+from roundel.quark.request import INTEGERS
+from roundel.quark.runtime import Model, random_spec, show_evaluation
 from roundel.quark.specs import AlgoConfig
 from roundel.quark.translate import Translation, translate
 from roundel.report.console import ProgressListener, show_plan, show_summary, terminal
 from roundel.result import QuantizeResult
-
-Model = str | Path | onnx.ModelProto
 
 
 class ModelQuantizer:
@@ -61,7 +60,9 @@ class ModelQuantizer:
         Raises:
             RoundelError: something is wrong with the config, the model or the data; nothing was written.
         """
-        _check_source(model_input)
+        if isinstance(model_input, str | Path) and not Path(model_input).exists():
+            what = "The model file does not exist."
+            raise QuarkModelMissingError(what, where=model_input, hint="Check the path.")
         told = translate(self.config, model_input, algorithms or ())
         with _temporary_folder(told.run.get("temporary_folder")):
             result = quantize(
@@ -88,11 +89,6 @@ def _report(source: Model, result: QuantizeResult, told: Translation) -> None:
         show_evaluation(console, source, result, told.run.get("evaluation_data"))
 
 
-def _check_source(source: Model) -> None:
-    if isinstance(source, str | Path) and not Path(source).exists():
-        raise QuarkModelMissingError("The model file does not exist.", where=source, hint="Check the path.")
-
-
 def _data(told: Translation, reader: object, folder: str | Path | None) -> object:
     """The reader, else the folder, else random samples where the config allows them."""
     if reader is not None:
@@ -101,20 +97,15 @@ def _data(told: Translation, reader: object, folder: str | Path | None) -> objec
         return folder
     if told.run.get("random_data"):
         return random_spec(told.run.get("random_shapes"), told.run.get("random_ranges"))
-    if told.recipe.mode == "static" and _needs_data(told):
+    moving = told.recipe.activations
+    calibrated = moving.type in INTEGERS or moving.scaled or told.recipe.effort != "none"
+    if told.recipe.mode == "static" and calibrated:
         raise QuarkDataError(
             "There is no calibration data.",
             expected="calibration_data_reader or calibration_data_path",
             hint="For a first look set extra_options={'UseRandomData': True}.",
         )
     return None
-
-
-def _needs_data(told: Translation) -> bool:
-    moving = told.recipe.activations
-    return (
-        moving.type in ("int8", "uint8", "int16", "uint16") or moving.scaled or told.recipe.effort != "none"
-    )
 
 
 @contextmanager

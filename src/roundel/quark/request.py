@@ -16,18 +16,15 @@ from roundel.recipe.load import load_preset
 from roundel.recipe.settings import Prepare
 from roundel.types import BlockType, QType
 
+Words = Mapping[Any, str]
+
 _ROUNDING = {0: "half_away", 1: "half_up", 2: "half_even"}
-_ELEMENTS: dict[str, str] = {element: block.value for block, element in ELEMENT_OF.items()}
-_WIDTHS: dict[int, str] = {
-    width: block.value for block, width in WIDTHS.items() if block is not BlockType.BFP16
-}
+_ELEMENTS: Words = {element: block.value for block, element in ELEMENT_OF.items()}
+_WIDTHS: Words = {width: block.value for block, width in WIDTHS.items() if block is not BlockType.BFP16}
 _USUAL = {block.value: {"bit_width": width} for block, width in WIDTHS.items()}
 _FIELDS: Mapping[str, tuple[str, Callable[[Any], Any]]] = {
-    "block_size": ("block_size", int),
-    "axis": ("axis", int),
-    "bit_width": ("bit_width", int),
-    "sub_block_size": ("sub_block_size", int),
-    "sub_block_shift_bits": ("sub_block_shift_bits", int),
+    **{name: (name, int) for name in ("block_size", "axis", "bit_width")},
+    **{name: (name, int) for name in ("sub_block_size", "sub_block_shift_bits")},
     "rounding_mode": ("rounding", _ROUNDING.__getitem__),
     "use_compiler_version_cpu_kernel": ("compiler", bool),
     "convert_to_bfloat_before_bfp": ("bfloat16_first", bool),
@@ -37,7 +34,7 @@ _FIELDS: Mapping[str, tuple[str, Callable[[Any], Any]]] = {
 # AMD's two block operators: the option with its attributes, and the one of them that names the format.
 _FAMILIES = {"bfp": "BFPAttributes", "mx": "MXAttributes"}
 _NAMING = {"BFPAttributes": "bfp_method", "MXAttributes": "element_dtype"}
-OPTIONS = tuple(_NAMING)
+BLOCK_OPTIONS = tuple(_NAMING)
 
 
 def _format(option: str, given: Mapping[str, Any]) -> str | None:
@@ -272,12 +269,12 @@ def counts(path: str, request: Request) -> bool:
 
 def base_values(request: Request) -> dict[str, Any]:
     """Recipe values by dotted name; later ones win."""
+    parts = [_numbers, _calibration, _placement, _preparation, _steps]
     if request.config.use_dynamic_quant:
-        return dict(_dynamic(request))
-    if request.few_bits:
-        return dict(_few_bits(request))
-    parts = (_identity, _numbers, _calibration, _placement, _preparation, _steps)
-    return dict(pair for part in parts for pair in part(request))
+        parts = [_dynamic]
+    elif request.few_bits:
+        parts = [_few_bits]
+    return dict(pair for part in (_identity, *parts) for pair in part(request))
 
 
 Values = Iterator[tuple[str, Any]]
@@ -296,10 +293,8 @@ def _numbers(request: Request) -> Values:
         yield "activations.symmetric", request.asked("ActivationSymmetric", False)
         yield "activations.scale", request.scale
     if request.integer_weights:
-        yield "weights.symmetric", request.asked("WeightSymmetric", request.weight not in _UNSIGNED)
         yield "weights.scale", request.scale
-        yield "weights.per_channel", config.per_channel
-        yield "weights.reduce_range", config.reduce_range
+        yield from _integer_weights(request)
     elif config.per_channel or config.reduce_range:
         raise QuarkConfigError(
             "per_channel and reduce_range are about integers.",
@@ -310,6 +305,12 @@ def _numbers(request: Request) -> Values:
         yield "bias.type", "int8" if request.npu else "int32"
     else:
         yield "bias.type", "weights"
+
+
+def _integer_weights(request: Request) -> Values:
+    yield "weights.symmetric", request.asked("WeightSymmetric", request.weight not in _UNSIGNED)
+    yield "weights.per_channel", request.config.per_channel
+    yield "weights.reduce_range", request.config.reduce_range
 
 
 def _calibration(request: Request) -> Values:
@@ -389,18 +390,14 @@ def _steps(request: Request) -> Values:
 
 
 def _few_bits(request: Request) -> Values:
-    yield from _identity(request)
     yield "mode", "weight_only"
     yield "weight_only.bits", 4 if request.asked("UseMatMulNBits") else 8
     yield from ((f"prepare.{name}", False) for name in _KEPT_AS_IS)
 
 
 def _dynamic(request: Request) -> Values:
-    yield from _identity(request)
     yield "mode", "dynamic"
     yield "weights.type", request.weight
-    yield "weights.symmetric", request.asked("WeightSymmetric", request.weight not in _UNSIGNED)
-    yield "weights.per_channel", request.config.per_channel
-    yield "weights.reduce_range", request.config.reduce_range
+    yield from _integer_weights(request)
     yield "selection.op_types", ("Conv", "Gemm", "MatMul")
     yield "placement.matmul_const_only", True

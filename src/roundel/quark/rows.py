@@ -180,6 +180,9 @@ def unsupported(key: str, value: Any, why: str, instead: str) -> QuarkConfigErro
     )
 
 
-def by_key(*rows: Option) -> Mapping[str, Option]:
+Table = Mapping[str, Option]
+
+
+def by_key(*rows: Option) -> Table:
     """A nested table."""
     return {row.key: row for row in rows}

@@ -11,14 +11,13 @@ from __future__ import annotations
 import logging
 import math
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from functools import wraps
 from pathlib import Path
 from typing import Any, TypeVar
 
 import numpy as np
 import onnx
-import onnx_ir as ir
 import onnxruntime as ort
-from numpy.typing import NDArray
 from onnxruntime.quantization.calibrate import CalibrationDataReader
 from rich.console import Console
 
@@ -31,6 +30,7 @@ from roundel.qdq.nodes import QUARK
 from roundel.qdq.read import is_quantize
 from roundel.quark.errors import QuarkConfigError, QuarkDataError
 from roundel.result import QuantizeResult
+from roundel.types import Sample
 
 Model = str | Path | onnx.ModelProto
 
@@ -49,11 +49,11 @@ def random_spec(
 class _SampleReader(CalibrationDataReader):  # type: ignore[misc]
     """Hands out samples one by one, and again after `reset_iter` or `rewind`."""
 
-    def __init__(self, samples: Iterable[dict[str, NDArray[Any]]]) -> None:
+    def __init__(self, samples: Iterable[Sample]) -> None:
         self._samples = samples
-        self._left: Iterator[dict[str, NDArray[Any]]] | None = None
+        self._left: Iterator[Sample] | None = None
 
-    def get_next(self) -> dict[str, NDArray[Any]] | None:
+    def get_next(self) -> Sample | None:
         """The next sample; None at the end."""
         if self._left is None:
             self._left = iter(self._samples)
@@ -119,7 +119,7 @@ class CachedDataReader(_SampleReader):
         convert_nchw_to_nhwc: bool = False,
         quantize_fp16: bool = False,
     ) -> None:
-        cache: list[dict[str, NDArray[Any]]] = []
+        cache: list[Sample] = []
         while (data_size is None or len(cache) < data_size) and (sample := dr.get_next()) is not None:
             arrays = {name: np.asarray(value) for name, value in sample.items()}
             if convert_nchw_to_nhwc:
@@ -141,12 +141,9 @@ def get_data_reader(
         return calibration_data_reader
     if calibration_data_path is not None:
         return PathDataReader(model_input, calibration_data_path)
-    options = extra_options or {}
-    return RandomDataReader(
-        model_input,
-        options.get("RandomDataReaderInputShape"),
-        options.get("RandomDataReaderInputDataRange"),
-    )
+    given = (extra_options or {}).get
+    shapes, ranges = given("RandomDataReaderInputShape"), given("RandomDataReaderInputDataRange")
+    return RandomDataReader(model_input, shapes, ranges)
 
 
 COP_DOMAIN = QUARK
@@ -182,7 +179,7 @@ def register_custom_ops_library(session_options: ort.SessionOptions, device: str
 
 
 def create_infer_session_for_onnx_model(
-    model_input: str | Path | onnx.ModelProto,
+    model_input: Model,
     sess_options: ort.SessionOptions | None = None,
     providers: list[str] | None = None,
 ) -> ort.InferenceSession:
@@ -195,26 +192,23 @@ def _accept_marker() -> None:
     """For this process: registering the marker does nothing, anything else is as before."""
     register = ort.SessionOptions.register_custom_ops_library
 
+    @wraps(register)
     def register_custom_ops_library(self: Any, path: Any) -> None:
-        if not _is_marker(path):
+        try:
+            marker = Path(path).samefile(_MARKER)
+        except (OSError, TypeError, ValueError):  # no path, or no such file: ONNX Runtime says so better
+            marker = False
+        if not marker:
             register(self, path)
 
-    register_custom_ops_library.__doc__ = register.__doc__
     ort.SessionOptions.register_custom_ops_library = register_custom_ops_library
-
-
-def _is_marker(path: Any) -> bool:
-    try:
-        return Path(path).samefile(_MARKER)
-    except (OSError, TypeError, ValueError):  # no path, or no such file: ONNX Runtime says so better
-        return False
 
 
 _accept_marker()
 
 
 def dump_model(
-    model_input: str | Path | onnx.ModelProto,
+    model_input: Model,
     dump_data_reader: Any = None,
     random_data_reader_input_shape: Mapping[str, Sequence[int]] | None = None,
     dump_float: bool = False,
@@ -240,36 +234,21 @@ def dump_model(
     model.graph.outputs.extend(v for v in shown if not v.is_graph_output())
     folder = Path(output_dir)
     folder.mkdir(parents=True, exist_ok=True)
-    for name, array in _run(model, dump_data_reader, random_data_reader_input_shape).items():
-        if name in wanted:
-            _write(folder / _safe(wanted[name]), array)
-        elif dump_float and array.dtype.kind == "f":
-            _write(folder / f"{_safe(name)}_float", array)
-
-
-def _run(model: ir.Model, reader: Any, shapes: Mapping[str, Sequence[int]] | None) -> dict[str, NDArray[Any]]:
-    random = random_spec(shapes) if reader is None else None
-    sample = next(iter(open_samples(reader, input_specs(model), random=random)), None)
+    random = random_spec(random_data_reader_input_shape) if dump_data_reader is None else None
+    sample = next(iter(open_samples(dump_data_reader, input_specs(model), random=random)), None)
     if sample is None:
         raise QuarkDataError("The reader gives no sample.", expected="at least one")
     session = open_session(model, simulate=True)
-    names = [out.name for out in session.get_outputs()]
-    return dict(zip(names, session.run(None, sample), strict=True))
+    for out, array in zip(session.get_outputs(), session.run(None, sample), strict=True):
+        if out.name not in wanted and not (dump_float and array.dtype.kind == "f"):
+            continue
+        name = wanted.get(out.name, f"{out.name}_float").replace("/", "_").replace(":", "_")
+        flat = array.reshape(-1)
+        flat.tofile(folder / f"{name}.bin")
+        np.savetxt(folder / f"{name}.txt", flat, fmt="%d" if flat.dtype.kind in "iu" else "%.9g")
 
 
-def _safe(name: str) -> str:
-    return name.replace("/", "_").replace(":", "_")
-
-
-def _write(path: Path, array: NDArray[Any]) -> None:
-    flat = array.reshape(-1)
-    flat.tofile(path.with_name(f"{path.name}.bin"))
-    np.savetxt(path.with_name(f"{path.name}.txt"), flat, fmt="%d" if flat.dtype.kind in "iu" else "%.9g")
-
-
-def show_evaluation(
-    console: Console, source: str | Path | onnx.ModelProto, result: QuantizeResult, data: object
-) -> None:
+def show_evaluation(console: Console, source: Model, result: QuantizeResult, data: object) -> None:
     """Print how far the first outputs are apart; without a reader, the verification has done so already."""
     if data is None:
         words = "EvalMetrics: see 'against the float model' above; EvalDataReader gives other samples"

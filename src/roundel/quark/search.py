@@ -7,11 +7,11 @@ import itertools
 import json
 from collections.abc import Callable, Mapping
 from functools import partial
+from operator import itemgetter
 from pathlib import Path
 from typing import Any
 
 import numpy as np
-from numpy.typing import NDArray
 
 from roundel.data.samples import repeatable
 from roundel.measure.folders import similarity
@@ -28,7 +28,7 @@ from roundel.recipe.settings import Data
 from roundel.report.console import terminal
 from roundel.stages import open_data
 from roundel.trials.study import Choice, Sampler, Span, Study, Trial
-from roundel.types import Listener, Silent
+from roundel.types import Array, Listener, Silent
 
 Space = Mapping[str, Any]
 Params = dict[str, Any]
@@ -82,8 +82,8 @@ def generate_all_configs(search_space: Space) -> list[Params]:
     groups = {key: value for key, value in search_space.items() if isinstance(value, Mapping)}
     found = _product({key: value for key, value in search_space.items() if key not in groups})
     for key, group in groups.items():
-        inner = _product({name: values for name, values in group.items() if name != _CONDITION})
-        parts: list[Params] = [{key: one} for one in inner]
+        lists = {name: values for name, values in group.items() if name != _CONDITION}
+        parts: list[Params] = [{key: one} for one in _product(lists)]
         found = [
             {**config, **copy.deepcopy(part)}
             for config in found
@@ -104,14 +104,17 @@ def flattened(search_space: Space) -> dict[str, Choice | Span]:
     """
     flat: dict[str, Choice | Span] = {}
     for key, value in search_space.items():
-        if not isinstance(value, Mapping):
-            flat[key] = _choice(key, value)
-            continue
-        _condition(key, value)
-        for inner, values in value.items():
-            if inner != _CONDITION:
-                name = f"{key}.{inner}"
-                flat[name] = _range(name, values) if isinstance(values, Mapping) else _choice(name, values)
+        named_values = {key: value}
+        if isinstance(value, Mapping):
+            if not isinstance(value.get(_CONDITION), str | Mapping):
+                raise QuarkConfigError(
+                    "A group of a search space says when it counts.",
+                    where=key,
+                    expected=f"'{_CONDITION}': 'activation', or '{_CONDITION}': {{'algorithms': 'adaround'}}",
+                )
+            named_values = {f"{key}.{inner}": one for inner, one in value.items() if inner != _CONDITION}
+        for name, values in named_values.items():
+            flat[name] = _range(name, values) if isinstance(values, Mapping) else _choice(name, values)
     return flat
 
 
@@ -120,14 +123,9 @@ def assembled(search_space: Space, parameters: Mapping[str, Any]) -> Params:
     groups = {key: value for key, value in search_space.items() if isinstance(value, Mapping)}
     found = {key: parameters[key] for key in search_space if key not in groups}
     for key, value in groups.items():
-        if _holds(_condition(key, value), found):
+        if _holds(value[_CONDITION], found):
             found[key] = {inner: parameters[f"{key}.{inner}"] for inner in value if inner != _CONDITION}
     return found
-
-
-def without_tuning(search_space: Space) -> Params:
-    """The part that is about calibration."""
-    return {key: value for key, value in search_space.items() if key not in _TUNING}
 
 
 def tuning_of(search_space: Space, best: Params) -> Params:
@@ -155,7 +153,10 @@ def qconfig_of(params: Params) -> QConfig:
     tuner = given.pop("algorithms", None)
     options = {name: given.pop(f"{name}_params", {}) for name in specs.TUNERS}
     if tuner is not None:
-        algorithms.append(named("algorithm", tuner, specs.TUNERS)(**_split(options[tuner])))
+        kind, words = named("algorithm", tuner, specs.TUNERS), dict(options[tuner])
+        if "NumIterLR" in words:  # one pair, so that they change together
+            words["num_iterations"], words["learning_rate"] = words.pop("NumIterLR")
+        algorithms.append(kind(**words))
     equalize, steps = given.pop("cle_algo", None), given.pop("cle_params", {})
     if equalize is not None:
         algorithms.append(specs.CLEConfig(**steps))
@@ -173,29 +174,10 @@ def _spec(name: Any, params: Mapping[str, Any], where: str) -> specs.QTensorConf
     return spec(**words)
 
 
-def _split(params: Mapping[str, Any]) -> dict[str, Any]:
-    """Iterations and rate may be given as one pair, so that they change together."""
-    words = dict(params)
-    if "NumIterLR" in words:
-        words["num_iterations"], words["learning_rate"] = words.pop("NumIterLR")
-    return words
-
-
 def _holds(condition: Any, config: Params) -> bool:
     if isinstance(condition, str):
         return config.get(condition) is not None
     return all(config.get(key) == value for key, value in condition.items())
-
-
-def _condition(key: str, group: Mapping[str, Any]) -> Any:
-    condition = group.get(_CONDITION)
-    if not isinstance(condition, str | Mapping):
-        raise QuarkConfigError(
-            "A group of a search space says when it counts.",
-            where=key,
-            expected=f"'{_CONDITION}': 'activation', or '{_CONDITION}': {{'algorithms': 'adaround'}}",
-        )
-    return condition
 
 
 def _choice(key: str, values: Any) -> Choice:
@@ -254,17 +236,14 @@ def _shipped(activation: str, weight: str, methods: list[str], most: int, **more
 
 
 _FLOAT_SCALE = {key: [value] for key, value in ALIGNED.items()}
+_RANGES = ["MinMax", "Percentile", "LayerwisePercentile"]
 _SHIPPED: Mapping[str, Params] = {
     "XINT8_SEARCH": _shipped("XInt8Spec", "XInt8Spec", ["MinMSE"], 20000),
-    "A8W8_SEARCH": _shipped(
-        "Int8Spec", "Int8Spec", ["MinMax", "Percentile", "LayerwisePercentile"], 20000, **_FLOAT_SCALE
-    ),
+    "A8W8_SEARCH": _shipped("Int8Spec", "Int8Spec", _RANGES, 20000, **_FLOAT_SCALE),
     "A16W8_SEARCH": _shipped(
-        "Int16Spec", "Int8Spec", ["MinMax", "Percentile"], 20000, **_FLOAT_SCALE, AlignEltwiseQuantType=[True]
+        "Int16Spec", "Int8Spec", _RANGES[:2], 20000, **_FLOAT_SCALE, AlignEltwiseQuantType=[True]
     ),
-    "ADVANCED_SEARCH": _shipped(
-        "Int8Spec", "Int8Spec", ["MinMax", "Percentile", "LayerwisePercentile"], 30000
-    ),
+    "ADVANCED_SEARCH": _shipped("Int8Spec", "Int8Spec", _RANGES, 30000),
 }
 
 
@@ -280,11 +259,11 @@ _SAMPLERS: Mapping[str, Sampler] = {"TPE": "tpe", "Random": "random", "Grid": "t
 _GRID = "Grid"
 
 
-def _l1(wanted: NDArray[Any], found: NDArray[Any]) -> float:
+def _l1(wanted: Array, found: Array) -> float:
     return float(np.abs(np.asarray(found, np.float64) - wanted).sum())
 
 
-def _ssim(wanted: NDArray[Any], found: NDArray[Any]) -> float:
+def _ssim(wanted: Array, found: Array) -> float:
     value = similarity(wanted, found).ssim
     if value is None:
         raise QuarkConfigError("The outputs are not pictures.", where="search_metric ssim")
@@ -353,7 +332,7 @@ class AutoSearchPro:
         work = _Work(self.config, self._metric, self._output)
         space, algorithm = self._space, self.config["search_algo"]
         if self.config["two_stage_search"]:
-            calibration = without_tuning(space)
+            calibration = {key: value for key, value in space.items() if key not in _TUNING}
             best = self._stage(work, calibration, _GRID, "calibration_", None)
             if "algorithms" not in space:
                 return self._finished(best)
@@ -367,7 +346,7 @@ class AutoSearchPro:
         if algorithm == _GRID:
             configs = generate_all_configs(space)[:trials]
             names, trials = {"config": Choice.of(configs)}, len(configs)
-            chosen = _config_of
+            chosen = itemgetter("config")
         else:
             names, chosen = flattened(space), partial(assembled, space)
         database = self.config["study_storage_db"]
@@ -427,7 +406,3 @@ class _Work:
             quantize(self._model, path, recipe=told.recipe, data=self._data)
             self._known[key] = (self._figure(path),)
         return self._known[key]
-
-
-def _config_of(given: Mapping[str, Any]) -> Params:
-    return dict(given["config"])

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from typing import Any
 
 import onnx
@@ -35,7 +35,7 @@ def from_tensor_overrides(given: Mapping[str, Any], request: Request) -> tuple[d
     Raises:
         QuarkConfigError: an entry has another form, or asks for what a recipe cannot say.
     """
-    return tuple(_override(name, _only(name, entries), request) for name, entries in given.items())
+    return tuple(_override(name, entries, request) for name, entries in given.items())
 
 
 def from_mixed_precision(given: Mapping[Any, Sequence[str]]) -> tuple[dict[str, Any], ...]:
@@ -46,7 +46,7 @@ def from_mixed_precision(given: Mapping[Any, Sequence[str]]) -> tuple[dict[str, 
     )
 
 
-def _only(name: str, entries: Any) -> Mapping[str, Any]:
+def _override(name: str, entries: Any, request: Request) -> dict[str, Any]:
     where = f"extra_options['TensorQuantOverrides']['{name}']"
     if not isinstance(entries, list | tuple) or not entries or not isinstance(entries[0], Mapping):
         raise QuarkConfigError(
@@ -59,14 +59,10 @@ def _only(name: str, entries: Any) -> Mapping[str, Any]:
             observed=f"{len(entries)} entries",
             expected="one entry; {'axis': N} gives each channel its own scale",
         )
-    for word in entries[0]:
+    entry = entries[0]
+    for word in entry:
         if word not in _WORDS:
             raise QuarkConfigError.unknown(f"An override has no '{word}'.", word, sorted(_WORDS), where=where)
-    return entries[0]
-
-
-def _override(name: str, entry: Mapping[str, Any], request: Request) -> dict[str, Any]:
-    where = f"extra_options['TensorQuantOverrides']['{name}']"
     for word, why in (
         ("reduce_range", "one bit less is for all weights: reduce_range=True in the config"),
         ("convert", "a tensor has one type"),
@@ -135,7 +131,10 @@ def selected(
     values = dict(_choice(request, nodes))
     overrides = [nodes.float_outputs(float_outputs)] if float_outputs else []
     if layers is not None and special:
-        values["selection.exclude"] = (*values.get("selection.exclude", ()), *_float_types(layers, nodes))
+        floats = nodes.types(layers.layer_type_config.get(None, ()))
+        present = {node.op_type for node in nodes.model.graph}
+        kept = tuple(f"op:{word}" for word in floats if word in present)
+        values["selection.exclude"] = (*values.get("selection.exclude", ()), *kept)
         overrides += _layer_overrides(layers, nodes, request, recipe)
     if overrides:
         values["overrides"] = tuple(overrides)
@@ -144,9 +143,9 @@ def selected(
 
 def _choice(request: Request, nodes: Nodes) -> Iterator[tuple[str, Any]]:
     config = request.config
-    excluded = [*nodes.find(config.nodes_to_exclude, "nodes_to_exclude")]
-    excluded += nodes.before(config.input_nodes)
-    excluded += nodes.behind(config.output_nodes)
+    excluded = nodes.find(config.nodes_to_exclude, "nodes_to_exclude")
+    excluded += nodes.beyond(config.input_nodes, "input_nodes", upstream)
+    excluded += nodes.beyond(config.output_nodes, "output_nodes", downstream)
     if excluded:
         yield "selection.exclude", tuple(dict.fromkeys(excluded))
     if config.nodes_to_quantize:
@@ -208,17 +207,12 @@ class Nodes:
             "outputs": tuple(self.find(ends, "subgraphs_to_exclude")),
         }
 
-    def before(self, words: Iterable[str]) -> list[str]:
-        """What data passes before it reaches these nodes."""
-        starts = [self.nodes[name] for name in self.find(words, "input_nodes")]
-        return self._beyond(starts, upstream(self.model.graph, starts))
-
-    def behind(self, words: Iterable[str]) -> list[str]:
-        """What data passes after these nodes."""
-        ends = [self.nodes[name] for name in self.find(words, "output_nodes")]
-        return self._beyond(ends, downstream(self.model.graph, ends))
-
-    def _beyond(self, border: list[ir.Node], reached: set[ir.Node]) -> list[str]:
+    def beyond(
+        self, words: Iterable[str], option: str, side: Callable[[ir.Graph, list[ir.Node]], set[ir.Node]]
+    ) -> list[str]:
+        """What data passes before it reaches these nodes, or after them."""
+        border = [self.nodes[name] for name in self.find(words, option)]
+        reached = side(self.model.graph, border)
         return [str(node.name) for node in self.model.graph if node in reached and node not in border]
 
     def types(self, words: Iterable[str]) -> list[str]:
@@ -240,13 +234,6 @@ class Nodes:
         return {"tensors": tuple(str(v.name) for n in found for v in self.nodes[n].outputs), "type": "float"}
 
 
-def _float_types(layers: QConfig, nodes: Nodes) -> tuple[str, ...]:
-    words = [word for layer, names in layers.layer_type_config.items() if layer is None for word in names]
-    return tuple(
-        f"op:{word}" for word in nodes.types(words) if word in {n.op_type for n in nodes.model.graph}
-    )
-
-
 def _layer_overrides(
     layers: QConfig, nodes: Nodes, request: Request, recipe: Recipe
 ) -> Iterator[dict[str, Any]]:
@@ -258,7 +245,7 @@ def _layer_overrides(
             yield from _of_nodes(chosen, layer, request, planned)
     for layer, words in layers.specific_layer_config.items():
         names, pairs = split_excluded(list(words))
-        found = [nodes.nodes[name] for name in _expanded(nodes, names)]
+        selectors = nodes.find(names, "specific_layer_config")
         if pairs:
             raise QuarkConfigError(
                 "A layer config takes node names, not subgraphs.",
@@ -266,44 +253,25 @@ def _layer_overrides(
                 observed=pairs[0],
                 hint="List the nodes, or use a pattern: '^/encoder/.*'.",
             )
-        yield from _of_nodes(found, layer, request, planned)
-
-
-def _expanded(nodes: Nodes, words: Iterable[str]) -> list[str]:
-    found: list[str] = []
-    for selector in nodes.find(words, "specific_layer_config"):
-        if selector.startswith("re:"):
-            found += [name for name in nodes.nodes if re.search(selector[3:], name)]
-        else:
-            found.append(selector)
-    return found
+        for selector in selectors:
+            pattern = selector.removeprefix("re:") if selector.startswith("re:") else None
+            found = [selector] if pattern is None else [n for n in nodes.nodes if re.search(pattern, n)]
+            yield from _of_nodes([nodes.nodes[name] for name in found], layer, request, planned)
 
 
 def _of_nodes(
     chosen: Iterable[ir.Node], layer: QLayerConfig, request: Request, planned: Mapping[str, Any]
 ) -> Iterator[dict[str, Any]]:
-    for node in chosen:
-        for name, spec in _tensors(node, layer):
-            if name in planned:
-                yield {"tensors": (name,), **_treatment(spec, request)}
+    for name, spec in (pair for node in chosen for pair in _tensors(node, layer)):
+        if name in planned:
+            kind = spec.kind
+            word = kind.block or block_type(recipe_type(kind.quant_type, str(spec)), request.options)
+            symmetry = {"symmetric": spec.symmetric} if word in INTEGERS else {}
+            yield {"tensors": (name,), "type": word, **symmetry}
 
 
 def _tensors(node: ir.Node, layer: QLayerConfig) -> Iterator[tuple[str, QTensorConfig]]:
     """Leading computed inputs, then the weight, then the outputs."""
-    inputs = [value for value in node.inputs if value is not None]
-    computed = 0
-    while computed < len(inputs) and inputs[computed].const_value is None:
-        computed += 1
-    _check_bias(layer)
-    parts = [(value, layer.input_tensors) for value in inputs[:computed]]
-    parts += [(value, layer.weight) for value in inputs[computed : computed + 1]]
-    parts += [(value, layer.output_tensors) for value in node.outputs]
-    for value, spec in parts:
-        if spec is not None:
-            yield str(value.name), spec
-
-
-def _check_bias(layer: QLayerConfig) -> None:
     if layer.bias is not None and layer.bias.kind is not Int32:
         raise QuarkConfigError(
             "A layer's bias cannot have a type of its own.",
@@ -311,8 +279,12 @@ def _check_bias(layer: QLayerConfig) -> None:
             observed=layer.bias,
             expected="Int32Spec(), or none: it then follows from the types of input and weight",
         )
-
-
-def _treatment(spec: QTensorConfig, request: Request) -> dict[str, Any]:
-    word = spec.kind.block or block_type(recipe_type(spec.kind.quant_type, str(spec)), request.options)
-    return {"type": word, **({"symmetric": spec.symmetric} if word in INTEGERS else {})}
+    inputs = [value for value in node.inputs if value is not None]
+    weights = (index for index, value in enumerate(inputs) if value.const_value is not None)
+    computed = next(weights, len(inputs))
+    parts = [(value, layer.input_tensors) for value in inputs[:computed]]
+    parts += [(value, layer.weight) for value in inputs[computed : computed + 1]]
+    parts += [(value, layer.output_tensors) for value in node.outputs]
+    for value, spec in parts:
+        if spec is not None:
+            yield str(value.name), spec

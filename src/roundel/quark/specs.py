@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import enum
 from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any, ClassVar
@@ -86,13 +87,9 @@ class QTensorConfig(Settings):
 
     def to_dict(self) -> dict[str, Any]:
         """Plain words that `from_dict` reads back to an equal spec."""
-        return {
-            "symmetric": self.symmetric,
-            "scale_type": self.scale_type.name,
-            "calibration_method": self.calibration_method.name,
-            "quant_granularity": self.quant_granularity.name,
-            "data_type": self.kind.__name__,
-        }
+        words = {row.name: getattr(self, row.name) for row in dataclasses.fields(self)}
+        plain = {name: word.name if isinstance(word, enum.Enum) else word for name, word in words.items()}
+        return {**plain, "data_type": self.kind.__name__}
 
     @staticmethod
     def from_dict(words: dict[str, Any]) -> QTensorConfig:
@@ -111,33 +108,27 @@ class QTensorConfig(Settings):
         return f"{self.kind.__name__}({', '.join(words)})"
 
 
+@dataclass(eq=False, repr=False)
 class _Spec(QTensorConfig):
     """A QTensorConfig with defaults; one subclass for each type."""
 
-    defaults: ClassVar[tuple[bool, ScaleType, CalibMethod]]
-    stored_as: ClassVar[type[DataType]]
+    usual: ClassVar[Mapping[str, Any]]
 
-    def __init__(
-        self,
-        symmetric: bool | None = None,
-        scale_type: ScaleType | None = None,
-        calibration_method: CalibMethod | None = None,
-        quant_granularity: QuantGranularity = QuantGranularity.Tensor,
-        data_type: Any = None,
-    ) -> None:
-        usual, scale, method = self.defaults
-        super().__init__(
-            usual if symmetric is None else symmetric,
-            scale if scale_type is None else scale_type,
-            method if calibration_method is None else calibration_method,
-            quant_granularity,
-            self.stored_as if data_type is None else data_type,
-        )
+    symmetric: Any = None
+    scale_type: Any = None
+    calibration_method: Any = None
+    quant_granularity: QuantGranularity = QuantGranularity.Tensor
+    data_type: Any = None
+
+    def __post_init__(self) -> None:
+        for name, value in self.usual.items():
+            if getattr(self, name) is None:
+                setattr(self, name, value)
 
 
 def _spec(name: str, stored_as: type[DataType], method: CalibMethod, scale: ScaleType) -> type[_Spec]:
-    defaults = (not name.startswith("UInt"), scale, method)
-    return type(name, (_Spec,), {"stored_as": stored_as, "defaults": defaults, "__doc__": f"{name}."})
+    usual = {"symmetric": not name.startswith("UInt"), "scale_type": scale, "calibration_method": method}
+    return type(name, (_Spec,), {"usual": {**usual, "data_type": stored_as}, "__doc__": f"{name}."})
 
 
 def _usual(kind: type[DataType]) -> type[_Spec]:
@@ -155,11 +146,10 @@ SPECS: dict[str, type[_Spec]] = {
 
 def __getattr__(name: str) -> Any:
     """A data type or a spec by its name."""
-    if name in SPECS:
-        return SPECS[name]
-    if name in DATA_TYPES:
-        return DATA_TYPES[name]
-    raise AttributeError(name)
+    found = SPECS.get(name) or DATA_TYPES.get(name)
+    if found is None:
+        raise AttributeError(name)
+    return found
 
 
 _SLOTS = ("input_tensors", "weight", "bias", "output_tensors")
@@ -221,6 +211,7 @@ class AlgoConfig(Settings):
     """One algorithm: the classic flags that it stands for, and its options."""
 
     flags: ClassVar[Mapping[str, Any]] = {}
+    switches: ClassVar[Mapping[str, Any]] = {}  # options that it stands for itself
     inside: ClassVar[str | None] = None  # the classic option that holds the keys
 
     def to_dict(self) -> dict[str, Any]:
@@ -236,7 +227,7 @@ class AlgoConfig(Settings):
     def get_options(self) -> dict[str, Any]:
         """The same in the classic API's extra_options."""
         options = {classic_key(name): value for name, value in vars(self).items()}
-        return {self.inside: options} if self.inside else options
+        return {**self.switches, **({self.inside: options} if self.inside else options)}
 
     def __repr__(self) -> str:
         usual = {row.name: row.default for row in dataclasses.fields(self)}
@@ -271,15 +262,14 @@ class CLEConfig(AlgoConfig):
 class BiasCorrectionConfig(AlgoConfig):
     """Biases that make up for what rounding moved."""
 
-    def get_options(self) -> dict[str, Any]:
-        """The same in the classic API's extra_options."""
-        return {"BiasCorrection": True}
+    switches: ClassVar[Mapping[str, Any]] = {"BiasCorrection": True}
 
 
 @dataclass(eq=False, repr=False)
 class GPTQConfig(AlgoConfig):
     """Rounding that compensates the error of one weight with the next."""
 
+    switches: ClassVar[Mapping[str, Any]] = {"UseGPTQ": True}
     inside: ClassVar[str | None] = "GPTQParams"
 
     bits: int = 8
@@ -290,10 +280,6 @@ class GPTQConfig(AlgoConfig):
     per_channel: bool = False
     mse: bool = False
     weight_symmetric: bool = True
-
-    def get_options(self) -> dict[str, Any]:
-        """The same in the classic API's extra_options."""
-        return {"UseGPTQ": True, **super().get_options()}
 
 
 @dataclass(eq=False, repr=False)

@@ -6,17 +6,49 @@ from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any
 
+from roundel.errors import did_you_mean
 from roundel.model.load import ModelSource
+from roundel.quark import options
+from roundel.quark.algorithms import ALGORITHMS
 from roundel.quark.config import Config, QuantizationConfig
 from roundel.quark.enums import ExtendedQuantFormat, QuantFormat
 from roundel.quark.errors import QuarkConfigError
-from roundel.quark.options import effects
 from roundel.quark.qconfig import QConfig, lowered, with_algorithms
-from roundel.quark.request import ALIGNED, Request, base_values, counts, normalised
+from roundel.quark.request import ALIGNED, FIELD_OPTIONS, Request, base_values, counts, normalised
+from roundel.quark.rows import Effect, Option
 from roundel.quark.selection import selected
 from roundel.quark.specs import AlgoConfig
 from roundel.recipe.load import unfolded, validate
 from roundel.recipe.settings import Recipe, merge
+
+# Every extra option, one row each. The order of the rows is the order in which they take effect.
+GROUPS: Mapping[str, tuple[Option, ...]] = {
+    "Preference": options.PREFERENCE,
+    "Graph before quantization": options.GRAPH,
+    "What is quantized": options.TARGETS,
+    "Q/DQ pairs": options.BETWEEN,
+    "Calibration": options.CALIBRATION,
+    "Types, scales and biases": options.NUMERIC,
+    "The NPU's arithmetic and limits": options.ENGINE,
+    "Algorithms": ALGORITHMS,
+    "The run": options.RUN,
+}
+OPTIONS: Mapping[str, Option] = {row.key: row for rows in GROUPS.values() for row in rows}
+
+
+def _effects(request: Request) -> Iterator[tuple[str, Effect]]:
+    """What each of the request's options does, in table order."""
+    for key in request.options:
+        if key not in OPTIONS:
+            raise QuarkConfigError(
+                f"There is no extra option '{key}'.",
+                where="extra_options",
+                hint=did_you_mean(str(key), (*OPTIONS, *FIELD_OPTIONS)) or "See docs/quark-options.md.",
+            )
+    for key, row in OPTIONS.items():
+        if key in request.options:
+            yield key, row.effect(request.options[key], request)
+
 
 _INTEGER_ACTIVATIONS = (
     *("activations.symmetric", "activations.scale"),
@@ -27,24 +59,8 @@ _INTEGER_WEIGHTS = tuple(f"weights.{word}" for word in ("symmetric", "scale", "m
 _FLOATS = ("floats.form", "floats.clip", "weights.scaled", "activations.scaled")
 
 
-def without_sense(request: Request, values: dict[str, Any], origin: Mapping[str, str]) -> Iterator[str]:
-    """Remove what the types leave without effect; a sentence for each option that loses its say.
-
-    Args:
-        request: gives the types.
-        values: recipe values; those without sense are removed.
-        origin: the option that a value came from.
-    """
-    for path in _meaningless(request, values):
-        if path not in values:
-            continue
-        value = values.pop(path)
-        if path in origin and value:
-            kinds = dict.fromkeys((request.activation, request.weight))
-            yield f"{origin[path]} means nothing for {' and '.join(kinds)}"
-
-
 def _meaningless(request: Request, values: Mapping[str, Any]) -> Iterator[str]:
+    """Recipe values that the types leave without effect."""
     if not request.integer_activations:
         yield from _INTEGER_ACTIVATIONS
         if not values.get("activations.scaled"):
@@ -109,7 +125,7 @@ def _apply_options(request: Request, values: dict[str, Any], notes: list[str]) -
     """Let every option have its say; returns what they say about the run."""
     run: dict[str, Any] = {}
     origin: dict[str, str] = {}
-    for key, effect in effects(request):
+    for key, effect in _effects(request):
         if not all(counts(path, request) for path in effect.recipe):
             notes.append(f"{key} means nothing where activations are not calibrated")
             continue
@@ -118,7 +134,10 @@ def _apply_options(request: Request, values: dict[str, Any], notes: list[str]) -
         origin.update(dict.fromkeys(effect.recipe, key))
         if effect.note:
             notes.append(effect.note)
-    notes += without_sense(request, values, origin)
+    kinds = " and ".join(dict.fromkeys((request.activation, request.weight)))
+    for path in _meaningless(request, values):
+        if values.pop(path, None) and path in origin:
+            notes.append(f"{origin[path]} means nothing for {kinds}")
     return run
 
 

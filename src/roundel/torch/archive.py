@@ -98,7 +98,9 @@ def _look_through(archive: zipfile.ZipFile, path: Path) -> None:
         if not entry.endswith(".json"):
             continue
         tree = json.loads(archive.read(name))
-        _check_sizes(tree, f"{path}, {entry}")
+        for text in _sizes(tree):
+            if not _is_arithmetic(text):
+                raise _refused(f"{path}, {entry}", f"the size {text[:80]!r}")
         if _PAYLOADS.fullmatch(entry):
             pickled |= _pickled_payloads(tree, entry, f"{path}, {entry}")
     for entry in sorted(pickled):
@@ -127,12 +129,6 @@ def _check_pickle(content: bytes, where: str) -> None:
     # Deliberately broad: what torch's own safe reader does not take, whatever the reason, is not read.
     except Exception as error:
         raise _refused(where, f"a pickle with more than tensors ({type(error).__name__})") from error
-
-
-def _check_sizes(tree: Any, where: str) -> None:
-    for text in _texts(tree, "expr_str"):
-        if not _is_arithmetic(text):
-            raise _refused(where, f"the size {text[:80]!r}")
 
 
 def _is_arithmetic(text: str) -> bool:
@@ -166,16 +162,12 @@ def _is_name(word: str) -> bool:
     return word in _NAMES or _SYMBOL.fullmatch(word) is not None
 
 
-def _texts(tree: Any, key: str) -> Iterator[str]:
-    if isinstance(tree, dict):
-        for name, value in tree.items():
-            if name == key:
-                yield str(value)
-            else:
-                yield from _texts(value, key)
-    elif isinstance(tree, list):
-        for value in tree:
-            yield from _texts(value, key)
+def _sizes(tree: Any) -> Iterator[str]:
+    """Every text that torch would evaluate, however deep it lies."""
+    if isinstance(tree, dict) and "expr_str" in tree:
+        yield str(tree["expr_str"])
+    for value in tree.values() if isinstance(tree, dict) else tree if isinstance(tree, list) else ():
+        yield from _sizes(value)
 
 
 def _refused(where: object, observed: str) -> ModelError:

@@ -9,6 +9,7 @@ import warnings
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
+from functools import cache
 from pathlib import Path
 from typing import Any
 
@@ -21,7 +22,7 @@ from roundel.errors import DataError, ModelError, RecipeError
 from roundel.model.session import open_session
 from roundel.types import Sample
 
-_TORCH = Path(torch.__file__).parent
+_NOT_THE_USERS = (Path(torch.__file__).parent, Path(__file__).parent)
 _OPERATOR = re.compile(r"No ONNX function found for <OpOverload\(op='([\w.]+)'")
 _NODE = re.compile(r"target=torch\.ops\.([\w.]+)")
 _LONGEST = 300
@@ -29,11 +30,10 @@ _LONGEST = 300
 
 def not_traced(error: Exception) -> ModelError:
     """For what torch.export refuses: the cause and the line of the user's code that led to it."""
-    text = _plain(str(error))
     return ModelError(
         "torch.export cannot trace the module.",
         where=_line(error),
-        observed=f"{type(error).__name__}: {text}",
+        observed=f"{type(error).__name__}: {_plain(str(error))}",
         hint=_advice(error),
     )
 
@@ -55,19 +55,11 @@ def not_converted(error: Exception) -> ModelError:
 
 def _line(error: BaseException) -> str | None:
     """The innermost line of the traceback that is not torch's own; tracing runs the user's forward."""
-    frames = [
-        frame
-        for frame in traceback.extract_tb(error.__traceback__)
-        if not frame.filename.startswith("<") and not _is_ours(Path(frame.filename))
-    ]
-    if not frames:
-        return None
-    last = frames[-1]
-    return f"{Path(last.filename).name}, line {last.lineno}, in {last.name}: {last.line}"
-
-
-def _is_ours(path: Path) -> bool:
-    return path.is_relative_to(_TORCH) or path.is_relative_to(Path(__file__).parent)
+    for frame in reversed(traceback.extract_tb(error.__traceback__)):
+        path = Path(frame.filename)
+        if not frame.filename.startswith("<") and not any(map(path.is_relative_to, _NOT_THE_USERS)):
+            return f"{path.name}, line {frame.lineno}, in {frame.name}: {frame.line}"
+    return None
 
 
 def _plain(text: str) -> str:
@@ -98,10 +90,6 @@ class ExampleCall:
     args: tuple[Any, ...] = ()
     kwargs: Mapping[str, Any] | None = None
 
-    def call(self, module: Any) -> Any:
-        """What the module answers."""
-        return module(*self.args, **(self.kwargs or {}))
-
     def tensors(self) -> list[Any]:
         """All tensors, in the order of the call."""
         return [leaf for leaf in pytree.tree_leaves((self.args, self.kwargs)) if torch.is_tensor(leaf)]
@@ -123,12 +111,8 @@ class ExampleCall:
 
     def mapped(self, change: Any) -> ExampleCall:
         """Every tensor changed, all else as it is."""
-
-        def leaf(value: Any) -> Any:
-            return change(value) if torch.is_tensor(value) else value
-
-        kwargs = None if self.kwargs is None else pytree.tree_map(leaf, dict(self.kwargs))
-        return ExampleCall(pytree.tree_map(leaf, self.args), kwargs)
+        whole = (self.args, self.kwargs)
+        return ExampleCall(*pytree.tree_map(lambda v: change(v) if torch.is_tensor(v) else v, whole))
 
 
 def examples_of(given: object) -> tuple[ExampleCall, ...]:
@@ -174,7 +158,7 @@ def batch_shapes(example: ExampleCall) -> Any:
     Raises:
         DataError: the tensors have no common first dimension.
     """
-    tensors = example.tensors()
+    tensors, given = example.tensors(), example.kwargs or example.args
     sizes = {tensor.shape[0] if tensor.ndim else None for tensor in tensors}
     if len(sizes) != 1 or None in sizes:
         raise DataError(
@@ -183,32 +167,18 @@ def batch_shapes(example: ExampleCall) -> Any:
             observed=", ".join(str(tuple(tensor.shape)) for tensor in tensors),
             hint="Say which dimensions are open with dynamic_shapes, in torch.export's notation.",
         )
-
-    def leaf(value: Any) -> Any:
-        return {0: BATCH} if torch.is_tensor(value) else None
-
-    if example.kwargs:
-        return pytree.tree_map(leaf, dict(example.kwargs))
-    return pytree.tree_map(leaf, example.args)
+    return pytree.tree_map(lambda value: {0: BATCH} if torch.is_tensor(value) else None, given)
 
 
 def for_export(shapes: Any) -> Any:
     """As torch.export wants it: a name becomes a dimension, the same one wherever it stands."""
-    dims: dict[str, Any] = {}
-
-    def change(dim: Any) -> Any:
-        return dims.setdefault(dim, torch.export.Dim(dim)) if isinstance(dim, str) else dim
-
-    return _each(shapes, change)
+    made = cache(torch.export.Dim)
+    return _each(shapes, lambda dim: made(dim) if isinstance(dim, str) else dim)
 
 
 def for_naming(shapes: Any) -> Any:
     """As the ONNX exporter names dimensions: by strings."""
-
-    def change(dim: Any) -> Any:
-        return dim.__name__ if isinstance(dim, torch.export.Dim) else dim
-
-    return _each(shapes, change)
+    return _each(shapes, lambda dim: dim.__name__ if isinstance(dim, torch.export.Dim) else dim)
 
 
 def _each(shapes: Any, change: Callable[[Any], Any]) -> Any:
@@ -263,10 +233,8 @@ def export_module(
         examples = (*examples, traced)
     with _evaluating(module), torch.no_grad(), _quiet():
         try:
-            named = dict(traced.kwargs or {})
-            program = torch.export.export(
-                module, traced.args, named, dynamic_shapes=for_export(shapes), strict=False
-            )
+            dims, named = for_export(shapes), dict(traced.kwargs or {})
+            program = torch.export.export(module, traced.args, named, dynamic_shapes=dims, strict=False)
         # Deliberately broad: the user's forward runs here and may raise anything.
         except Exception as error:
             raise not_traced(error) from error
@@ -293,21 +261,6 @@ def export_program(program: Any, examples: Sequence[ExampleCall]) -> tuple[ir.Mo
         return model, (_compared(model, program.module(check_guards=False), used),)
 
 
-def refuse_shapes(name: str, *, dynamic_batch: bool, dynamic_shapes: Any) -> None:
-    """A traced program has the open dimensions that it was traced with.
-
-    Raises:
-        RecipeError: others were asked for.
-    """
-    if dynamic_batch or dynamic_shapes is not None:
-        raise RecipeError(
-            "A program that is traced already keeps its shapes.",
-            where=name,
-            observed="dynamic_batch" if dynamic_batch else "dynamic_shapes",
-            hint="Give dynamic_shapes to torch.export.export, or give Roundel the module.",
-        )
-
-
 def _converted(program: Any, shapes: Any) -> ir.Model:
     try:
         done = torch.onnx.export(
@@ -329,9 +282,17 @@ def _compared(model: ir.Model, module: Any, examples: Sequence[ExampleCall]) -> 
     names = [one.name for one in session.get_inputs()]
     worst, bound = 0.0, TOLERANCE
     for index, example in enumerate(examples):
-        expected = [leaf for leaf in pytree.tree_leaves(example.call(module)) if torch.is_tensor(leaf)]
+        answer = module(*example.args, **(example.kwargs or {}))
+        expected = [leaf for leaf in pytree.tree_leaves(answer) if torch.is_tensor(leaf)]
         got = session.run(None, example.fed(names))
-        for name, left, right in zip(_outputs(session, expected), expected, got, strict=True):
+        outputs = [one.name for one in session.get_outputs()]
+        if len(outputs) != len(expected):
+            raise ModelError(
+                "The exported model has other outputs than the module.",
+                observed=", ".join(outputs),
+                expected=f"{len(expected)} tensors",
+            )
+        for name, left, right in zip(outputs, expected, got, strict=True):
             if left.dtype in (torch.float16, torch.bfloat16):
                 bound = HALF_TOLERANCE
             difference = _difference(array(left), np.asarray(right))
@@ -348,17 +309,6 @@ def _compared(model: ir.Model, module: Any, examples: Sequence[ExampleCall]) -> 
         f"exported by torch {torch.__version__} at opset {OPSET}; equals the module on {len(examples)} "
         f"example(s): largest difference {worst:.1g} of the largest output (allowed: {bound:g})"
     )
-
-
-def _outputs(session: Any, expected: Sequence[Any]) -> list[str]:
-    names = [one.name for one in session.get_outputs()]
-    if len(names) != len(expected):
-        raise ModelError(
-            "The exported model has other outputs than the module.",
-            observed=", ".join(names),
-            expected=f"{len(expected)} tensors",
-        )
-    return names
 
 
 def _difference(expected: Any, got: Any) -> float:
@@ -390,7 +340,7 @@ def _evaluating(module: Any) -> Iterator[None]:
 def _quiet() -> Iterator[None]:
     """Without torch's own warnings: what they are about either fails here, or is proved harmless."""
     loggers = [logging.getLogger(name) for name in ("torch.onnx", "torch.export", "torch.fx")]
-    levels = [logger.level for logger in loggers]
+    levels = {logger: logger.level for logger in loggers}
     for logger in loggers:
         logger.setLevel(logging.CRITICAL)
     try:
@@ -398,7 +348,7 @@ def _quiet() -> Iterator[None]:
             warnings.simplefilter("ignore")
             yield
     finally:
-        for logger, level in zip(loggers, levels, strict=True):
+        for logger, level in levels.items():
             logger.setLevel(level)
 
 

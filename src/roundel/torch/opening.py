@@ -18,7 +18,7 @@ from typing import Any
 
 import onnx_ir as ir
 
-from roundel.errors import DependencyError, ModelError, did_you_mean
+from roundel.errors import DependencyError, ModelError, RecipeError, did_you_mean
 
 SUFFIX = ".pt2"
 _NAME = re.compile(r"(?P<home>[A-Za-z_]\w*(?:\.[A-Za-z_]\w*)*|.+\.py):(?P<factory>[A-Za-z_]\w*)")
@@ -90,22 +90,35 @@ def opened(
             model, examples, dynamic_batch=dynamic_batch, dynamic_shapes=dynamic_shapes
         )
     else:
-        export.refuse_shapes(name, dynamic_batch=dynamic_batch, dynamic_shapes=dynamic_shapes)
+        if dynamic_batch or dynamic_shapes is not None:
+            raise RecipeError(
+                "A program that is traced already keeps its shapes.",
+                where=name,
+                observed="dynamic_batch" if dynamic_batch else "dynamic_shapes",
+                hint="Give dynamic_shapes to torch.export.export, or give Roundel the module.",
+            )
         given = () if example_inputs is None else export.examples_of(example_inputs)
         made = export.export_program(model, given)
     return Exported(made[0], name, path, made[1])
 
 
-def require_torch(purpose: str) -> None:
-    """Raise where torch is not installed.
+def require_torch(purpose: str, *more: str) -> None:
+    """Raise where torch is not installed, or what else is needed with it.
 
     Args:
         purpose: what it is needed for, with its verb.
+        more: further packages.
 
     Raises:
-        DependencyError: it is not.
+        DependencyError: a package is missing.
     """
-    _require(purpose, "torch")
+    missing = [name for name in ("torch", *more) if importlib.util.find_spec(name) is None]
+    if missing:
+        raise DependencyError(
+            f"{purpose} packages that are not installed.",
+            observed=f"no {' and no '.join(missing)}",
+            hint="pip install 'roundel[torch]'",
+        )
 
 
 def require_exporter() -> None:
@@ -114,17 +127,7 @@ def require_exporter() -> None:
     Raises:
         DependencyError: a package is missing.
     """
-    _require("Models in PyTorch need", "torch", "onnxscript")
-
-
-def _require(purpose: str, *packages: str) -> None:
-    missing = [name for name in packages if importlib.util.find_spec(name) is None]
-    if missing:
-        raise DependencyError(
-            f"{purpose} packages that are not installed.",
-            observed=f"no {' and no '.join(missing)}",
-            hint="pip install 'roundel[torch]'",
-        )
+    require_torch("Models in PyTorch need", "onnxscript")
 
 
 def _from_factory(text: str) -> tuple[Any, object]:

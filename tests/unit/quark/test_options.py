@@ -12,11 +12,10 @@ import onnx
 import pytest
 
 from helpers import build, node, normal
+from roundel.quark.algorithms import FEW_BITS, GPTQ, MIXED
+from roundel.quark.algorithms import FINETUNE as TUNING
 from roundel.quark.config import QuantizationConfig
 from roundel.quark.errors import QuarkConfigError
-from roundel.quark.options import OPTIONS
-from roundel.quark.options.algorithms import FEW_BITS, GPTQ, MIXED
-from roundel.quark.options.algorithms import FINETUNE as TUNING
 from roundel.quark.presets import get_default_config
 from roundel.quark.qconfig import QConfig
 from roundel.quark.request import FIELD_OPTIONS
@@ -29,7 +28,7 @@ from roundel.quark.specs import (
     Int16Spec,
     QLayerConfig,
 )
-from roundel.quark.translate import Translation, translate
+from roundel.quark.translate import OPTIONS, Translation, translate
 
 sys.path.insert(0, str(Path(__file__).parent))
 from option_cases import CASES, EIGHT, FIELDS, FINETUNE, WEIGHT_METHODS, Case

@@ -10,7 +10,7 @@ from roundel.errors import RecipeError, did_you_mean
 from roundel.quark.config import Config
 from roundel.quark.enums import PowerOfTwoMethod
 from roundel.quark.errors import QuarkConfigError
-from roundel.quark.options.fields import shapes
+from roundel.quark.options import shapes
 from roundel.quark.presets import get_default_config
 from roundel.quark.quantizer import ModelQuantizer
 from roundel.quark.tools import floats, operators, retyping, tool, views
@@ -19,13 +19,8 @@ from roundel.quark.tools.tool import Parameter, Tool, option, rewriting, switch,
 
 def operator_pairs(text: str) -> list[tuple[str, str]]:
     """'Conv,Relu;Mul,Add' as pairs."""
-    found = []
-    for item in filter(str.strip, text.split(";")):
-        maker, comma, reader = item.partition(",")
-        if not comma:
-            raise ValueError(item)
-        found.append((maker.strip(), reader.strip()))
-    return found
+    found = [item.split(",", 1) for item in filter(str.strip, text.split(";"))]
+    return [(maker.strip(), reader.strip()) for maker, reader in found]
 
 
 _BETWEEN = option("between_ops", "'Conv,Relu;Mul,Add'", operator_pairs)

@@ -68,9 +68,8 @@ def _cast_borders(graph: ir.Graph) -> None:
     """A Cast behind each float32 input and before each float32 output."""
     names = Names(graph)
     for value in [v for v in graph.inputs if v.dtype is _FULL]:
-        uses = list(value.uses())
         cast = _cast(value, names(f"{value.name}_half"), _HALF)
-        for use in uses:
+        for use in [use for use in value.uses() if use.node is not cast]:
             use.node.replace_input_with(use.idx, cast.outputs[0])
         graph.insert_before(graph[0], cast)
     for index, value in enumerate(list(graph.outputs)):
@@ -85,22 +84,18 @@ def _cast_borders(graph: ir.Graph) -> None:
 
 def _cast(value: ir.Value, name: str, dtype: ir.DataType) -> ir.Node:
     out = ir.Value(name=name, shape=value.shape, type=ir.TensorType(dtype))
-    attribute = ir.AttrInt64("to", dtype.value)
-    return ir.Node("", "Cast", [value], attributes=[attribute], outputs=[out], name=f"{name}_cast")
+    return ir.node("Cast", [value], {"to": dtype.value}, outputs=[out], name=f"{name}_cast")
 
 
 def _narrow_constants(graph: ir.Graph) -> Iterator[ir.Value]:
     for value in list(graph.initializers.values()):
         array = constant_array(value)
-        if array is None or array.dtype != np.float32 or _needs_full(value):
+        full = any(use.idx >= _ALWAYS_FULL.get(use.node.op_type, 1000) for use in value.uses())
+        if array is None or array.dtype != np.float32 or full:
             continue
         value.const_value = ir.tensor(np.clip(array, -_LARGEST, _LARGEST).astype(np.float16), name=value.name)
         value.type = ir.TensorType(_HALF)
         yield value
-
-
-def _needs_full(value: ir.Value) -> bool:
-    return any(use.idx >= _ALWAYS_FULL.get(use.node.op_type, 1000) for use in value.uses())
 
 
 def _narrow_attributes(node: ir.Node) -> None:
@@ -138,12 +133,13 @@ def _to_bfp16(source: str, target: str, external_data: bool) -> str:
     return f"{len(result.plan.tensors)} tensors in bfp16"
 
 
-def _converting(name: str, summary: str, said: str, **how: Any) -> tool.Tool:
-    """A tool that converts a whole model, as `roundel.convert` does."""
+def _converting(name: str, summary: str, **how: Any) -> tool.Tool:
+    """A tool that converts a whole model, as `roundel.convert` does: to another type, or form."""
 
     def work(source: str, target: str, external_data: bool) -> str:
         convert(source, target, external_data=external_data, **how)
-        return said
+        form = how.get("form")
+        return f"bfloat16 tensors in the form '{form}'" if form else "all tensors in float32"
 
     return tool.from_file_to_file(name, summary, work, _FILES)
 
@@ -181,22 +177,11 @@ FLOAT_TOOLS = (
         for name, what in (("fp32", "A float32 model"), ("fp16", "A float16 model"))
     ),
     tool.rewriting("A float32 model in float16.", convert_fp32_to_fp16, _KEEP_IO),
-    _converting(
-        "convert_fp16_to_fp32",
-        "A float16 model, or any short-float form, in float32.",
-        "all tensors in float32",
-        to="fp32",
-    ),
-    _converting(
-        "replace_bfloat16_qdq_cast",
-        "bfloat16 pairs of AMD's operators as Cast pairs.",
-        "bfloat16 tensors in the form 'cast'",
-        form="cast",
-    ),
+    _converting("convert_fp16_to_fp32", "A float16 model, or any short-float form, in float32.", to="fp32"),
+    _converting("replace_bfloat16_qdq_cast", "bfloat16 pairs of AMD's operators as Cast pairs.", form="cast"),
     _converting(
         "remove_bf16_cast",
         "bfloat16 casts between nodes taken out; constants keep their rounding.",
-        "bfloat16 tensors in the form 'plain'",
         form="plain",
     ),
     tool.rewriting("A Clip before each bfloat16 activation.", insert_clip_bfloat16_qdq),
@@ -210,8 +195,7 @@ Shapes = Mapping[str, tuple[int, ...]]
 def convert_nchw_to_nhwc(model: ir.Model) -> str:
     """The graph takes and gives images with their channels last."""
     refresh_shapes(model)
-    count = nchw_to_nhwc(model)
-    return f"turned {count} inputs and outputs"
+    return f"turned {nchw_to_nhwc(model)} inputs and outputs"
 
 
 @tool.on_copy
@@ -237,11 +221,11 @@ def fix_shapes(model: ir.Model, fix_shapes: Shapes | None = None) -> str:
 
 
 def _ones(model: ir.Model) -> dict[str, tuple[int, ...]]:
-    found = {}
-    for value in model.graph.inputs:
-        if value.shape is not None and static_shape(value) is None:
-            found[str(value.name)] = tuple(d if isinstance(d, int) and d > 0 else 1 for d in value.shape)
-    return found
+    return {
+        str(value.name): tuple(d if isinstance(d, int) and d > 0 else 1 for d in value.shape)
+        for value in model.graph.inputs
+        if value.shape is not None and static_shape(value) is None
+    }
 
 
 @tool.on_copy

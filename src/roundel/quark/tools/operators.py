@@ -9,11 +9,11 @@ import numpy as np
 import onnx_ir as ir
 
 from roundel.model.edit import Names, add_constant
-from roundel.model.graph import attribute_float, attribute_int, constant_array, opset_version
+from roundel.model.graph import attribute_float, attribute_int, constant_array, only_reader, opset_version
 from roundel.numerics.affine import fake_quantize
 from roundel.qdq import read
 from roundel.qdq.nodes import CODES, MICROSOFT, QUARK, stand_for
-from roundel.quark.tools.tool import Rewritten, on_copy
+from roundel.quark.tools.tool import Rewritten, dequantizer, on_copy
 
 Pair = tuple[str, str]
 
@@ -196,17 +196,14 @@ def convert_qdq_to_qop(model: ir.Model) -> str:
 
 
 def _place(node: ir.Node) -> _Place | None:
-    uses = list(node.outputs[0].uses())
-    if len(uses) != 1 or node.outputs[0].is_graph_output() or not read.is_quantize(uses[0].node):
+    behind = only_reader(node.outputs[0])
+    if not read.is_quantize(behind):
         return None
-    makers = [value.producer() if value is not None else None for value in node.inputs]
-    found = [maker for maker in makers if read.is_dequantize(maker)]
-    said = [
-        quantizer for quantizer in map(read.read_quantizer, (*found, uses[0].node)) if quantizer is not None
-    ]
-    if len(found) != len(makers) or len(said) != len(found) + 1 or not _eight_bits(said[-1]):
+    found = list(filter(None, map(dequantizer, node.inputs)))
+    said = list(filter(None, map(read.read_quantizer, (*found, behind))))
+    if len(found) != len(node.inputs) or len(said) != len(found) + 1 or not _eight_bits(said[-1]):
         return None
-    return _Place(node, found, uses[0].node, said)
+    return _Place(node, found, behind, said)
 
 
 def _eight_bits(said: read.Quantizer) -> bool:
@@ -229,11 +226,8 @@ def _layer(place: _Place) -> ir.Node | None:
         return ir.Node("", "QLinearMatMul", [*place.operands(2), *place.ends])
     if attribute_float(node, "beta", 1.0) != 1.0:
         return None
-    attributes = [
-        ir.AttrInt64("transA", attribute_int(node, "transA", 0)),
-        ir.AttrInt64("transB", attribute_int(node, "transB", 0)),
-        ir.AttrFloat32("alpha", attribute_float(node, "alpha", 1.0)),
-    ]
+    attributes: list[ir.Attr] = [ir.AttrInt64(a, attribute_int(node, a, 0)) for a in ("transA", "transB")]
+    attributes.append(ir.AttrFloat32("alpha", attribute_float(node, "alpha", 1.0)))
     return ir.Node(MICROSOFT, "QGemm", [*place.operands(2), codes, *place.ends], attributes=attributes)
 
 

@@ -5,21 +5,19 @@ from __future__ import annotations
 import math
 from collections import defaultdict
 from collections.abc import Callable, Iterator, Sequence
-from typing import Any
 
 import numpy as np
 import onnx_ir as ir
-from numpy.typing import NDArray
 
 from roundel.model.edit import Names
 from roundel.model.graph import constant_array, is_constant, opset_version
 from roundel.qdq import read
 from roundel.qdq.nodes import MICROSOFT
-from roundel.quark.tools.tool import LAYERS, on_copy
+from roundel.quark.tools.tool import LAYERS, dequantizer, on_copy
 from roundel.targets.npu import NATIVE_16_BIT_OPSET
-from roundel.types import QType
+from roundel.types import Array, Doubles, QType
 
-Change = Callable[[NDArray[Any], NDArray[Any]], tuple[NDArray[Any], NDArray[Any]]]
+Change = Callable[[Array, Array], tuple[Array, Array]]
 """What becomes of scale and zero point."""
 
 
@@ -69,7 +67,7 @@ def _retype(model: ir.Model, source: QType, target: QType, change: Change) -> st
     return f"changed {count} activations from {source.value} to {target.value}"
 
 
-def _swap(graph: ir.Graph, nodes: Sequence[ir.Node], index: int, array: NDArray[Any]) -> None:
+def _swap(graph: ir.Graph, nodes: Sequence[ir.Node], index: int, array: Array) -> None:
     """New content for the constant that is read here; it keeps its name where nobody else reads it."""
     old = nodes[0].inputs[index] if index < len(nodes[0].inputs) else None
     tensor = ir.tensor(array)
@@ -118,7 +116,7 @@ def convert_bias_int32_to_int16(model: ir.Model) -> str:
     return f"changed {count} biases from int32 to int16{left}"
 
 
-def _biases(graph: ir.Graph, kind: QType) -> Iterator[tuple[ir.Node, read.Quantizer, NDArray[np.float64]]]:
+def _biases(graph: ir.Graph, kind: QType) -> Iterator[tuple[ir.Node, read.Quantizer, Doubles]]:
     """The DQ node of each constant bias in a type, what it says, and the step of the products it is added to.
 
     Input and weight of the layer are quantized, too.
@@ -126,16 +124,15 @@ def _biases(graph: ir.Graph, kind: QType) -> Iterator[tuple[ir.Node, read.Quanti
     for layer in list(graph):
         if layer.op_type not in LAYERS or len(layer.inputs) < 3:
             continue
-        makers = [value.producer() if value is not None else None for value in layer.inputs[:3]]
-        said = [read.read_quantizer(maker) for maker in makers if read.is_dequantize(maker)]
-        data, weight, bias = said if len(said) == 3 else (None, None, None)
+        makers = list(map(dequantizer, layer.inputs[:3]))
+        data, weight, bias = (None if maker is None else read.read_quantizer(maker) for maker in makers)
         if data is None or weight is None or bias is None or data.scale.size != 1:
             continue
         if makers[2] is not None and is_constant(makers[2].inputs[0]) and bias.dtype == kind.value:
             yield makers[2], bias, read.product_step(layer, data, weight)
 
 
-def _restore_bias(model: ir.Model, node: ir.Node, step: NDArray[np.float64]) -> None:
+def _restore_bias(model: ir.Model, node: ir.Node, step: Doubles) -> None:
     """The same bias in 32 bits and in another step."""
     values, limits = read.stored_values(node), np.iinfo(np.int32)
     assert values is not None
@@ -143,7 +140,7 @@ def _restore_bias(model: ir.Model, node: ir.Node, step: NDArray[np.float64]) -> 
     _replace_bias(model, node, codes.astype(np.int32), step)
 
 
-def _replace_bias(model: ir.Model, node: ir.Node, codes: NDArray[Any], scale: NDArray[np.float64]) -> None:
+def _replace_bias(model: ir.Model, node: ir.Node, codes: Array, scale: Doubles) -> None:
     """New codes, scale and zero point for a DQ node."""
     parts = (codes, np.asarray(scale, np.float32), np.zeros(scale.shape, codes.dtype))
     for index, part in enumerate(parts):
@@ -157,18 +154,16 @@ def convert_resize_fs_to_pof2s(model: ir.Model) -> str:
     """The pairs before and behind each Resize get the next power of two above their scale: nothing clips."""
     count = 0
     for node in [n for n in model.graph if n.op_type == "Resize"]:
-        maker = node.inputs[0].producer() if node.inputs[0] is not None else None
-        codes = maker.inputs[0] if read.is_dequantize(maker) else None
+        maker = dequantizer(node.inputs[0])
+        codes = maker.inputs[0] if maker is not None else None
         around = [codes.producer() if codes is not None else None, *(u.node for u in node.outputs[0].uses())]
-        count += sum(
-            _round_scale(model.graph, quantizer) for quantizer in around if read.is_quantize(quantizer)
-        )
+        count += sum(_round_scale(model.graph, quantizer) for quantizer in around)
     return f"rounded the scales of {count} pairs"
 
 
-def _round_scale(graph: ir.Graph, quantizer: ir.Node) -> bool:
-    said = read.read_quantizer(quantizer)
-    if said is None or said.scale.size != 1 or said.power_of_two:
+def _round_scale(graph: ir.Graph, quantizer: ir.Node | None) -> bool:
+    said = read.read_quantizer(quantizer) if read.is_quantize(quantizer) else None
+    if quantizer is None or said is None or said.scale.size != 1 or said.power_of_two:
         return False
     rounded = math.ldexp(1.0, math.ceil(math.log2(float(said.scale.reshape(())))))
     nodes = [quantizer, *(use.node for use in quantizer.outputs[0].uses())]

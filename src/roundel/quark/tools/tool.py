@@ -17,6 +17,7 @@ from roundel.model.load import ModelSource, load_model
 from roundel.passes.cleanup import remove_dead_code
 from roundel.qdq.functions import attach
 from roundel.qdq.nodes import QUARK
+from roundel.qdq.read import is_dequantize
 
 P = ParamSpec("P")
 REQUIRED: Any = object()
@@ -95,7 +96,11 @@ class Tool:
         places = list(found.pop("by_place"))
         for parameter in self.parameters:
             if parameter.positional and found[parameter.name] is REQUIRED and places:
-                found[parameter.name] = self._value(parser, parameter, places.pop(0))
+                text = places.pop(0)
+                try:
+                    found[parameter.name] = parameter.kind(text)
+                except ValueError:
+                    parser.error(f"{parameter.flags[0]}: '{text}' is not what is expected here")
         missing = [p.flags[0] for p in self.parameters if found[p.name] is REQUIRED]
         if missing:
             parser.error(f"missing: {', '.join(missing)}")
@@ -112,21 +117,10 @@ class Tool:
             "by_place", nargs="*", metavar="VALUE", help=f"by place: {order}" if order else ""
         )
         for parameter in self.parameters:
-            how: dict[str, Any] = {"action": "store_true"}
-            if not parameter.switch:
-                how = {
-                    "type": parameter.kind,
-                    "default": parameter.default,
-                    "metavar": parameter.name.upper(),
-                }
+            how: dict[str, Any] = {"type": parameter.kind, "default": parameter.default}
+            how = {"action": "store_true"} if parameter.switch else {**how, "metavar": parameter.name.upper()}
             parser.add_argument(*parameter.flags, dest=parameter.name, help=parameter.help, **how)
         return parser
-
-    def _value(self, parser: argparse.ArgumentParser, parameter: Parameter, text: str) -> Any:
-        try:
-            return parameter.kind(text)
-        except ValueError:
-            parser.error(f"{parameter.flags[0]}: '{text}' is not what is expected here")
 
 
 def words(text: str) -> tuple[str, ...]:
@@ -139,17 +133,19 @@ Rewritten = tuple[ir.Model, str]
 """The new model, and a sentence about what changed."""
 
 
+def dequantizer(value: ir.Value | None) -> ir.Node | None:
+    """The DQ node that makes the value, if one does."""
+    maker = value.producer() if value is not None else None
+    return maker if is_dequantize(maker) else None
+
+
 def read_model(source: ModelSource) -> ir.Model:
     """A model of any kind; AMD's operators stay nodes."""
     return load_model(source, allow_quantized=True, opaque=QUARK).model
 
 
-def write_model(model: ir.Model, target: str | Path, *, external_data: bool = False) -> None:
-    """Save a model; AMD's operators get the bodies that let a stock ONNX Runtime run them."""
-    save_model(_with_bodies(model), Path(target), external_data=external_data)
-
-
 def _with_bodies(model: ir.Model) -> ir.Model:
+    """The model to write: AMD's operators get the bodies that let a stock ONNX Runtime run them."""
     if all(node.domain != QUARK for node in model.graph.all_nodes()):
         return model
     try:
@@ -204,7 +200,7 @@ def rewriting(summary: str, work: Rewrite, *more: Parameter, name: str = "") -> 
 
     def run(source: str, target: str, external_data: bool, **arguments: Any) -> str:
         model, done = work(read_model(source), **arguments)
-        write_model(model, target, external_data=external_data)
+        save_model(_with_bodies(model), Path(target), external_data=external_data)
         return done
 
     inner = [parameter for parameter in more if parameter.positional]

@@ -4,13 +4,11 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 import onnx
 import onnx_ir as ir
 from google.protobuf import text_format  # type: ignore[import-untyped, unused-ignore]
-from numpy.typing import NDArray
 from PIL import Image, ImageDraw
 
 from roundel.data import open_samples
@@ -20,15 +18,16 @@ from roundel.model.files import write_text
 from roundel.model.graph import input_specs
 from roundel.model.session import open_session
 from roundel.passes import refresh_shapes
-from roundel.qdq.read import BITS, is_dequantize, read_quantizer, stored_values
+from roundel.qdq.read import BITS, read_quantizer, stored_values
 from roundel.quark.tools import tool
+from roundel.types import Array
 
 _WIDTH, _HEIGHT, _MARGIN = 640, 400, 40
 _BINS = 128
 _CHANNEL_AXIS = {"Conv": 0, "ConvTranspose": 1}
 
 
-def picture(values: NDArray[Any], title: str) -> Image.Image:
+def picture(values: Array, title: str) -> Image.Image:
     """A bar chart of how often values occur, with their extremes, mean and deviation."""
     finite = np.asarray(values, np.float64).reshape(-1)
     finite = finite[np.isfinite(finite)]
@@ -46,21 +45,20 @@ def picture(values: NDArray[Any], title: str) -> Image.Image:
     low, high = (float(finite.min()), float(finite.max())) if finite.size else (0.0, 0.0)
     draw.text((_MARGIN, bottom + 8), f"{low:.5g}", fill="black")
     draw.text((_WIDTH - _MARGIN - 60, bottom + 8), f"{high:.5g}", fill="black")
-    words = (
-        f"{finite.size} values, mean {finite.mean():.5g}, deviation {finite.std():.5g}" if finite.size else ""
-    )
     draw.text((_MARGIN, 8), title[:90], fill="black")
-    draw.text((_MARGIN, 22), words, fill="black")
+    if finite.size:
+        words = f"{finite.size} values, mean {finite.mean():.5g}, deviation {finite.std():.5g}"
+        draw.text((_MARGIN, 22), words, fill="black")
     return image
 
 
-def weights(model: ir.Model, *, per_channel: bool = False) -> Iterator[tuple[str, NDArray[Any]]]:
+def weights(model: ir.Model, *, per_channel: bool = False) -> Iterator[tuple[str, Array]]:
     """Weights of layers by name, as the model uses them; each output channel by itself when asked for."""
     for node in model.graph:
         if node.op_type not in (*tool.LAYERS, "MatMul") or len(node.inputs) < 2:
             continue
         value = node.inputs[1]
-        array = stored_values(value.producer()) if value is not None else None
+        array = stored_values(tool.dequantizer(value))
         if array is None and value is not None and value.const_value is not None:
             array = np.asarray(value.const_value.numpy())
         if array is None or value is None:
@@ -73,7 +71,7 @@ def weights(model: ir.Model, *, per_channel: bool = False) -> Iterator[tuple[str
             yield f"{value.name}_channel_{index}", np.take(array, index, axis)
 
 
-def tensors(model: ir.Model, data: object) -> Iterator[tuple[str, NDArray[Any]]]:
+def tensors(model: ir.Model, data: object) -> Iterator[tuple[str, Array]]:
     """Every float tensor's values over all samples, by name."""
     result = model.clone()
     refresh_shapes(result)
@@ -82,7 +80,7 @@ def tensors(model: ir.Model, data: object) -> Iterator[tuple[str, NDArray[Any]]]
     session = open_session(result)
     names = [out.name for out in session.get_outputs()]
     specs = input_specs(result)
-    gathered: dict[str, list[NDArray[Any]]] = {}
+    gathered: dict[str, list[Array]] = {}
     for sample in open_samples(data, specs):
         pairs = [*sample.items(), *zip(names, session.run(None, sample), strict=True)]
         for name, array in pairs:
@@ -92,7 +90,7 @@ def tensors(model: ir.Model, data: object) -> Iterator[tuple[str, NDArray[Any]]]
         yield name, np.concatenate(parts)
 
 
-def _save(found: Sequence[tuple[str, NDArray[Any]]], folder: str, what: str) -> str:
+def _save(found: Sequence[tuple[str, Array]], folder: str, what: str) -> str:
     if not found:
         raise ModelError(f"The model has no {what}.")
     place = Path(folder)
@@ -101,18 +99,14 @@ def _save(found: Sequence[tuple[str, NDArray[Any]]], folder: str, what: str) -> 
     except OSError as error:
         raise OutputError("The folder cannot be made.", where=place, observed=error.strerror) from error
     for name, array in found:
-        picture(array, name).save(place / f"{_safe(name)}.png")
+        plain = "".join(c if c.isalnum() or c in "._-" else "_" for c in name)[:150]
+        picture(array, name).save(place / f"{plain}.png")
     return f"wrote {len(found)} histograms\n{place}"
 
 
-def _safe(name: str) -> str:
-    return "".join(c if c.isalnum() or c in "._-" else "_" for c in name)[:150]
-
-
 def _save_weights(source: str, target: str, perchannel: bool) -> str:
-    return _save(
-        list(weights(tool.read_model(source), per_channel=perchannel)), target, "layer with constant weights"
-    )
+    found = list(weights(tool.read_model(source), per_channel=perchannel))
+    return _save(found, target, "layer with constant weights")
 
 
 def _save_tensors(source: str, data: str, target: str) -> str:
@@ -121,6 +115,11 @@ def _save_tensors(source: str, data: str, target: str) -> str:
 
 _MODEL = tool.Parameter("source", "the ONNX model", ("--input_model", "--input", "--input_model_path"))
 
+
+def _folder(default: str, *flags: str) -> tool.Parameter:
+    return tool.Parameter("target", "the folder to write into", flags, default=default)
+
+
 HISTOGRAM_TOOLS = (
     tool.Tool(
         "save_weights_hist",
@@ -128,9 +127,7 @@ HISTOGRAM_TOOLS = (
         _save_weights,
         (
             _MODEL,
-            tool.Parameter(
-                "target", "the folder to write into", ("--output", "--output_path"), default="weights_hist"
-            ),
+            _folder("weights_hist", "--output", "--output_path"),
             tool.switch("perchannel", "one picture for each output channel", "--perchannel", "--per_channel"),
         ),
     ),
@@ -141,9 +138,7 @@ HISTOGRAM_TOOLS = (
         (
             _MODEL,
             tool.Parameter("data", "a folder of images, .npy or .npz files", ("--data_path", "--data")),
-            tool.Parameter(
-                "target", "the folder to write into", ("--output_path", "--output"), default="tensor_hist"
-            ),
+            _folder("tensor_hist", "--output_path", "--output"),
         ),
     ),
 )
@@ -153,10 +148,8 @@ def a16w8_a8w8_nodes(model: ir.Model) -> tuple[list[str], list[str]]:
     """Names of Conv, ConvTranspose and Gemm nodes with 8-bit activations, and of those with 16-bit ones."""
     found: dict[int, list[str]] = {8: [], 16: []}
     for node in model.graph:
-        maker = (
-            node.inputs[0].producer() if node.op_type in tool.LAYERS and node.inputs[0] is not None else None
-        )
-        said = read_quantizer(maker) if is_dequantize(maker) else None
+        maker = tool.dequantizer(node.inputs[0]) if node.op_type in tool.LAYERS else None
+        said = read_quantizer(maker) if maker is not None else None
         bits = BITS.get(said.dtype) if said is not None else None
         if bits in found:
             found[bits].append(str(node.name))
@@ -192,7 +185,11 @@ def convert_onnxtxt_to_onnx(text: str) -> onnx.ModelProto:
 
 
 def _to_text(source: str, target: str) -> str:
-    write_text(Path(target), convert_onnx_to_onnxtxt(_loaded(source)))
+    try:
+        model = onnx.load(source)
+    except (OSError, ValueError, onnx.checker.ValidationError) as error:
+        raise ModelError("The model cannot be read.", where=source, observed=error) from error
+    write_text(Path(target), convert_onnx_to_onnxtxt(model))
     return "wrote text"
 
 
@@ -205,28 +202,12 @@ def _to_model(source: str, target: str) -> str:
     return "wrote a model"
 
 
-def _loaded(source: str) -> onnx.ModelProto:
-    try:
-        return onnx.load(source)
-    except (OSError, ValueError, onnx.checker.ValidationError) as error:
-        raise ModelError("The model cannot be read.", where=source, observed=error) from error
-
-
-TEXT_TOOLS = (
-    tool.from_file_to_file(
-        "convert_onnx_to_onnxtxt",
-        "A model as text that people can read and compare.",
-        _to_text,
-        (tool.SOURCE, tool.TARGET),
-        convert_onnx_to_onnxtxt,
-    ),
-    tool.from_file_to_file(
-        "convert_onnxtxt_to_onnx",
-        "A model from its text.",
-        _to_model,
-        (tool.SOURCE, tool.TARGET),
-        convert_onnxtxt_to_onnx,
-    ),
+TEXT_TOOLS = tuple(
+    tool.from_file_to_file(export.__name__, summary, work, (tool.SOURCE, tool.TARGET), export)
+    for export, summary, work in (
+        (convert_onnx_to_onnxtxt, "A model as text that people can read and compare.", _to_text),
+        (convert_onnxtxt_to_onnx, "A model from its text.", _to_model),
+    )
 )
 
 

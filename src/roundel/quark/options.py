@@ -9,8 +9,7 @@ from roundel.quark import rows
 from roundel.quark.config import classic_key
 from roundel.quark.enums import CalibrationMethod, ExtendedCalibrationMethod, PowerOfTwoMethod
 from roundel.quark.errors import QuarkConfigError
-from roundel.quark.request import ALIGNED, LIMITS, Request, block_values
-from roundel.quark.request import OPTIONS as BLOCK_OPTIONS
+from roundel.quark.request import ALIGNED, BLOCK_OPTIONS, LIMITS, Request, block_values
 from roundel.quark.rows import Effect, computed, noted, refused, switched, to_field, to_run, unsupported
 from roundel.quark.selection import from_mixed_precision, from_tensor_overrides
 from roundel.recipe.settings import Prepare
@@ -95,15 +94,11 @@ GRAPH = (
     switched("SkipPreprocess", False, "prepare.* (every pass off)", _NO_PASS),
 )
 
-_KEPT = {
-    "RemoveQDQConvClip": "Clip",
-    "RemoveQDQConvRelu": "Relu",
-    "RemoveQDQConvLeakyRelu": "LeakyRelu",
-    "RemoveQDQConvPRelu": "PRelu",
-}
+_KEPT = {f"RemoveQDQConv{op}": op for op in ("Clip", "Relu", "LeakyRelu", "PRelu")}
 _BEFORE_GELU = ("Conv", "ConvTranspose", "Gemm", "MatMul", "Add")
 _AFTER_NORM = ("Relu", "LeakyRelu", "PRelu", "Clip")
 _BETWEEN = "placement.no_pair_between"
+_BY_TENSOR = "Set types with TensorQuantOverrides."
 
 
 def _keep_before(value: Any, request: Request) -> tuple[str, ...]:
@@ -141,12 +136,7 @@ BETWEEN = (
     to_field("ForceQuantizeNoInputCheck", False, "placement.quantize_passthrough_inputs"),
     to_field("DedicatedQDQPair", False, "placement.dedicated_pairs"),
     to_field("DedicateDQNode", False, "placement.dedicated_dequantizers"),
-    refused(
-        "EnableDualQuantNodePairs",
-        False,
-        "a tensor has its maker's type.",
-        "Set types with TensorQuantOverrides.",
-    ),
+    refused("EnableDualQuantNodePairs", False, "a tensor has its maker's type.", _BY_TENSOR),
     to_field("OpTypesToExcludeOutputQuantization", [], "placement.skip_output_op_types"),
     to_run("NodesToExcludeOutputQuantization", [], "float_outputs_of"),
     refused(
@@ -256,11 +246,8 @@ def _scaled(value: bool, request: Request) -> bool | None:
 
 def _blocks(option: str) -> rows.Option:
     """The element type follows from the same attributes; see `block_type`."""
-
-    def work(value: Any, request: Request) -> Effect:
-        return Effect(recipe=dict(block_values(option, value)))
-
-    return computed(option, {}, "activations.type, weights.type, blocks.*", work)
+    becomes = "activations.type, weights.type, blocks.*"
+    return computed(option, {}, becomes, lambda value, _: Effect(recipe=dict(block_values(option, value))))
 
 
 _BIAS_STEP = "a bias of 16 or 32 bits has the step of its layer's products."

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import replace
+from functools import partial
 from typing import Any
 
 from roundel.numerics.metrics import DISTANCES, IN_DECIBELS
@@ -69,8 +70,8 @@ _OWN = ("a recipe holds no functions.", "Use `roundel.auto(…, metric=function)
 
 
 def _target(value: Any, request: Request) -> Effect:
-    inputs = value.input_tensors if isinstance(value, QLayerConfig) else None
-    weight = value.weight if isinstance(value, QLayerConfig) else None
+    layer = value if isinstance(value, QLayerConfig) else QLayerConfig()
+    inputs, weight = layer.input_tensors, layer.weight
     if inputs is None or weight is None:
         raise QuarkConfigError(
             "Mixed precision takes one type for inputs and one for weights.",
@@ -130,9 +131,7 @@ MIXED = rows.by_key(
 )
 
 
-def nested_effects(
-    key: str, table: Mapping[str, rows.Option], given: Mapping[str, Any], request: Request
-) -> Effect:
+def nested_effects(key: str, table: rows.Table, given: Mapping[str, Any], request: Request) -> Effect:
     """What the keys of a nested table do together, in the order of the rows.
 
     Raises:
@@ -174,7 +173,7 @@ def _bias_correction(value: Any, request: Request) -> Effect:
     return Effect(recipe={"effort": request.effort, "improve.rounding": whole} if value else {})
 
 
-def _details(key: str, switch: str, table: Mapping[str, rows.Option]) -> rows.Option:
+def _details(key: str, switch: str, table: rows.Table) -> rows.Option:
     """A nested table that counts where a switch is on."""
 
     def work(value: Any, request: Request) -> Effect:
@@ -219,10 +218,6 @@ FEW_BITS = rows.by_key(
 )
 
 
-def _mixed(value: Any, request: Request) -> Effect:
-    return nested_effects("AutoMixprecision", MIXED, value, request)
-
-
 _FOUND = "the residual stream and its size are found in the graph."
 _ANY_SIZE = (
     "channels of any size are balanced, relative to the largest of their layer.",
@@ -248,5 +243,5 @@ ALGORITHMS = (
     noted("UseRandomHad", False, "the signs of the matrix are random, by a seed."),
     switched("UseMatMulNBits", False, "mode", {"mode": "weight_only"}),
     _details("MatMulNBitsParams", "UseMatMulNBits", FEW_BITS),
-    computed("AutoMixprecision", {}, "mixed.*", _mixed),
+    computed("AutoMixprecision", {}, "mixed.*", partial(nested_effects, "AutoMixprecision", MIXED)),
 )
