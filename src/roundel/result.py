@@ -74,8 +74,13 @@ class QuantizeResult(Card):
         """Write the model and, beside it, its record; both appear whole or not at all."""
         target = Path(path)
         save_model(self.ir, target, external_data=self.record.recipe["output"]["external_data"])
-        write_text(record_path(target), self.record.to_json())
+        write_text(record_path(target), replace(self.record, file=_facts_of(target)).to_json())
         return target
+
+
+def _facts_of(file: Path) -> dict[str, object]:
+    """What a record says of a model's file."""
+    return {"name": file.name, "bytes": file.stat().st_size, "sha256": model_sha256(file)}
 
 
 def as_onnx(
@@ -234,7 +239,6 @@ def _record(state: State, request: Asked, reports: tuple[OutputReport, ...], fil
         "opset": loaded.source_opset,
         "fingerprint": fingerprint(state.model),
     }
-    written = {"bytes": file.stat().st_size, "sha256": model_sha256(file)} if target else {"bytes": None}
     return Record(
         quantized=bool(state.plan.tensors) or any(n.op_type in _QUANTIZERS for n in state.written.graph),
         model=model,
@@ -247,5 +251,5 @@ def _record(state: State, request: Asked, reports: tuple[OutputReport, ...], fil
         outputs=reports,
         seconds=state.seconds,
         notes=state.notes,
-        file={"name": target.name if target else None, **written},
+        file={**_facts_of(file), "name": target.name} if target else {"name": None, "bytes": None},
     )

@@ -55,7 +55,7 @@ def auto_command(
     device: Device = None,
     rungs: Annotated[
         str | None,
-        option("Only these, e.g. xint8,xint8-fast,a8w8,a16w8,mixed,bf16 (also xint8-adaround, -adaquant)."),
+        option("Only these, e.g. xint8,a8w8,a16w8,mixed,bf16; also xint8-adaround, xint8-adaquant."),
     ] = None,
     exclude: options.Exclude = None,
     include: options.Include = None,

@@ -2,11 +2,15 @@
 
 from __future__ import annotations
 
+import math
 import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import closing
 from dataclasses import dataclass
 from pathlib import Path
+
+import numpy as np
+from numpy.typing import NDArray
 
 from roundel.data import Samples
 from roundel.data.kept import KeptSamples
@@ -20,6 +24,7 @@ from roundel.numerics.metrics import Closeness, decibels
 from roundel.types import Array, Arrays, Listener, Sample, Silent
 
 _LABELLED = ("top1", "top5")
+_Z = 1.96  # standard errors to either side that hold 95 %
 BUILTIN = {
     "top1": "share of rows whose largest score is the label's",
     "top5": "share of rows whose label is among the five largest scores",
@@ -67,11 +72,14 @@ class Judgement:
         value: of the metric.
         sqnr_db: all float outputs, which count alike, against the float model's; None for that itself.
         seconds: to run all of the data.
+        margin: half of the interval that holds the difference to the float model with 95 %, were there no end
+            of such data; None for a metric that does not count rows.
     """
 
     value: float
     sqnr_db: float | None
     seconds: float
+    margin: float | None = None
 
 
 def _noise(close: Sequence[Closeness]) -> float:
@@ -110,6 +118,7 @@ class Yardstick:
     ) -> None:
         self._samples, self._every, self._wanted = samples, every, KeptSamples()
         self._labels: list[list[int] | None] = []
+        self._best: list[NDArray[np.int64]] = []  # classes that the float model puts first
         self._known = labels is not None
         told, predictor, start = listener or Silent(), Predictor(model), time.perf_counter()
         self.outputs = predictor.outputs
@@ -131,13 +140,26 @@ class Yardstick:
         told, start, tally = listener or Silent(), time.perf_counter(), scores.ScoreTally()
         predictor = Predictor(model)
         told.step("judge", self.samples)
-        kept = (item for item in self._items() if item[1])
+        kept, changes = (item for item in self._items() if item[1]), [0, 0]
         for done, (index, _, _, sample) in enumerate(kept):
             outputs = predictor.run(sample, index)
-            self._add(tally, outputs, self._wanted[done], self.measure, self._labels[done])
+            best = self._add(tally, outputs, self._wanted[done], self.measure, self._labels[done])
+            if self.resolution is not None:
+                then, now = self._hits(self._best[done], done), self._hits(best, done)
+                changes[0] += int((then & ~now).sum())
+                changes[1] += int((now & ~then).sum())
             told.advance(done + 1)
         sqnr_db = decibels(1.0, _noise(self._close(tally)))
-        return Judgement(self._value(tally), sqnr_db, time.perf_counter() - start)
+        lost, won = changes
+        margin = None if self.resolution is None else paired_margin(lost, won, tally.rows)
+        return Judgement(self._value(tally), sqnr_db, time.perf_counter() - start, margin)
+
+    def _hits(self, best: NDArray[np.int64], done: int) -> NDArray[np.bool_]:
+        """Which rows of a sample count for the metric."""
+        if self.measure.name == "agreement":
+            return np.asarray(best[:, 0] == self._best[done][:, 0])
+        some = best[:, :1] if self.measure.name == "top1" else best[:, 1:]
+        return np.asarray((some == np.asarray(self._labels[done])[:, None]).any(1))
 
     def _run_float(
         self, predictor: Predictor, truth: Labels, given: Measure | None, told: Listener
@@ -153,7 +175,7 @@ class Yardstick:
             first = first if first is not None else outputs
             self._labels.append(truth.of(origin, _rows_in(outputs)))
             self._wanted.append(outputs)
-            self._add(tally, outputs, outputs, given, self._labels[-1])
+            self._best.append(self._add(tally, outputs, outputs, given, self._labels[-1]))
             told.advance(len(self._labels))
         if first is None:
             raise DataError("There is nothing to judge by.", expected="at least one held-out sample")
@@ -166,13 +188,15 @@ class Yardstick:
         wanted: Arrays,
         measure: Measure | None,
         labels: list[int] | None,
-    ) -> None:
-        """Count one sample; a user's metric knows the float model's names."""
+    ) -> NDArray[np.int64]:
+        """Count one sample; a user's metric knows the float model's names. Gives each row's first classes."""
         named = dict(zip(wanted, outputs.values(), strict=True))
         keep = measure is not None and measure.function is not None
-        tally.add(scores.look(named, list(wanted.values()), keep=keep), labels)
+        looked = scores.look(named, list(wanted.values()), keep=keep)
+        tally.add(looked, labels)
         if measure is not None and measure.pair is not None:
             tally.kept += [measure.pair(array, named[name]) for name, array in wanted.items()]
+        return looked.best
 
     def _close(self, tally: scores.ScoreTally) -> list[Closeness]:
         """Of the outputs that have an error: floats, of one shape in both models."""
@@ -257,6 +281,18 @@ def measure_of(metric: str | scores.Metric | Measure | None, *, lower: bool = Fa
         return Measure(name, BUILTIN[name], share=name != "sqnr")
     own, function = scores.named_metric(metric)
     return Measure(own, "the user's own", lower=lower, share=False, function=function)
+
+
+def paired_margin(lost: int, won: int, rows: int) -> float:
+    """Half of the 95 % interval of a difference between two shares of the same rows (Agresti and Min).
+
+    Args:
+        lost, won: rows that count for the first model only, and for the second only.
+        rows: all of them.
+    """
+    count = rows + 2
+    variance = (lost + won + 1 - (lost - won) ** 2 / count) / count**2
+    return _Z * math.sqrt(max(variance, 0.0))
 
 
 def _fitting(first: Arrays, *, labelled: bool) -> Measure:

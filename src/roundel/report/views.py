@@ -374,8 +374,15 @@ def step_line(step: Tree, metric: Words, drop: Words) -> str:
     """One rung in a line, for those who watch."""
     if step["metric"] is None:
         return f"{step['rung']}: {step['verdict']}, {step['reason']}"
-    lost = "as good as float" if step["drop"] <= 0 else f"drop {drop(step['drop'])}"
-    return f"{step['rung']}: {metric(step['metric'])}, {lost}, {step['verdict']}, {step['seconds']:.0f} s"
+    lost = "as good as float" if float(step["drop"]) <= 0 else f"drop {_interval(step, drop)}"
+    took = f"{step['seconds']:.0f} s" + (f" ({step['forecast']:.0f} expected)" if step["forecast"] else "")
+    return f"{step['rung']}: {metric(step['metric'])}, {lost}, {step['verdict']}, {took}"
+
+
+def _interval(step: Tree, drop: Words) -> str:
+    """A drop with what chance may add or take away."""
+    margin = "" if step["margin"] is None else f" ±{drop(step['margin'])}"
+    return drop(float(step["drop"])) + margin
 
 
 def show_study(console: Console, tree: Tree) -> None:
@@ -400,7 +407,7 @@ def show_study(console: Console, tree: Tree) -> None:
 
 def _cells(step: Tree, metric: Words, drop: Words) -> list[str]:
     value = "-" if step["metric"] is None else metric(step["metric"])
-    lost = "-" if step["drop"] is None else drop(float(step["drop"]))
+    lost = "-" if step["drop"] is None else _interval(step, drop)
     costs = (figure(step["npu_share"], ".0%"), size(step["file_bytes"]), f"{step['seconds']:.0f}")
     return [escape(step["rung"]), value, lost, figure(step["sqnr_db"], ".1f"), *costs]
 
@@ -410,9 +417,11 @@ def _outcome(console: Console, tree: Tree, metric: Words, drop: Words) -> None:
     where = f" in {tree['file']}" if tree["file"] else ""
     if tree["met"]:
         text = f"[bold green]met:[/] {escape(chosen['title'])}{escape(where)} stays within {tree['max_drop']}"
+        if chosen["margin"] is not None:
+            text += f" on these rows; in general it loses {_interval(chosen, drop)} (95 %)"
         console.print(text)
         return
     console.print(
         f"[bold red]not met:[/] no rung stays within {tree['max_drop']}; the best, {escape(chosen['title'])}"
-        f" ({metric(chosen['metric'])}, drop {drop(chosen['drop'])}), was handed over{escape(where)}"
+        f" ({metric(chosen['metric'])}, drop {_interval(chosen, drop)}), was handed over{escape(where)}"
     )

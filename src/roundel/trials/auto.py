@@ -79,12 +79,13 @@ def auto(
     start, limit = clock.perf_counter(), ladders.parse_time(time)
     deadline = None if limit is None else start + limit
     chosen, budget = ladders.chosen_rungs(rungs), ladders.parse_drop(max_drop)
+    patient = rungs is not None or deadline is not None
     _check_metric(metric)
     recipes = [load_recipe(rung.preset, settings) for rung in chosen]
     out = ladders.out_of_reach(chosen, device)
     target, told = None if output is None else Path(output), listener or Silent()
     with trying(model, recipes[0], question, told, device) as engine:
-        walk = _Walk(engine, budget, settings, start, deadline, told, on_step)
+        walk = _Walk(engine, budget, settings, start, deadline, told, on_step, patient)
         walk.up(chosen, out)
         if walk.best is None:
             raise _nothing(walk.steps)
@@ -92,6 +93,9 @@ def auto(
         if target is not None:
             write_text(ladder_path(target), found.to_json())
         return found
+
+
+_WON_BACK = 2.0  # times the budget: of more than that, fine-tuning does not win back enough
 
 
 def _check_metric(metric: object) -> None:
@@ -119,6 +123,7 @@ class _Walk:
         start, deadline: on the clock.
         told: hears about progress.
         heard: called with each rung when it is done.
+        patient: whether it may take minutes to fine-tune: the user named that rung, or gave it time.
         steps: the rungs so far.
         best: place and model of the one to hand over.
     """
@@ -130,6 +135,7 @@ class _Walk:
     deadline: float | None
     told: Listener
     heard: Callable[[RungStep], None] | None
+    patient: bool
     steps: list[RungStep] = field(default_factory=list)
     best: tuple[int, QuantizeResult] | None = None
 
@@ -139,22 +145,26 @@ class _Walk:
 
     def up(self, ladder: Sequence[Rung], out: Mapping[str, str]) -> None:
         """Try the rungs until one meets the budget, but for those that are out for a reason."""
-        forecast = None if self.deadline is None else self._forecast()
-        for place, rung in enumerate(ladder):
-            # Where all of A16W8 meets the budget, a part of it may do, and runs faster.
-            if self._met and not (rung.mixed and self.steps[-1].rung == "a16w8"):
-                return
+        forecast = self._forecast()
+        for rung in ladder:
+            if self._met and not self._faster(rung):
+                continue
             why = out.get(rung.name) or self._pointless(rung)
             if why is None and self.best is not None:
-                behind = [r for r in ladder[place + 1 :] if r.name not in out]
-                why = _too_long(rung, behind, forecast, self.deadline)
+                why = _too_long(forecast.seconds(rung), self.deadline)
             if why:
                 self._note(RungStep.of(rung, RungVerdict.SKIPPED, why))
                 continue
             start = clock.perf_counter()
-            self._try(rung)
-            if forecast is not None:
-                forecast.learn(rung, clock.perf_counter() - start)
+            self._try(rung, forecast.seconds(rung))
+            forecast.learn(rung, clock.perf_counter() - start)
+
+    def _faster(self, rung: Rung) -> bool:
+        """Whether it would run faster than what meets the budget, and has a chance to meet it, too."""
+        assert self.best is not None
+        winner = self.steps[self.best[0]].rung
+        # Where all of A16W8 meets the budget, a part of it may do.
+        return winner == "a16w8" if rung.mixed else rung.torch and not winner.startswith("xint8")
 
     def finished(self, target: Path | None) -> AutoResult:
         """The result, written where it was asked for."""
@@ -163,10 +173,9 @@ class _Walk:
         met, yardstick = self._met, self.engine.yardstick
         verdict = RungVerdict.CHOSEN if met else RungVerdict.BEST
         self.steps[index] = replace(self.steps[index], verdict=verdict)
-        file = {"name": target.name if target else None, "bytes": self.steps[index].file_bytes}
-        result = replace(result, record=replace(result.record, file=file), path=target)
         if target is not None:
             result.save(target)
+        result = replace(result, path=target)
         return AutoResult(
             met=met,
             steps=tuple(self.steps),
@@ -181,14 +190,14 @@ class _Walk:
             notes=tuple(self._notes()),
         )
 
-    def _try(self, rung: Rung) -> None:
+    def _try(self, rung: Rung, expected: float) -> None:
         """Make and judge a rung's model, or its models one after the other."""
         start = clock.perf_counter()
         # Whatever the time, the first model is finished: there must be something to hand over.
         told = TitledListener(self.told, rung.name, None if self.best is None else self.deadline)
         try:
             for name, title, changes in self._variants(rung, told):
-                self._judge(replace(rung, name=name, title=title), changes, told, start)
+                self._judge(replace(rung, name=name, title=title), changes, told, (start, expected))
                 start = clock.perf_counter()
                 if self.steps[-1].verdict is RungVerdict.MEETS:
                     return
@@ -212,12 +221,15 @@ class _Walk:
             count = f"{mixture.layers} of {mixture.of} layers in A16W8"
             yield f"mixed {mixture.layers}/{mixture.of}", count, mixture.changes
 
-    def _judge(self, rung: Rung, changes: Mapping[str, Any], told: Listener, start: float) -> None:
-        engine, yardstick = self.engine, self.engine.yardstick
+    def _judge(
+        self, rung: Rung, changes: Mapping[str, Any], told: Listener, times: tuple[float, float]
+    ) -> None:
+        engine, yardstick, (start, expected) = self.engine, self.engine.yardstick, times
         stats = engine.folder / f"{rung.family}.stats" if rung.family in ("xint8", "float") else None
         result = engine.make(engine.path, rung.preset, told, changes=changes, stats=stats)
         found = engine.judge(told)
-        lost = self.budget.of(yardstick.reference.value, found.value, lower=yardstick.measure.lower)
+        reference = yardstick.reference.value
+        lost = self.budget.of(reference, found.value, lower=yardstick.measure.lower)
         met = self.budget.allows(lost)
         step = RungStep.of(
             rung,
@@ -228,6 +240,8 @@ class _Walk:
             npu_share=engine.npu_share(),
             file_bytes=engine.file_bytes(),
             seconds=clock.perf_counter() - start,
+            forecast=expected,
+            margin=None if found.margin is None else abs(self.budget.of(reference, reference - found.margin)),
             changes=changes,
         )
         self._remember(step, result)
@@ -251,8 +265,16 @@ class _Walk:
             self.heard(step)
 
     def _pointless(self, rung: Rung) -> str | None:
-        failed = any(step.rung == "a16w8" and step.verdict is RungVerdict.FAILS for step in self.steps)
-        return "A16W8 everywhere does not meet the budget either" if rung.mixed and failed else None
+        """Why a rung cannot help, or not as much as it costs."""
+        failed = {step.rung: step.drop for step in self.steps if step.verdict is RungVerdict.FAILS}
+        if rung.mixed:
+            return "A16W8 everywhere does not meet the budget either" if "a16w8" in failed else None
+        lost = failed.get("xint8") if rung.torch else None
+        if lost is not None and not self.budget.allows(lost / _WON_BACK):
+            return f"XINT8 loses {self.budget.words(lost)}: too much for fine-tuning to win back"
+        if rung.torch and not self.patient:
+            return f"takes minutes; --time 20m, or --rungs {rung.name}, has it tried"
+        return None
 
     def _forecast(self) -> RungForecast:
         yardstick, learn = self.engine.yardstick, self.engine.learn
@@ -272,26 +294,14 @@ class _Walk:
             yield "judged on random data: the figures mean nothing for real inputs"
 
 
-def _too_long(
-    rung: Rung, behind: Sequence[Rung], forecast: RungForecast | None, deadline: float | None
-) -> str | None:
-    """Why a rung does not fit into what is left of the time.
-
-    Minutes of fine-tuning may not take the time of wider formats behind it, which are quick and gain more.
-    """
-    if forecast is None or deadline is None:
+def _too_long(needed: float, deadline: float | None) -> str | None:
+    """Why a rung that takes so many seconds does not fit into what is left of the time."""
+    if deadline is None:
         return None
     left = deadline - clock.perf_counter()
     if left <= 0:
         return "time is over"
-    needed = forecast.seconds(rung)
-    takes = f"would take about {needed:.0f} s, {left:.0f} s are left"
-    if needed > left:
-        return takes
-    later = [other for other in behind if rung.torch and not other.torch and not other.mixed]
-    if needed + sum(forecast.seconds(other) for other in later) > left:
-        return f"{takes}, which {', '.join(other.name for other in later)} need"
-    return None
+    return f"would take about {needed:.0f} s, {left:.0f} s are left" if needed > left else None
 
 
 def _nothing(steps: Sequence[RungStep]) -> RecipeError:

@@ -1,4 +1,4 @@
-"""The rungs, from the format that runs fastest on the NPU to the one that loses least."""
+"""The rungs: from the format that runs fastest on the NPU to the one that loses least, then fine-tuning."""
 
 from __future__ import annotations
 
@@ -51,14 +51,14 @@ class Rung:
 
 
 RUNGS: tuple[Rung, ...] = (
-    Rung("xint8", "XINT8, calibration only", "xint8_plain", Format.XINT8, "xint8_plain", 5),
-    Rung("xint8-fast", "XINT8, effort fast", "xint8", Format.XINT8, "xint8", 25),
-    Rung("xint8-adaround", "XINT8, AdaRound", "xint8_adaround", Format.XINT8, "xint8", 120, torch=True),
-    Rung("xint8-adaquant", "XINT8, AdaQuant", "xint8_adaquant", Format.XINT8, "xint8", 120, torch=True),
+    Rung("xint8", "XINT8, effort fast", "xint8", Format.XINT8, "xint8", 25),
     Rung("a8w8", "A8W8, effort fast", "a8w8", Format.A8W8, "float", 25),
     Rung("a16w8", "A16W8, effort fast", "a16w8", Format.A16W8, "float", 25),
     Rung("mixed", "A8W8, worst layers in A16W8", "a8w8", Format.A16W8, "float", 30, mixed=True),
     Rung("bf16", "BF16", "bf16", Format.BF16, "bf16", 5),
+    # Last, for they take minutes; where XINT8 came close it may still win, for it runs fastest.
+    Rung("xint8-adaround", "XINT8, AdaRound", "xint8_adaround", Format.XINT8, "xint8", 120, torch=True),
+    Rung("xint8-adaquant", "XINT8, AdaQuant", "xint8_adaquant", Format.XINT8, "xint8", 120, torch=True),
 )
 
 
@@ -162,6 +162,8 @@ class RungStep:
         npu_share: share of the multiplications that the NPU is predicted to take.
         file_bytes: of the model.
         seconds: for making and judging it.
+        forecast: seconds that were expected of it.
+        margin: half of the drop's 95 % interval, in the unit of the budget; None where it is not known.
         changes: what differs from the preset, nested as in a recipe.
     """
 
@@ -175,6 +177,8 @@ class RungStep:
     npu_share: float | None = None
     file_bytes: int | None = None
     seconds: float = 0.0
+    forecast: float | None = None
+    margin: float | None = None
     preset: str = ""
     changes: Mapping[str, Any] = field(default_factory=dict)
 
