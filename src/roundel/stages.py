@@ -107,11 +107,10 @@ def open_data(model: ir.Model, settings: Data, data: object) -> Samples:
             expected="a folder, a CalibrationDataReader or any iterable of samples",
             hint="Pass data=… (command line: --data DIR), or RandomData() (--random N) for a first look.",
         )
-    random = data.within(table_rows(model.graph)) if isinstance(data, RandomSpec) else None
+    data = data.within(table_rows(model.graph)) if isinstance(data, RandomSpec) else data
     preprocessing = settings.model_dump(exclude={"samples"}, exclude_defaults=True)
     images = ImagePreprocess(**preprocessing) if preprocessing else None
-    source = None if random is not None else data
-    return open_samples(source, input_specs(model), limit=settings.samples, images=images, random=random)
+    return open_samples(data, input_specs(model), limit=settings.samples, images=images)
 
 
 def most_samples(recipe: Recipe, model: ir.Model) -> int:

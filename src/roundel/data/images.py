@@ -6,9 +6,10 @@ import struct
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Literal
+from typing import TYPE_CHECKING, Literal
 
 import numpy as np
+from numpy.typing import NDArray
 
 from roundel.data.arrays import is_float, named_inputs
 from roundel.errors import DataError
@@ -21,6 +22,7 @@ Size = tuple[int, int]
 Dim = int | str | None
 Layout = Literal["nchw", "nhwc"]
 _CHANNELS = (1, 3)
+_UNREADABLE = (OSError, SyntaxError, ValueError, EOFError, struct.error)
 _READABLE_MODES = frozenset(
     {"1", "L", "LA", "La", "P", "PA", "RGB", "RGBA", "RGBa", "RGBX", "CMYK", "YCbCr", "HSV"}
 )
@@ -69,9 +71,9 @@ class ImagePreprocess:
             if size is not None and not _is_size(size):
                 expected = "a whole number of pixels, or (height, width)"
                 raise DataError(f"The image {name} is not a size", observed=size, expected=expected)
-        if self.std is not None and not all(s > 0 for s in _numbers(self.std)):
+        if self.std is not None and not np.all(np.greater(self.std, 0)):
             raise DataError("The image std must be positive", observed=self.std, expected="numbers above 0")
-        if self.mean is not None and self.scale != "raw" and max(map(abs, _numbers(self.mean))) > 1:
+        if self.mean is not None and self.scale != "raw" and np.abs(self.mean).max() > 1:
             raise DataError(
                 "The image mean does not belong to the scale of the image",
                 observed=f"mean {self.mean} with pixels divided by 255, which lie in 0..1",
@@ -84,10 +86,6 @@ def _one_of(name: str, value: object, choices: tuple[object, ...]) -> None:
     if value not in choices:
         expected = ", ".join(repr(c) for c in choices if c is not None)
         raise DataError(f"The image {name} is not known", observed=repr(value), expected=expected)
-
-
-def _numbers(value: float | tuple[float, ...]) -> tuple[float, ...]:
-    return value if isinstance(value, tuple) else (value,)
 
 
 def _is_size(size: object) -> bool:
@@ -117,16 +115,10 @@ class ImagePlan:
 
     def describe(self) -> str:
         """One line for the record."""
-        options, words = (
-            self.options,
-            ["grey" if len(self.table) == 1 else "BGR" if self.options.bgr else "RGB"],
-        )
-        if self.resize is not None:
-            size = (
-                "x".join(map(str, self.resize))
-                if isinstance(self.resize, tuple)
-                else f"short side {self.resize}"
-            )
+        options, given = self.options, self.resize
+        words = ["grey" if len(self.table) == 1 else "BGR" if options.bgr else "RGB"]
+        if given is not None:
+            size = "x".join(map(str, given)) if isinstance(given, tuple) else f"short side {given}"
             by = "" if options.resize is not None else ", the model's own size"
             words.append(f"resize to {size} ({options.interpolation}{by})")
         if self.crop is not None:
@@ -151,14 +143,7 @@ class ImagePlan:
             with PIL.Image.open(path) as image:
                 image.load()
                 return self.apply(image, str(path))
-        except (
-            OSError,
-            SyntaxError,
-            ValueError,
-            EOFError,
-            struct.error,
-            PIL.Image.DecompressionBombError,
-        ) as error:
+        except (*_UNREADABLE, PIL.Image.DecompressionBombError) as error:
             raise DataError(
                 "An image cannot be read",
                 where=path,
@@ -334,14 +319,11 @@ def _table(options: ImagePreprocess, spec: InputSpec, channels: int) -> Array:
     return values.astype(spec.dtype)
 
 
-def _per_channel(
-    name: str, given: float | tuple[float, ...], channels: int
-) -> np.ndarray[Any, np.dtype[np.float32]]:
-    numbers = _numbers(given)
-    if len(numbers) not in (1, channels):
+def _per_channel(name: str, given: float | tuple[float, ...], channels: int) -> NDArray[np.float32]:
+    if np.size(given) not in (1, channels):
         raise DataError(
             f"The image {name} does not have one number per channel",
-            observed=f"{len(numbers)} numbers: {numbers}",
+            observed=f"{np.size(given)} numbers: {given}",
             expected=f"{channels} (or a single one for all channels)",
         )
-    return np.asarray(numbers, dtype=np.float32)[:, None]
+    return np.asarray(given, np.float32).reshape(-1, 1)

@@ -43,29 +43,22 @@ def form_of(profile: Profile) -> Form:
     return Form.OTHER
 
 
-@dataclass(frozen=True, slots=True)
-class OwnScaling:
-    """What a model does to its input before anything else: value * factor + offset, roughly."""
-
-    factor: float
-    offset: float
-
-
-def own_scaling(graph: ir.Graph, name: str) -> OwnScaling | None:
-    """The constant factors and offsets at a model's entrance, None where there are none."""
+def _own_factor(graph: ir.Graph, name: str) -> float | None:
+    """What a model multiplies its input by before anything else; None where nothing scales or shifts it."""
     value = next((v for v in graph.inputs if v.name == name), None)
-    factor, offset, found = 1.0, 0.0, False
+    factor, found = 1.0, False
     while value is not None and (node := only_reader(value)) is not None:
         if op_key(node) not in _CARRIERS:
             step = _affine(node, value)
             if step is None:
                 break
-            factor, offset, found = factor * step[0], offset * step[0] + step[1], True
+            factor, found = factor * step, True
         value = node.outputs[0]
-    return OwnScaling(factor, offset) if found else None
+    return factor if found else None
 
 
-def _affine(node: ir.Node, value: ir.Value) -> tuple[float, float] | None:
+def _affine(node: ir.Node, value: ir.Value) -> float | None:
+    """The factor of an addition or a product with a constant; None for any other node."""
     if op_key(node) not in ("Add", "Sub", "Mul", "Div") or len(node.inputs) != 2:
         return None
     first = node.inputs[0] is value
@@ -73,13 +66,11 @@ def _affine(node: ir.Node, value: ir.Value) -> tuple[float, float] | None:
     if constant is None or constant.dtype.kind != "f" or not constant.size or constant.size > 4:
         return None
     number = float(np.mean(constant))
-    if op_key(node) == "Add":
-        return 1.0, number
-    if op_key(node) == "Mul":
-        return number, 0.0
-    if not first:
-        return (-1.0, number) if op_key(node) == "Sub" else None
-    return (1.0, -number) if op_key(node) == "Sub" else (1 / number, 0.0) if number else None
+    if op_key(node) in ("Add", "Mul"):
+        return 1.0 if op_key(node) == "Add" else number
+    if op_key(node) == "Sub":
+        return 1.0 if first else -1.0
+    return 1 / number if first and number else None
 
 
 def scaling_findings(graph: ir.Graph, profiles: Mapping[str, Profile]) -> list[DataFinding]:
@@ -89,20 +80,19 @@ def scaling_findings(graph: ir.Graph, profiles: Mapping[str, Profile]) -> list[D
 
 
 def _scaling_finding(graph: ir.Graph, name: str, profile: Profile) -> DataFinding | None:
-    scaling = own_scaling(graph, name)
-    if scaling is None:
+    factor = _own_factor(graph, name)
+    if factor is None:
         return None
     seen, form = f"values from {profile.low:.3g} to {profile.high:.3g}", form_of(profile)
-    if abs(scaling.factor) <= _PIXEL_SCALE:  # it takes pixels
+    if abs(factor) <= _PIXEL_SCALE:  # it takes pixels
         if max(abs(profile.low), abs(profile.high)) > 4:
             return None
         return DataFinding(
             "scaled-twice",
-            f"The model divides input '{name}' by {1 / abs(scaling.factor):.0f} itself, and the data has"
-            f" {seen}.",
+            f"The model divides input '{name}' by {1 / abs(factor):.0f} itself, and the data has {seen}.",
             "Feed pixels 0..255 (--scale raw), without mean and std.",
         )
-    if abs(scaling.factor) <= 1:
+    if abs(factor) <= 1:
         return None
     if form is Form.RAW:
         return DataFinding(
@@ -286,20 +276,11 @@ def _converter(form: Form, target: Form, axis: int) -> Change:
     shape[axis] = 3
     mean, std = _MEAN.reshape(shape), _STD.reshape(shape)
 
-    def convert(array: Array) -> Array:
-        unit = array
-        if form is Form.SIGNED:
-            unit = (array + 1) / 2
-        elif form is Form.RAW:
-            unit = array / 255
-        elif form is Form.STANDARD:
-            unit = array * std + mean
-        if target is Form.SIGNED:
-            unit = unit * 2 - 1
-        elif target is Form.RAW:
-            unit = unit * 255
-        elif target is Form.STANDARD:
-            unit = (unit - mean) / std
-        return np.asarray(unit, array.dtype)
-
-    return convert
+    # There and back, by way of 0..1.
+    ways: dict[Form, tuple[Change, Change]] = {
+        Form.UNIT: (lambda a: a, lambda a: a),
+        Form.SIGNED: (lambda a: (a + 1) / 2, lambda a: a * 2 - 1),
+        Form.RAW: (lambda a: a / 255, lambda a: a * 255),
+        Form.STANDARD: (lambda a: a * std + mean, lambda a: (a - mean) / std),
+    }
+    return lambda array: np.asarray(ways[target][1](ways[form][0](array)), array.dtype)

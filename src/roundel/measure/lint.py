@@ -17,7 +17,7 @@ from roundel.model.graph import input_specs, is_constant, is_float32, iter_value
 from roundel.model.session import open_session
 from roundel.model.structure import ModelSource
 from roundel.options import DataWords, data_settings, takes_data_words
-from roundel.plain import to_plain
+from roundel.plain import from_plain, to_plain
 from roundel.recipe.settings import Data, Recipe
 from roundel.stages import open_data, prepare
 from roundel.types import Array, Listener, Sample, heard_by
@@ -130,7 +130,7 @@ def quantize_findings(
     """
     if facts.get("random"):
         return []
-    profiles = {name: lint.Profile.from_dict(tree) for name, tree in facts.get("inputs", {}).items()}
+    profiles = {name: from_plain(lint.Profile, tree) for name, tree in facts.get("inputs", {}).items()}
     inputs, outputs = samples
     findings = model_findings(model, norms, inputs, profiles)
     unscaled = any(lint_values.form_of(profile) is lint_values.Form.RAW for profile in profiles.values())

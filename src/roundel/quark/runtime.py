@@ -86,7 +86,7 @@ class RandomDataReader(_SampleReader):
         input_data_range: Mapping[str, Sequence[float]] | None = None,
     ) -> None:
         spec = random_spec(input_shape, input_data_range)
-        super().__init__(open_samples(None, input_specs(load_model(model_input).model), random=spec))
+        super().__init__(open_samples(spec, input_specs(load_model(model_input).model)))
 
 
 class PathDataReader(_SampleReader):
@@ -248,8 +248,8 @@ def dump_model(
 
 
 def _run(model: ir.Model, reader: Any, shapes: Mapping[str, Sequence[int]] | None) -> dict[str, NDArray[Any]]:
-    random = random_spec(shapes) if reader is None else None
-    sample = next(iter(open_samples(reader, input_specs(model), random=random)), None)
+    source = random_spec(shapes) if reader is None else reader
+    sample = next(iter(open_samples(source, input_specs(model))), None)
     if sample is None:
         raise QuarkDataError("The reader gives no sample.", expected="at least one")
     session = open_session(model, simulate=True)

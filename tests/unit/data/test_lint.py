@@ -219,7 +219,7 @@ def test_inputs_that_are_no_pictures_are_left_alone() -> None:
         watch.look(
             {"ids": np.arange(index, index + 4), "x": normal(1, 16, seed=index), "flag": np.array(True)}
         )
-    assert watch.findings() == []
+    assert not list(watch.findings())
     assert set(watch.profiles) == {"x"}
     json.dumps(watch.profiles["x"].to_dict())
 
