@@ -9,7 +9,7 @@ import os
 import re
 import tempfile
 from collections.abc import Callable, Collection, Iterable, Iterator
-from contextlib import contextmanager, suppress
+from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -253,7 +253,7 @@ def staged(
     """
     whole, before = self_contained(model), _claimed_data(path)
     apart = external_data or weight_bytes(model) >= _PROTOBUF_LIMIT
-    with (_saved_apart if apart else _saved)(whole, path) as temporary:
+    with _saved(whole, path, apart=apart) as temporary:
         yield temporary
     if before is not None and not any(same_file(before, file) for file in reads) and _unmentioned(before):
         # Where another program still has it open, some systems keep it; the new model does not need it.
@@ -266,38 +266,29 @@ def staged_or_temporary(
     model: ir.Model, path: Path | None, *, external_data: bool = False, reads: Iterable[Path] = ()
 ) -> Iterator[Path]:
     """As `staged`; without a path, a file that vanishes with the block."""
-    if path is not None:
-        with staged(model, path, external_data=external_data, reads=reads) as file:
-            yield file
-        return
-    with (
-        tempfile.TemporaryDirectory(prefix="roundel-") as folder,
-        staged(model, Path(folder) / "model.onnx") as file,
-    ):
-        yield file
+    with ExitStack() as ending:
+        place, apart = path, external_data
+        if place is None:
+            folder = ending.enter_context(tempfile.TemporaryDirectory(prefix="roundel-"))
+            place, apart = Path(folder) / "model.onnx", False
+        yield ending.enter_context(staged(model, place, external_data=apart, reads=reads))
 
 
 @contextmanager
-def _saved(model: ir.Model, path: Path) -> Iterator[Path]:
-    with replacing(path) as temporary:
-        ir.save(model, temporary)
-        yield temporary
-
-
-@contextmanager
-def _saved_apart(model: ir.Model, path: Path) -> Iterator[Path]:
-    """The model, and its larger weights in a file that bears its name; a model without such gets no file."""
-    data = _new_data_file(path)
+def _saved(model: ir.Model, path: Path, *, apart: bool) -> Iterator[Path]:
+    """The model; `apart`, its larger weights in a file that bears its name, unless there are none."""
+    data = _new_data_file(path) if apart else None
     try:
         with replacing(path) as temporary:
-            ir.save(model, temporary, external_data=data.name)
-            if data.stat().st_size:
+            ir.save(model, temporary, external_data=None if data is None else data.name)
+            if data is not None and data.stat().st_size:
                 _mark(temporary, data)
-            else:
+            elif data is not None:
                 data.unlink()
             yield temporary
     except BaseException:
-        data.unlink(missing_ok=True)
+        if data is not None:
+            data.unlink(missing_ok=True)
         raise
 
 

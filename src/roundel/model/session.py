@@ -58,18 +58,8 @@ _DATA_FOLDER = "session.model_external_initializers_file_folder_path"
 # of a Pad into a MaxPool, which pads with minus infinity.
 _INEXACT = ["ClipQuantRewrite", "Pad_Fusion"]
 # ONNX Runtime's exceptions share no base class.
-_REFUSALS = (
-    ort_state.Fail,
-    ort_state.InvalidArgument,
-    ort_state.InvalidGraph,
-    ort_state.InvalidProtobuf,
-    ort_state.NoModel,
-    ort_state.NoSuchFile,
-    ort_state.NotImplemented,
-    ort_state.RuntimeException,
-    RuntimeError,
-    ValueError,
-)
+_OWN = "Fail InvalidArgument InvalidGraph InvalidProtobuf NoModel NoSuchFile NotImplemented RuntimeException"
+_REFUSALS = (*(getattr(ort_state, name) for name in _OWN.split()), RuntimeError, ValueError)
 
 
 # Where ONNX Runtime was imported before Roundel could keep it from reporting (see roundel/__init__.py).
