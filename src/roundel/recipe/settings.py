@@ -12,8 +12,19 @@ from typing import Annotated, Any, Literal, get_args
 
 from pydantic import BaseModel, ConfigDict, Field, model_validator
 
-from roundel import types
 from roundel.recipe.contradictions import contradictions
+from roundel.types import (
+    BlockScheme,
+    BlockType,
+    FloatScheme,
+    FloatType,
+    PackedScheme,
+    QType,
+    Range,
+    ScaleKind,
+    Scheme,
+    Storage,
+)
 
 VERSION = 1
 
@@ -38,13 +49,13 @@ def inner_section(section: type[Section], name: str) -> type[Section] | None:
     return next(found, None)
 
 
-def storage_of(name: str, integer: types.Scheme, *, scaled: bool = False) -> types.Storage:
+def storage_of(name: str, integer: Scheme, *, scaled: bool = False) -> Storage:
     """An element type as the rooms use it; `integer` gives what only integers have."""
-    if name in {t.value for t in types.QType}:
-        return replace(integer, qtype=types.QType(name))
-    if name in {t.value for t in types.FloatType}:
-        return types.FloatScheme(types.FloatType(name), scaled)
-    return types.BlockScheme(types.BlockType(name))
+    if name in {t.value for t in QType}:
+        return replace(integer, qtype=QType(name))
+    if name in {t.value for t in FloatType}:
+        return FloatScheme(FloatType(name), scaled)
+    return BlockScheme(BlockType(name))
 
 
 class Activations(Section):
@@ -60,12 +71,12 @@ class Activations(Section):
     """Bfloat16, float16: divide by a calibrated scale that brings the range to +-2, or +-65504."""
 
     @property
-    def integer(self) -> types.Scheme:
+    def integer(self) -> Scheme:
         """As an integer tensor that an override makes in a recipe of another type."""
-        return types.Scheme(types.QType.INT8, self.symmetric, types.ScaleKind(self.scale))
+        return Scheme(QType.INT8, self.symmetric, ScaleKind(self.scale))
 
     @property
-    def scheme(self) -> types.Storage:
+    def scheme(self) -> Storage:
         """As the rooms use it."""
         return storage_of(self.type, self.integer, scaled=self.scaled)
 
@@ -89,13 +100,12 @@ class Weights(Section):
     """Bfloat16, float16: divide by a scale that brings the largest weight to 2, or 65504."""
 
     @property
-    def integer(self) -> types.Scheme:
+    def integer(self) -> Scheme:
         """As an integer weight, which an override may make in a recipe of another type."""
-        scale = types.ScaleKind(self.scale)
-        return types.Scheme(types.QType.INT8, self.symmetric, scale, reduce_range=self.reduce_range)
+        return Scheme(QType.INT8, self.symmetric, ScaleKind(self.scale), reduce_range=self.reduce_range)
 
     @property
-    def scheme(self) -> types.Storage:
+    def scheme(self) -> Storage:
         """As the rooms use it, before a channel or block axis is known."""
         return storage_of(self.type, self.integer, scaled=self.scaled)
 
@@ -179,15 +189,15 @@ class Override(Section):
         if self.range is not None and not self.range[0] < self.range[1]:
             raise ValueError("'range' must be [low, high] with low < high")
         words = (self.symmetric, self.per_channel, self.range)
-        integer = self.type in (None, *(t.value for t in types.QType))
+        integer = self.type in (None, *(t.value for t in QType))
         if not integer and words != (None, None, None):
             raise ValueError(f"'symmetric', 'per_channel' and 'range' do not apply to {self.type}")
         return self
 
     @property
-    def fixed_range(self) -> types.Range | None:
+    def fixed_range(self) -> Range | None:
         """The range as the plan uses it."""
-        return None if self.range is None else types.Range(*self.range)
+        return None if self.range is None else Range(*self.range)
 
 
 class Prepare(Section):
@@ -485,10 +495,10 @@ class WeightOnly(Section):
     """MatMulNBits may compute in: 0 and 1 float32, 2 float16, 3 bfloat16, 4 int8."""
 
     @property
-    def scheme(self) -> types.PackedScheme:
+    def scheme(self) -> PackedScheme:
         """As the rooms use it; MatMulNBits takes negative scales, other readers of Q/DQ nodes may not."""
         mirrored = self.symmetric and self.format == "matmul_nbits"
-        return types.PackedScheme(self.bits, self.group_size, self.symmetric, mirrored)
+        return PackedScheme(self.bits, self.group_size, self.symmetric, mirrored)
 
 
 Pixels = Annotated[int, Field(ge=1)]
@@ -584,13 +594,12 @@ class Recipe(Section):
         named = self.improve.finetune.algorithm
         if named != "none" or self.effort != "high":
             return named
-        return "adaround" if isinstance(self.weights.scheme, types.Scheme) else "adaquant"
+        return "adaround" if isinstance(self.weights.scheme, Scheme) else "adaquant"
 
     @property
     def keeps_float_parts(self) -> bool:
         """Whether parts stay in float for their place in the model: see `plan/float_parts.py`."""
-        integers = isinstance(self.activations.scheme, types.Scheme)
-        return self.mode == "static" and self.effort != "none" and integers
+        return self.mode == "static" and self.effort != "none" and isinstance(self.activations.scheme, Scheme)
 
     @property
     def errors_behind_reader(self) -> bool:
