@@ -1,4 +1,12 @@
-"""From pixels to model input: resize, crop, channel order, normalisation."""
+"""From pixels to model input: `(pixel * scale - mean) / std`, after resize and centre crop.
+
+What is asked for stands in the recipe's section `data`. Mean and std are in units of the scaled image and
+in the channel order that the model takes (blue first when `bgr`); one number serves all channels. Without a
+size, images get the height and width of the model input when they are fixed, else they keep their own;
+without a crop, they are cut to the model's height and width when `resize` leaves something else. Resizing
+is as Pillow (and so torchvision on files) does it. The orientation tag of cameras is ignored, as in the
+usual training pipelines. Images turn grey when the model has one channel; transparency is dropped.
+"""
 
 from __future__ import annotations
 
@@ -13,6 +21,7 @@ from numpy.typing import NDArray
 
 from roundel.data.arrays import is_float, named_inputs
 from roundel.errors import DataError
+from roundel.recipe.settings import Data
 from roundel.types import Array, InputSpec
 
 if TYPE_CHECKING:
@@ -28,74 +37,9 @@ _READABLE_MODES = frozenset(
 )
 
 
-@dataclass(frozen=True, slots=True)
-class ImagePreprocess:
-    """How an image becomes model input: `(pixel * scale - mean) / std`, after resize and centre crop.
-
-    Args:
-        mean: subtracted per channel, in units of the scaled image and in the channel order that the model
-            takes (blue first when `bgr`). One number serves all channels.
-        std: divides per channel, likewise.
-        scale: "unit" divides pixels by 255, "raw" leaves 0..255. Not given: unit, and the record says that
-            nobody chose it; raw for a model with a uint8 input.
-        resize: the short side in pixels, or (height, width). Not given: the height and width of the model
-            input when they are fixed, else the image's own size.
-        crop: the side of a square, or (height, width), cut from the centre. Not given: the model's height and
-            width when `resize` leaves something else.
-        layout: "nchw" or "nhwc". Not given: read from where the model input has 3 or 1 channels.
-        bgr: whether the model takes blue first.
-        interpolation: of the resize, as Pillow (and so torchvision on files) does it.
-
-    The orientation tag of cameras is ignored, as in the usual training pipelines. Images turn grey when the
-    model has one channel; transparency is dropped.
-    """
-
-    mean: float | tuple[float, ...] | None = None
-    std: float | tuple[float, ...] | None = None
-    scale: Literal["unit", "raw"] | None = None
-    resize: int | Size | None = None
-    crop: int | Size | None = None
-    layout: Layout | None = None
-    bgr: bool = False
-    interpolation: Literal["bilinear", "bicubic", "nearest"] = "bilinear"
-
-    def __post_init__(self) -> None:
-        for name in ("mean", "std"):
-            given = getattr(self, name)
-            if given is not None:
-                object.__setattr__(self, name, tuple(float(v) for v in np.atleast_1d(given)))
-        _one_of("scale", self.scale, (None, "unit", "raw"))
-        _one_of("layout", self.layout, (None, "nchw", "nhwc"))
-        _one_of("interpolation", self.interpolation, ("bilinear", "bicubic", "nearest"))
-        for name, size in (("resize", self.resize), ("crop", self.crop)):
-            if size is not None and not _is_size(size):
-                expected = "a whole number of pixels, or (height, width)"
-                raise DataError(f"The image {name} is not a size", observed=size, expected=expected)
-        if self.std is not None and not np.all(np.greater(self.std, 0)):
-            raise DataError("The image std must be positive", observed=self.std, expected="numbers above 0")
-        if self.mean is not None and self.scale != "raw" and np.abs(self.mean).max() > 1:
-            raise DataError(
-                "The image mean does not belong to the scale of the image",
-                observed=f"mean {self.mean} with pixels divided by 255, which lie in 0..1",
-                expected="a mean in 0..1, or scale 'raw'",
-                hint="Set scale='raw' when mean and std are meant for pixels 0..255.",
-            )
-
-
-def _one_of(name: str, value: object, choices: tuple[object, ...]) -> None:
-    if value not in choices:
-        expected = ", ".join(repr(c) for c in choices if c is not None)
-        raise DataError(f"The image {name} is not known", observed=repr(value), expected=expected)
-
-
-def _is_size(size: object) -> bool:
-    sides = size if isinstance(size, tuple) and len(size) == 2 else (size,)
-    return all(isinstance(side, int) and side > 0 for side in sides)
-
-
 @dataclass(frozen=True, slots=True, eq=False)
 class ImagePlan:
-    """An `ImagePreprocess` with everything settled for one model input.
+    """How images become model input, with everything settled for one input.
 
     Args:
         input_name: the input that takes the image.
@@ -107,7 +51,7 @@ class ImagePlan:
     """
 
     input_name: str
-    options: ImagePreprocess
+    options: Data
     layout: Layout
     resize: int | Size | None
     crop: Size | None
@@ -238,12 +182,13 @@ class ImagePlan:
         return image.crop((left, top, left + crop_width, top + crop_height))
 
 
-def plan_images(options: ImagePreprocess, inputs: Sequence[InputSpec]) -> ImagePlan:
+def plan_images(options: Data, inputs: Sequence[InputSpec]) -> ImagePlan:
     """Settle every open choice against the model.
 
     Raises:
-        DataError: when no single input takes images, or the options contradict its shape.
+        DataError: when no single input takes images, or the options contradict its shape or themselves.
     """
+    _check(options)
     spec, layout, (channel, height, width) = _image_input(options, inputs)
     channels = channel if isinstance(channel, int) else 3
     own = (height, width) if isinstance(height, int) and isinstance(width, int) else None
@@ -265,8 +210,20 @@ def plan_images(options: ImagePreprocess, inputs: Sequence[InputSpec]) -> ImageP
     return ImagePlan(spec.name, options, layout, resize, crop, _table(options, spec, channels))
 
 
+def _check(options: Data) -> None:
+    if options.std is not None and not all(s > 0 for s in options.std):
+        raise DataError("The image std must be positive", observed=options.std, expected="numbers above 0")
+    if options.mean is not None and options.scale != "raw" and max(map(abs, options.mean), default=0) > 1:
+        raise DataError(
+            "The image mean does not belong to the scale of the image",
+            observed=f"mean {options.mean} with pixels divided by 255, which lie in 0..1",
+            expected="a mean in 0..1, or scale 'raw'",
+            hint="Set scale='raw' when mean and std are meant for pixels 0..255.",
+        )
+
+
 def _image_input(
-    options: ImagePreprocess, inputs: Sequence[InputSpec]
+    options: Data, inputs: Sequence[InputSpec]
 ) -> tuple[InputSpec, Layout, tuple[Dim, Dim, Dim]]:
     found: list[tuple[InputSpec, Layout, tuple[Dim, Dim, Dim]]] = []
     for spec in inputs:
@@ -294,7 +251,7 @@ def _image_input(
     )
 
 
-def _table(options: ImagePreprocess, spec: InputSpec, channels: int) -> Array:
+def _table(options: Data, spec: InputSpec, channels: int) -> Array:
     pixels = np.arange(256, dtype=np.uint8)
     if spec.dtype == np.uint8:
         if (options.mean, options.std) != (None, None) or options.scale == "unit":
@@ -319,11 +276,11 @@ def _table(options: ImagePreprocess, spec: InputSpec, channels: int) -> Array:
     return values.astype(spec.dtype)
 
 
-def _per_channel(name: str, given: float | tuple[float, ...], channels: int) -> NDArray[np.float32]:
-    if np.size(given) not in (1, channels):
+def _per_channel(name: str, given: tuple[float, ...], channels: int) -> NDArray[np.float32]:
+    if len(given) not in (1, channels):
         raise DataError(
             f"The image {name} does not have one number per channel",
-            observed=f"{np.size(given)} numbers: {given}",
+            observed=f"{len(given)} numbers: {given}",
             expected=f"{channels} (or a single one for all channels)",
         )
     return np.asarray(given, np.float32).reshape(-1, 1)

@@ -12,9 +12,10 @@ import numpy as np
 
 from roundel.data import arrays, folders
 from roundel.data.arrayfiles import npy_source, npz_source, stacked
-from roundel.data.images import ImagePreprocess, plan_images
+from roundel.data.images import plan_images
 from roundel.data.samples import Item, Samples, Source
 from roundel.errors import DataError, did_you_mean
+from roundel.recipe.settings import Data
 from roundel.types import Array, InputSpec
 
 
@@ -239,7 +240,7 @@ def open_samples(
     inputs: Sequence[InputSpec],
     *,
     limit: int | None = None,
-    images: ImagePreprocess | None = None,
+    images: Data | None = None,
 ) -> Samples:
     """Open calibration data of any supported kind.
 
@@ -308,9 +309,7 @@ def _in_memory(data: object, inputs: Sequence[InputSpec]) -> Source:
     )
 
 
-def _open_path(
-    path: Path, inputs: Sequence[InputSpec], limit: int | None, images: ImagePreprocess | None
-) -> Samples:
+def _open_path(path: Path, inputs: Sequence[InputSpec], limit: int | None, images: Data | None) -> Samples:
     path = path.expanduser()
     if not path.exists():
         raise _missing(path)
@@ -339,7 +338,7 @@ def _open_path(
                 expected="arrays for " + arrays.named_inputs(inputs),
                 hint="Use .npz files with one array per input, or yield dicts from a generator.",
             )
-        image_plan = plan_images(images or ImagePreprocess(), inputs)
+        image_plan = plan_images(images or Data(), inputs)
         wanted = None if limit is None else limit * (arrays.fixed_batch(inputs) or 1)
         found = folders.image_folder_source(folder, files, image_plan, wanted)
         # No plan for the Samples: the source has preprocessed the images already, on its threads.
@@ -347,9 +346,7 @@ def _open_path(
     return _planned(folders.array_folder_source(folder, files, inputs), inputs, limit, images)
 
 
-def _planned(
-    source: Source, inputs: Sequence[InputSpec], limit: int | None, images: ImagePreprocess | None
-) -> Samples:
+def _planned(source: Source, inputs: Sequence[InputSpec], limit: int | None, images: Data | None) -> Samples:
     """Arrays, of which uint8 ones may be pixels."""
     return Samples(source, inputs, limit=limit, plan=plan_images(images, inputs) if images else None)
 

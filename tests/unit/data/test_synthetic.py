@@ -5,8 +5,9 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from roundel.data import ImagePreprocess, RandomSpec, open_samples
+from roundel.data import RandomSpec, open_samples
 from roundel.errors import DataError
+from roundel.recipe.settings import Data
 from roundel.types import InputSpec
 
 INPUTS = [
@@ -83,7 +84,7 @@ def test_requests_that_are_refused() -> None:
     with pytest.raises(DataError, match="cannot be made"):
         list(open_samples(RandomSpec(), [InputSpec("x", np.dtype(object), (1,))]))
     with pytest.raises(DataError, match="together with"):
-        open_samples(RandomSpec(), INPUTS, images=ImagePreprocess())
+        open_samples(RandomSpec(), INPUTS, images=Data())
     with pytest.raises(DataError, match=r"\[1, 3, 8, 8, 8\]"):
         list(open_samples(RandomSpec(shapes={"image": (1, 3, 8, 8, 8)}), INPUTS[:1]))
 
