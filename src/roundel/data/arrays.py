@@ -174,14 +174,10 @@ def fit_shape(shape: Shape, spec: InputSpec, where: str, *, free_batch: bool) ->
     raise DataError(
         f"A sample does not have the shape of input '{spec.name}'",
         where=where,
-        observed=f"shape {_dims(shape)}",
+        observed=f"shape {list(shape)}",
         expected=str(spec),
         hint=_shape_hint(fed, spec),
     )
-
-
-def _dims(shape: tuple[object, ...]) -> str:
-    return "[" + ", ".join(str(d) for d in shape) + "]"
 
 
 def _shape_hint(fed: Shape, spec: InputSpec) -> str | None:

@@ -169,7 +169,9 @@ def replacing(path: Path) -> Iterator[Path]:
         temporary = Path(name)
         os.close(handle)
         yield temporary
-        temporary.chmod(0o666 & ~_umask())
+        mask = os.umask(0)
+        os.umask(mask)
+        temporary.chmod(0o666 & ~mask)
         temporary.replace(path)
     except OSError as error:
         raise _unwritten(path, error) from error
@@ -189,8 +191,20 @@ def _unwritten(path: Path, error: OSError) -> OutputError:
 
 def check_writable(path: Path) -> None:
     """Fail now, not after minutes of work, when the output cannot be written."""
+    folder = path.parent
     try:
-        _check_place(path)
+        if not folder.is_dir():
+            raise OutputError(
+                "The output folder does not exist.",
+                where=folder,
+                expected="an existing folder",
+                hint=f"Create it (mkdir -p '{folder}') or choose another output path.",
+            )
+        if path.is_dir():
+            raise OutputError("The output path is a folder.", where=path, expected="a file name")
+        if not os.access(folder, os.W_OK):
+            hint = "Choose a folder that you may write to."
+            raise OutputError("The output folder is read-only.", where=folder, hint=hint)
     except OSError as error:
         raise OutputError(
             "The output path cannot be used.",
@@ -198,23 +212,6 @@ def check_writable(path: Path) -> None:
             observed=error.strerror or error,
             hint="Choose another output path.",
         ) from error
-
-
-def _check_place(path: Path) -> None:
-    folder = path.parent
-    if not folder.is_dir():
-        raise OutputError(
-            "The output folder does not exist.",
-            where=folder,
-            expected="an existing folder",
-            hint=f"Create it (mkdir -p '{folder}') or choose another output path.",
-        )
-    if path.is_dir():
-        raise OutputError("The output path is a folder.", where=path, expected="a file name")
-    if not os.access(folder, os.W_OK):
-        raise OutputError(
-            "The output folder is read-only.", where=folder, hint="Choose a folder that you may write to."
-        )
 
 
 def same_file(one: Path, other: Path) -> bool:
@@ -353,9 +350,3 @@ def _mentions(file: Path, name: str) -> bool:
         return False
     with file.open("rb") as opened, mmap.mmap(opened.fileno(), 0, access=mmap.ACCESS_READ) as content:
         return content.find(name.encode()) >= 0
-
-
-def _umask() -> int:
-    current = os.umask(0)
-    os.umask(current)
-    return current

@@ -85,7 +85,6 @@ def _check_node(node: ir.Node, imports: dict[str, int], place: str) -> None:
             )
     schema = _schema(node, imports)
     _check_attributes(node, schema, place)
-    _check_counts(node, place)
     _check_required(node, schema, place)
     _check_what_ends_the_process(node, place)
 
@@ -95,18 +94,24 @@ def _undefined(value: ir.Value) -> bool:
 
 
 def _check_attributes(node: ir.Node, schema: onnx.defs.OpSchema | None, place: str) -> None:
-    """Names, and types where ONNX has a schema for the operator; ONNX Runtime judges the rest."""
-    for name, attr in node.attributes.items():
-        _check_text((name,), "attribute name", place)
-        if not name or attr.type is ir.AttributeType.UNDEFINED:
-            raise _broken(place, f"an attribute named {name!r} of type {attr.type.name}", "a name and a type")
+    """Names, types where ONNX has a schema for the operator, and counts; ONNX Runtime judges the rest."""
     known = schema.attributes if schema is not None else {}
     for name, attr in node.attributes.items():
-        if name not in known or attr.is_ref():
+        _check_text((name,), "attribute name", place)
+        seen = attr.type.name
+        if not name or attr.type is ir.AttributeType.UNDEFINED:
+            raise _broken(place, f"an attribute named {name!r} of type {seen}", "a name and a type")
+        if attr.is_ref():
             continue
-        seen, wanted = attr.type.name, str(known[name].type).rpartition(".")[2]
+        wanted = str(known[name].type).rpartition(".")[2] if name in known else seen
         if seen != wanted:
             raise _broken(place, f"attribute '{name}' has type {seen}", f"type {wanted}")
+        if name in _COUNTS and seen in ("INT", "INTS"):
+            numbers = [attr.as_int()] if seen == "INT" else list(attr.as_ints())
+            # ONNX Runtime divides by these without looking: zero ends the whole process, not only the run.
+            if not all(1 <= number <= _MOST for number in numbers):
+                told = numbers[0] if seen == "INT" else numbers
+                raise _broken(place, f"attribute '{name}' is {told}", "1 or more")
 
 
 def _schema(node: ir.Node, imports: dict[str, int]) -> onnx.defs.OpSchema | None:
@@ -126,22 +131,6 @@ def _check_required(node: ir.Node, schema: onnx.defs.OpSchema | None, place: str
     for index, value in enumerate(node.inputs):
         if value is None and formal and formal[min(index, len(formal) - 1)].option != optional:
             raise _broken(place, f"input {index} is empty", "a tensor")
-
-
-def _check_counts(node: ir.Node, place: str) -> None:
-    """ONNX Runtime divides by these without looking: zero ends the whole process, not only the run."""
-    for name, attr in node.attributes.items():
-        if name not in _COUNTS or attr.is_ref():
-            continue
-        if attr.type is ir.AttributeType.INT:
-            numbers = [attr.as_int()]
-        elif attr.type is ir.AttributeType.INTS:
-            numbers = list(attr.as_ints())
-        else:
-            continue
-        if not all(1 <= number <= _MOST for number in numbers):
-            seen = numbers if attr.type is ir.AttributeType.INTS else numbers[0]
-            raise _broken(place, f"attribute '{name}' is {seen}", "1 or more")
 
 
 def _check_what_ends_the_process(node: ir.Node, place: str) -> None:
