@@ -29,6 +29,7 @@ if TYPE_CHECKING:
 
 Size = tuple[int, int]
 Dim = int | str | None
+Dims = tuple[Dim, Dim, Dim]
 Layout = Literal["nchw", "nhwc"]
 _CHANNELS = (1, 3)
 _UNREADABLE = (OSError, SyntaxError, ValueError, EOFError, struct.error)
@@ -222,18 +223,13 @@ def _check(options: Data) -> None:
         )
 
 
-def _image_input(
-    options: Data, inputs: Sequence[InputSpec]
-) -> tuple[InputSpec, Layout, tuple[Dim, Dim, Dim]]:
-    found: list[tuple[InputSpec, Layout, tuple[Dim, Dim, Dim]]] = []
+def _image_input(options: Data, inputs: Sequence[InputSpec]) -> tuple[InputSpec, Layout, Dims]:
+    found: list[tuple[InputSpec, Layout, Dims]] = []
     for spec in inputs:
         if spec.shape is None or len(spec.shape) != 4:
             continue
         _, one, two, three = spec.shape
-        readings: list[tuple[Layout, tuple[Dim, Dim, Dim]]] = [
-            ("nchw", (one, two, three)),
-            ("nhwc", (three, one, two)),
-        ]
+        readings: list[tuple[Layout, Dims]] = [("nchw", (one, two, three)), ("nhwc", (three, one, two))]
         for layout, dims in readings:
             asked = options.layout == layout and not isinstance(dims[0], int)
             if options.layout in (None, layout) and (dims[0] in _CHANNELS or asked):
@@ -241,10 +237,9 @@ def _image_input(
                 break
     if len(found) == 1:
         return found[0]
+    several = "Several inputs of the model take images"
     raise DataError(
-        "The model has no input that takes images"
-        if not found
-        else "Several inputs of the model take images",
+        several if found else "The model has no input that takes images",
         observed=named_inputs(inputs),
         expected="one input with 3 or 1 channels" + (f", as {options.layout}" if options.layout else ""),
         hint="Set layout when the model leaves its channels open, or feed arrays by input name.",

@@ -179,19 +179,17 @@ class SampleWatch:
             step = max(1, array.size // _HASHED)
             if array.dtype.kind in "fiub":
                 digest.update(array.reshape(-1)[::step].tobytes())
-            if is_float(array.dtype) and array.size > 1:
-                self._look_at(name, array)
+            if not is_float(array.dtype) or array.size <= 1:
+                continue
+            low, high = float(array.min()), float(array.max())
+            if low == high:
+                self.constant.setdefault(name, []).append(self.count)
+            self.sums.setdefault(name, _Sums()).merge(_Sums.of(array, low, high))
+            correlation = _neighbour_correlation(array)
+            if correlation is not None:
+                self.neighbours.setdefault(name, []).append(correlation)
         self.digests.append(digest.hexdigest())
         self.count += 1
-
-    def _look_at(self, name: str, array: Array) -> None:
-        low, high = float(array.min()), float(array.max())
-        if low == high:
-            self.constant.setdefault(name, []).append(self.count)
-        self.sums.setdefault(name, _Sums()).merge(_Sums.of(array, low, high))
-        correlation = _neighbour_correlation(array)
-        if correlation is not None:
-            self.neighbours.setdefault(name, []).append(correlation)
 
     @property
     def profiles(self) -> dict[str, Profile]:

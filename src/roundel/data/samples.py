@@ -146,7 +146,7 @@ class Samples:
         if source.files is None or (batch is not None and (batch != 1 or source.rows != source.count)):
             return None
         folder, files, read = source.files
-        return Division(source.kind, folder, files[: self._limit], read, self.inputs, self._plan)
+        return Division(source.kind, folder, files[: self._limit], read, self.inputs)
 
     def adopt(self, watch: SampleWatch, seen: int, notes: Iterable[str]) -> None:
         """Take over what workers saw in a pass of theirs."""
@@ -284,7 +284,6 @@ class Division:
         files: relative to it, in the order of the samples.
         read: one file's content.
         inputs: what the model takes.
-        plan: how raw pixels become model input, where `read` does not do that.
         first: the position of the first file among all samples.
     """
 
@@ -293,7 +292,6 @@ class Division:
     files: Sequence[Path]
     read: Reader
     inputs: tuple[InputSpec, ...]
-    plan: ImagePlan | None = None
     first: int = 0
 
     def part(self, first: int, count: int) -> Division:
@@ -308,7 +306,7 @@ class Division:
                 yield Item(self.read(self.folder / file), str(file))
 
         source = Source(self.kind, items, count=len(self.files))
-        return Samples(source, self.inputs, plan=self.plan, first=self.first)
+        return Samples(source, self.inputs, first=self.first)
 
     def digest(self) -> str:
         """Of the files' names, sizes and times of change; their content is not read."""

@@ -161,10 +161,6 @@ class Store:
     folder: Path
     resume: bool = False
 
-    def path(self, name: str) -> Path:
-        """The file of one step."""
-        return self.folder / f"{name}{SUFFIX}"
-
     def memory(self, step: str, key: Mapping[str, str]) -> Memory:
         """What is known about one step.
 
@@ -222,7 +218,8 @@ class Memory:
         write_checkpoint(self._path(part), {"key": {**self.key, "set of samples": digest}}, arrays)
 
     def _path(self, part: int | str) -> Path:
-        return self.store.path(f"{self.step}-{part:06d}" if isinstance(part, int) else f"{self.step}-{part}")
+        name = f"{part:06d}" if isinstance(part, int) else part
+        return self.store.folder / f"{self.step}-{name}{SUFFIX}"
 
 
 def open_store(place: str | Path | None, *, resume: bool) -> Store | None:
