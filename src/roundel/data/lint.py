@@ -282,35 +282,29 @@ def coverage(extremes: Extremes, count: int) -> float:
     return float(np.mean(shares)) if shares else 1.0
 
 
-def range_findings(extremes: Extremes) -> list[DataFinding]:
+def range_findings(extremes: Extremes) -> Iterator[DataFinding]:
     """Too few samples, or more than needed."""
     total = max((len(lows) for lows, _ in extremes.values()), default=0)
-    if total == 0:
-        return []
     growth = 1 - coverage(extremes, total // 2) if total > 1 else None
     if growth is not None and (total < _FEW or growth > _STILL_GROWING):
-        return [
-            DataFinding(
-                "few-samples",
-                f"{total} samples: half of them reach {1 - growth:.0%} of the ranges on average, so that more"
-                " are likely to widen them.",
-                "Use 64 or more.",
-                "warning" if growth > _STILL_GROWING or total < _FEW // 2 else "note",
-            )
-        ]
+        yield DataFinding(
+            "few-samples",
+            f"{total} samples: half of them reach {1 - growth:.0%} of the ranges on average, so that more"
+            " are likely to widen them.",
+            "Use 64 or more.",
+            "warning" if growth > _STILL_GROWING or total < _FEW // 2 else "note",
+        )
+        return
     if total == 1:
-        return [DataFinding("few-samples", "There is one sample only.", "Use 64 or more.")]
+        yield DataFinding("few-samples", "There is one sample only.", "Use 64 or more.")
     enough = next((n for n in _STEPS if n <= total // 2 and coverage(extremes, n) >= _ENOUGH), None)
-    if enough is None or total < _MANY:
-        return []
-    return [
-        DataFinding(
+    if enough is not None and total >= _MANY:
+        yield DataFinding(
             "more-than-needed",
             f"{enough} of the {total} samples would have done: they reach {coverage(extremes, enough):.0%}"
             " of the ranges.",
             level="note",
         )
-    ]
 
 
 def _weights(total: int, count: int) -> Doubles:
@@ -329,7 +323,7 @@ _WIDER = 1.7
 
 def difference_findings(
     calibration: Mapping[str, Profile], other: Mapping[str, Profile], what: str = "evaluation data"
-) -> list[DataFinding]:
+) -> Iterator[DataFinding]:
     """Inputs whose values are not alike in both.
 
     Args:
@@ -337,22 +331,17 @@ def difference_findings(
         other: likewise.
         what: the other data, in words.
     """
-    findings = []
     for name, ours in calibration.items():
         theirs = other.get(name)
         if theirs is None or min(ours.samples, theirs.samples) < _FEWEST:
             continue
-        if len(ours.mean) != len(theirs.mean) or not _differ(ours, theirs):
-            continue
-        findings.append(
-            DataFinding(
+        if len(ours.mean) == len(theirs.mean) and _differ(ours, theirs):
+            yield DataFinding(
                 "different-preprocessing",
                 f"Input '{name}' has mean {_words(ours.mean)} and standard deviation {_words(ours.std)} in"
                 f" the calibration data, and {_words(theirs.mean)} and {_words(theirs.std)} in the {what}.",
                 "Preprocess both alike.",
             )
-        )
-    return findings
 
 
 def preprocessing_finding(
@@ -387,9 +376,7 @@ def record_findings(model: Path | None, samples: Samples) -> list[DataFinding]:
         return []
     here = samples.description
     words = preprocessing_finding(facts.get("preprocessing"), here.get("preprocessing"), "data")
-    if words is not None:
-        return [words]
-    return difference_findings(profiles, samples.profiles, "data")
+    return list(difference_findings(profiles, samples.profiles, "data")) if words is None else [words]
 
 
 def _differ(ours: Profile, theirs: Profile) -> bool:

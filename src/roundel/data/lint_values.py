@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import enum
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -73,41 +73,32 @@ def _affine(node: ir.Node, value: ir.Value) -> float | None:
     return 1 / number if first and number else None
 
 
-def scaling_findings(graph: ir.Graph, profiles: Mapping[str, Profile]) -> list[DataFinding]:
+def scaling_findings(graph: ir.Graph, profiles: Mapping[str, Profile]) -> Iterator[DataFinding]:
     """Data that was scaled although the model scales its input itself, or was not although it should be."""
-    found = (_scaling_finding(graph, name, profile) for name, profile in profiles.items())
-    return [finding for finding in found if finding is not None]
-
-
-def _scaling_finding(graph: ir.Graph, name: str, profile: Profile) -> DataFinding | None:
-    factor = _own_factor(graph, name)
-    if factor is None:
-        return None
-    seen, form = f"values from {profile.low:.3g} to {profile.high:.3g}", form_of(profile)
-    if abs(factor) <= _PIXEL_SCALE:  # it takes pixels
-        if max(abs(profile.low), abs(profile.high)) > 4:
-            return None
-        return DataFinding(
-            "scaled-twice",
-            f"The model divides input '{name}' by {1 / abs(factor):.0f} itself, and the data has {seen}.",
-            "Feed pixels 0..255 (--scale raw), without mean and std.",
-        )
-    if abs(factor) <= 1:
-        return None
-    if form is Form.RAW:
-        return DataFinding(
-            "not-scaled",
-            f"The model normalises input '{name}' as if it lay in 0..1, and the data has {seen}.",
-            "Divide the pixels by 255 (--scale unit).",
-        )
-    if form in (Form.SIGNED, Form.STANDARD):
-        return DataFinding(
-            "scaled-twice",
-            f"The model normalises input '{name}' itself, and the data has {seen}: it seems to be normalised"
-            " already.",
-            "Leave out mean and std.",
-        )
-    return None
+    for name, profile in profiles.items():
+        factor = _own_factor(graph, name)
+        if factor is None:
+            continue
+        seen, form = f"values from {profile.low:.3g} to {profile.high:.3g}", form_of(profile)
+        if abs(factor) <= _PIXEL_SCALE and max(abs(profile.low), abs(profile.high)) <= 4:  # it takes pixels
+            yield DataFinding(
+                "scaled-twice",
+                f"The model divides input '{name}' by {1 / abs(factor):.0f} itself, and the data has {seen}.",
+                "Feed pixels 0..255 (--scale raw), without mean and std.",
+            )
+        elif abs(factor) > 1 and form is Form.RAW:
+            yield DataFinding(
+                "not-scaled",
+                f"The model normalises input '{name}' as if it lay in 0..1, and the data has {seen}.",
+                "Divide the pixels by 255 (--scale unit).",
+            )
+        elif abs(factor) > 1 and form in (Form.SIGNED, Form.STANDARD):
+            yield DataFinding(
+                "scaled-twice",
+                f"The model normalises input '{name}' itself, and the data has {seen}: it seems to be"
+                " normalised already.",
+                "Leave out mean and std.",
+            )
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -192,7 +183,7 @@ def alternative_findings(
     scores: Sequence[Array],
     profile: Profile,
     answer: Answer,
-) -> list[DataFinding]:
+) -> Iterator[DataFinding]:
     """Other readings of the pixels that the model prefers.
 
     Args:
@@ -203,7 +194,7 @@ def alternative_findings(
         answer: gives the model's class scores for another sample.
     """
     if len(samples) < _FEWEST or colour_axis(samples[0].shape) is None:
-        return []
+        return
     findings = []
     for what, hint, change in _readings(samples[0].shape, form_of(profile)):
         other = [answer(change(sample)) for sample in samples[:_FIRST_LOOK]]
@@ -214,16 +205,13 @@ def alternative_findings(
         error = float(gain.std(ddof=1)) / np.sqrt(len(gain))
         if np.isfinite(gain).all() and float(gain.mean()) > max(_CLEARLY, _STANDARD_ERRORS * error):
             findings.append((float(gain.mean()), what, hint))
-    if not findings:
-        return []
-    _, what, hint = max(findings)
-    return [
-        DataFinding(
+    if findings:
+        _, what, hint = max(findings)
+        yield DataFinding(
             "another-reading",
             f"The model is surer of its answers, and tells samples better apart, with input '{name}' {what}.",
             hint,
         )
-    ]
 
 
 def _gain(before: Sequence[Array], after: Sequence[Array]) -> Doubles:

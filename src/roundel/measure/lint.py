@@ -146,7 +146,7 @@ def model_findings(
     profiles: Mapping[str, lint.Profile],
 ) -> list[lint.DataFinding]:
     """What the model's own first nodes say about the data."""
-    findings = lint_values.scaling_findings(model.graph, profiles)
+    findings = list(lint_values.scaling_findings(model.graph, profiles))
     values = values_by_name(model.graph)
     for norm in norms:
         if norm.tensor not in values or not inputs:
@@ -183,4 +183,4 @@ def _readings(
         return scores
 
     arrays = [sample[key] for sample in inputs[:_KEPT]]
-    return lint_values.alternative_findings(key, arrays, known, profiles[key], answer)
+    return list(lint_values.alternative_findings(key, arrays, known, profiles[key], answer))
