@@ -22,7 +22,7 @@ from roundel.model.graph import weight_bytes
 from roundel.types import Array
 
 _PIECE = 1 << 20
-_STRUCTURE = 256_000_000  # bytes; a model whose weights lie elsewhere is far smaller
+MOST_STRUCTURE = 256_000_000  # bytes; a model whose weights lie elsewhere is far smaller
 
 
 def file_sha256(path: Path) -> str:
@@ -53,7 +53,7 @@ def model_sha256(path: Path) -> str:
 
 
 def _structure(path: Path) -> onnx.ModelProto | None:
-    if path.stat().st_size > _STRUCTURE:
+    if path.stat().st_size > MOST_STRUCTURE:
         return None
     try:
         return onnx.load(path, load_external_data=False)
@@ -340,13 +340,12 @@ _LARGEST_MODEL = 1 << 31  # bytes of a protobuf
 def _unmentioned(data: Path) -> bool:
     """Whether no other file in its folder has its name: a copy of the model may need it still."""
     try:
-        return not any(_mentions(file, data.name) for file in data.parent.iterdir() if file != data)
+        for file in data.parent.iterdir():
+            if file == data or not file.is_file() or not 0 < file.stat().st_size < _LARGEST_MODEL:
+                continue
+            with file.open("rb") as opened, mmap.mmap(opened.fileno(), 0, access=mmap.ACCESS_READ) as content:
+                if content.find(data.name.encode()) >= 0:
+                    return False
     except OSError:  # one cannot be read: then nobody knows
         return False
-
-
-def _mentions(file: Path, name: str) -> bool:
-    if not file.is_file() or not 0 < file.stat().st_size < _LARGEST_MODEL:
-        return False
-    with file.open("rb") as opened, mmap.mmap(opened.fileno(), 0, access=mmap.ACCESS_READ) as content:
-        return content.find(name.encode()) >= 0
+    return True

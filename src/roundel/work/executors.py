@@ -27,6 +27,7 @@ from roundel.work.checkpoints import Store
 
 RETRIES = 3
 """How often a part runs again after its worker died."""
+_WORKER = "from roundel.work.executors import work_for_parent; work_for_parent()"
 _LENGTH = 8  # bytes before each message to a worker process, and from it
 
 
@@ -195,7 +196,7 @@ class _Process:
     def __init__(self, task: bytes) -> None:
         # The same modules as here, and none that happen to lie in the current folder.
         path = os.pathsep.join(entry for entry in sys.path if entry)
-        command = [sys.executable, "-P", "-c", "from roundel.work.executors import work_for_parent as w; w()"]
+        command = [sys.executable, "-P", "-c", _WORKER]
         environment = {**os.environ, "PYTHONPATH": path}
         self._child = subprocess.Popen(
             command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, env=environment
