@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import os
 import pickle
-import signal
 import subprocess
 import sys
 import uuid
@@ -24,11 +23,10 @@ from typing import Any, BinaryIO, Generic, Protocol, Self, TypeVar, cast
 from roundel.errors import DependencyError, ExecutorError, RecipeError
 from roundel.types import Arrays
 from roundel.work.checkpoints import Store
+from roundel.work.worker import receive, send
 
 RETRIES = 3
 """How often a part runs again after its worker died."""
-_WORKER = "from roundel.work.executors import work_for_parent; work_for_parent()"
-_LENGTH = 8  # bytes before each message to a worker process, and from it
 
 
 class Part(Protocol):
@@ -196,7 +194,7 @@ class _Process:
     def __init__(self, task: bytes) -> None:
         # The same modules as here, and none that happen to lie in the current folder.
         path = os.pathsep.join(entry for entry in sys.path if entry)
-        command = [sys.executable, "-P", "-c", _WORKER]
+        command = [sys.executable, "-P", "-c", "from roundel.work.worker import main; main()"]
         environment = {**os.environ, "PYTHONPATH": path}
         self._child = subprocess.Popen(
             command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, env=environment
@@ -393,64 +391,6 @@ def executor(
     if name == "ray":
         return RayExecutor(address, workers, shared_files)
     return ProcessExecutor(workers) if name == "processes" else LocalExecutor(workers)
-
-
-def send(pipe: BinaryIO, blob: bytes) -> None:
-    """One message between a worker process and its parent."""
-    pipe.write(len(blob).to_bytes(_LENGTH, "little"))
-    pipe.write(blob)
-    pipe.flush()
-
-
-def receive(pipe: BinaryIO) -> Any:
-    """The next message.
-
-    Raises:
-        EOFError: the other side is gone.
-    """
-    length = _exactly(pipe, _LENGTH)
-    # Only ever what the parent or its own worker wrote into an anonymous pipe.
-    return pickle.loads(_exactly(pipe, int.from_bytes(length, "little")))
-
-
-def _exactly(pipe: BinaryIO, count: int) -> bytes:
-    data = pipe.read(count)
-    if len(data) < count:
-        raise EOFError
-    return data
-
-
-def work_for_parent() -> None:
-    """In a worker process: read a task and then parts from standard input, answer on standard output.
-
-    It ends when its input does: a parent that is killed leaves no worker behind.
-    """
-    signal.signal(signal.SIGINT, signal.SIG_IGN)  # the parent says when to stop
-    inputs = sys.stdin.buffer
-    answers = os.fdopen(os.dup(1), "wb")
-    os.dup2(2, 1)  # whatever libraries print must not end up between the answers
-    opened: Any = None
-    try:
-        task = receive(inputs)
-        while True:
-            part = receive(inputs)
-            try:
-                opened = task.open(1) if opened is None else opened
-                answer = True, opened(part)
-            except Exception as error:  # noqa: BLE001  (whatever it is, the parent raises it)
-                answer = False, portable(error)
-            send(answers, pickle.dumps(answer, protocol=5))
-    except (EOFError, BrokenPipeError):
-        return
-
-
-def portable(error: Exception) -> Exception:
-    """The error itself where it survives the journey, else its words."""
-    try:
-        pickle.loads(pickle.dumps(error))
-    except Exception:  # noqa: BLE001  (exceptions of other libraries fail to travel in many ways)
-        return RuntimeError(f"{type(error).__name__}: {error}")
-    return error
 
 
 _OPENED: dict[str, Any] = {}

@@ -89,7 +89,7 @@ def test_processes_merge_to_the_same_bits(
     work = Work(executor("processes", workers=workers))
     same(collect(net, requests, samples, keep=11, progress=told.append, work=work), alone)
     assert told == [8, 16, 24, 32, 40, 43]
-    assert not children(os.getpid(), "roundel.work.executors"), "no worker is left behind"
+    assert not children(os.getpid(), "roundel.work.worker"), "no worker is left behind"
 
 
 def test_a_process_that_dies_changes_nothing(
@@ -99,7 +99,7 @@ def test_a_process_that_dies_changes_nothing(
 
     def kill_one(done: int) -> None:
         if not killed:
-            victim = children(os.getpid(), "roundel.work.executors")[0]
+            victim = children(os.getpid(), "roundel.work.worker")[0]
             os.kill(victim, signal.SIGKILL)
             killed.append(victim)
 
