@@ -37,6 +37,11 @@ def normal(*shape: int, seed: int = 0, scale: float = 1.0) -> NDArray[np.float32
     return np.asarray(rng(seed).normal(0, scale, shape), np.float32)
 
 
+def saturated_float16(x: NDArray[Any]) -> NDArray[np.float32]:
+    """Rounded as the Q of a float16 pair does: the largest finite number where Cast gives infinity."""
+    return np.clip(np.asarray(x, np.float32), -65504, 65504).astype(np.float16).astype(np.float32)
+
+
 def build(
     nodes: Iterable[onnx.NodeProto],
     inputs: Mapping[str, Dims],

@@ -157,10 +157,17 @@ def _made(source: ModelSource, loaded: ir.Model, to: Target, form: Form, *, half
     tensors = lift(bare.graph)
     if computes_in_bfloat16(bare):
         widen_floats(bare)
-    _refuse_left_over(bare)
+    node = bfloat16_node(bare)
+    if node is not None:
+        raise ModelError(
+            "The model computes in bfloat16 itself, beyond pairs that can be taken out.",
+            where=f"{op_key(node)} node '{node.name}'",
+            expected="AMD's pairs, casts there and back, or a float model",
+        )
     ftype = _TYPES.get(to)
-    if ftype is None:
-        return _widened(bare if tensors else source, tensors)
+    if ftype is None:  # float32, with whatever the constants held
+        widened = load_model(bare if tensors else source)
+        return _Made(widened.model, _counted(tensors), widened.notes)
     if _covers(tensors, ftype):
         put(bare.graph, tensors, form, half_weights=half_weights)
         same = "every tensor was taken from one form to the other: the numbers are the same"
@@ -178,22 +185,6 @@ def _covers(tensors: tuple[ShortTensor, ...], ftype: FloatType) -> bool:
 def _counted(tensors: tuple[ShortTensor, ...]) -> dict[str, int]:
     constants = sum(1 for tensor in tensors if is_constant(tensor.value))
     return {"activations": len(tensors) - constants, "constants": constants}
-
-
-def _widened(source: ModelSource, tensors: tuple[ShortTensor, ...]) -> _Made:
-    """Float32, with whatever the constants held."""
-    loaded = load_model(source)
-    return _Made(loaded.model, _counted(tensors), loaded.notes)
-
-
-def _refuse_left_over(model: ir.Model) -> None:
-    node = bfloat16_node(model)
-    if node is not None:
-        raise ModelError(
-            "The model computes in bfloat16 itself, beyond pairs that can be taken out.",
-            where=f"{op_key(node)} node '{node.name}'",
-            expected="AMD's pairs, casts there and back, or a float model",
-        )
 
 
 def _shortened(source: ModelSource, to: Target, form: Form, *, half_weights: bool) -> _Made:

@@ -142,13 +142,13 @@ class ExecutorError(RoundelError):
     exit_code = 8
 
 
-def did_you_mean(name: str, candidates: Iterable[str], limit: int = 3) -> str | None:
+def did_you_mean(name: str, candidates: Iterable[str]) -> str | None:
     """A 'did you mean' sentence, or None when nothing comes close."""
     pool = sorted(set(candidates))
     by_fold = {c.casefold(): c for c in pool}
-    near = difflib.get_close_matches(name.casefold(), by_fold, n=limit, cutoff=0.55)
+    near = difflib.get_close_matches(name.casefold(), by_fold, n=3, cutoff=0.55)
     if not near:
-        near = [fold for fold in by_fold if name.casefold() in fold][:limit]
+        near = [fold for fold in by_fold if name.casefold() in fold][:3]
     if not near:
         return None
     return "Did you mean " + " or ".join(f"'{by_fold[fold]}'" for fold in near) + "?"

@@ -13,11 +13,10 @@ from google.protobuf.message import DecodeError  # type: ignore[import-untyped, 
 
 from roundel.data.folders import ARRAY_SUFFIXES, IMAGE_SUFFIXES, files_below
 from roundel.errors import OutputError
-from roundel.model.files import check_writable, external_values, same_file
+from roundel.model.files import MOST_STRUCTURE, check_writable, external_values, same_file
 from roundel.recipe.load import record_path
 
 _NO_MODELS = frozenset({".json", ".yaml", ".yml", ".csv", ".txt", ".py", *ARRAY_SUFFIXES, *IMAGE_SUFFIXES})
-_STRUCTURE = 256_000_000  # bytes; a model whose weights lie elsewhere is far smaller
 
 
 def model_targets(output: str | Path | None) -> dict[str, Path | None]:
@@ -114,7 +113,7 @@ def _kind(path: Path) -> os.stat_result | None:
 
 def _external_files(path: Path, size: int) -> set[Path]:
     """Of a model; nothing for any other file, about which its reader has better words."""
-    if path.suffix.lower() in _NO_MODELS or size > _STRUCTURE:
+    if path.suffix.lower() in _NO_MODELS or size > MOST_STRUCTURE:
         return set()
     try:
         model = ir.load(path.absolute(), format="protobuf")

@@ -24,7 +24,7 @@ from roundel.calibrate.positions import refine
 from roundel.calibrate.resolve import requests_for
 from roundel.calibrate.resolve import resolve as scales_of
 from roundel.calibrate.runner import run_session
-from roundel.data import ImagePreprocess, RandomSpec, SampleDigest, Samples, open_samples
+from roundel.data import RandomSpec, SampleDigest, Samples, open_samples
 from roundel.data.kept import KeptSamples
 from roundel.data.lint import range_findings
 from roundel.data.lint_values import first_norms
@@ -107,11 +107,9 @@ def open_data(model: ir.Model, settings: Data, data: object) -> Samples:
             expected="a folder, a CalibrationDataReader or any iterable of samples",
             hint="Pass data=… (command line: --data DIR), or RandomData() (--random N) for a first look.",
         )
-    random = data.within(table_rows(model.graph)) if isinstance(data, RandomSpec) else None
-    preprocessing = settings.model_dump(exclude={"samples"}, exclude_defaults=True)
-    images = ImagePreprocess(**preprocessing) if preprocessing else None
-    source = None if random is not None else data
-    return open_samples(source, input_specs(model), limit=settings.samples, images=images, random=random)
+    data = data.within(table_rows(model.graph)) if isinstance(data, RandomSpec) else data
+    images = settings if settings.model_dump(exclude={"samples"}, exclude_defaults=True) else None
+    return open_samples(data, input_specs(model), limit=settings.samples, images=images)
 
 
 def most_samples(recipe: Recipe, model: ir.Model) -> int:

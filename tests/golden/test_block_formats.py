@@ -16,7 +16,8 @@ import pytest
 from numpy.typing import NDArray
 from onnx import TensorProto, helper
 
-from roundel.numerics.floats import round_bfloat16, round_float16
+from helpers import saturated_float16
+from roundel.numerics.floats import round_bfloat16
 from roundel.qdq.functions import attach
 from roundel.qdq.functions.blocks import BlockFormat, read_format, written
 from roundel.qdq.nodes import QUARK
@@ -126,7 +127,7 @@ def test_pairs(pair: tuple[int, dict[str, Any]]) -> None:
         assert_same_bits(got, expected, tensor["name"])
         with np.errstate(all="ignore"):
             if what["type"] == "FLOAT16":
-                computed = round_float16(x, saturate=True)
+                computed = saturated_float16(x)
             else:
                 computed = round_bfloat16(x / scale + np.float32(0)) * scale
         assert_same_bits(computed, expected, tensor["name"])

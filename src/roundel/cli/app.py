@@ -11,7 +11,7 @@ from typing import Any
 import typer
 from typer.core import TyperGroup
 
-from roundel.cli import choose, look, measure, quantize
+from roundel.cli import look, measure, quantize
 from roundel.errors import RoundelError
 from roundel.version import VERSION
 
@@ -39,7 +39,7 @@ app = typer.Typer(
 )
 
 _COMMANDS: tuple[Callable[..., None], ...] = (
-    *(quantize.quantize_command, choose.auto_command, choose.search_command, look.convert_command),
+    *(quantize.quantize_command, quantize.auto_command, quantize.search_command, look.convert_command),
     *(look.check_command, look.explain_command, look.inspect_command),
     *(measure.infer_command, measure.evaluate_command, measure.compare_command),
     *(measure.sensitivity_command, measure.lint_data_command, look.deploy_command, look.npu_report_command),

@@ -57,7 +57,7 @@ def inspect_command(
     from roundel.report.console import show_inspection
 
     found = inspect(model, preset=preset)
-    options.put(as_json, found.to_dict(nodes=nodes), lambda to: show_inspection(to, found, nodes=nodes))
+    options.put(as_json, found.to_dict(nodes=nodes), lambda to, _: show_inspection(to, found, nodes=nodes))
 
 
 def presets_command(
@@ -77,10 +77,10 @@ def presets_command(
     recipes = presets(name)
     if name is None:
         titles = {known: recipe.title for known, recipe in recipes.items()}
-        options.put(as_json, titles, lambda to: show_presets(to, recipes))
+        options.put(as_json, titles, lambda to, _: show_presets(to, recipes))
         return
     (recipe,) = recipes.values()
-    options.put(as_json, recipe.model_dump(mode="json"), lambda _: sys.stdout.write(dump_yaml(recipe)))
+    options.put(as_json, recipe.model_dump(mode="json"), lambda *_: sys.stdout.write(dump_yaml(recipe)))
 
 
 Device = Annotated[str, option("phx, hpt, stx, stx-halo or krk.", "--device", "-d")]
@@ -110,8 +110,7 @@ def check_command(
     from roundel.rules import check
 
     report = check(model, preset=preset, device=device)
-    tree = report.to_dict(nodes=nodes)
-    options.put(as_json, tree, lambda to: show_check(to, tree))
+    options.put(as_json, report.to_dict(nodes=nodes), show_check)
     if not report.passed:
         raise typer.Exit(1)
 
@@ -134,7 +133,7 @@ def deploy_command(
     from roundel.kit.kit import deploy, show_kit
 
     kit = deploy(model, output, device=device, optimize_level=optimize_level)
-    options.put(as_json, kit.to_dict(), lambda to: show_kit(to, kit))
+    options.put(as_json, kit.to_dict(), lambda to, _: show_kit(to, kit))
 
 
 def npu_report_command(
@@ -163,7 +162,7 @@ def npu_report_command(
     from roundel.kit.npu_report import npu_report, show_report
 
     report = npu_report(file, model=model, preset=preset, device=device)
-    options.put(as_json, report.to_dict(), lambda to: show_report(to, report))
+    options.put(as_json, report.to_dict(), lambda to, _: show_report(to, report))
 
 
 def convert_command(
@@ -210,8 +209,7 @@ def convert_command(
         data=data,
         samples=samples,
     )
-    tree = result.to_dict()
-    options.put(as_json, tree, lambda to: show_conversion(to, tree))
+    options.put(as_json, result.to_dict(), show_conversion)
 
 
 def reproduce_command(
@@ -234,7 +232,7 @@ def reproduce_command(
     told = options.live_line(silent=as_json)
     found = reproduce(record, model=model, data=data, output=output, listener=told)
 
-    def show(console: Console) -> None:
+    def show(console: Console, _: object) -> None:
         verdict = "the same, byte for byte" if found.matches else "not the same"
         console.print(f"quantized model: {verdict}", highlight=False)
         for difference in found.differences:
@@ -263,7 +261,7 @@ def demo_command(
     from roundel.showcase import demo
 
     rows = demo(preset, output, listener=options.live_line(silent=as_json))
-    options.put(as_json, to_plain(rows), lambda to: show_demo(to, rows))
+    options.put(as_json, to_plain(rows), lambda to, _: show_demo(to, rows))
 
 
 # The tools read their own arguments, --help included, under the names that the documents give them.

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import functools
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
@@ -21,7 +22,7 @@ def infer_command(
     model: options.EitherModel,
     out: Annotated[Path, option("Folder to write to; created if missing.", "--out", "-o")],
     data: options.Words,
-    output: Annotated[list[str] | None, option("Save only this output of the model.", "--output")] = None,
+    output: Annotated[list[str] | None, option("Save only this output of the model.")] = None,
     images: Annotated[
         bool, option("Save PNG pictures (values 0..1) instead of .npy arrays.", "--images")
     ] = False,
@@ -57,12 +58,7 @@ def infer_command(
 @options.takes(data=options.data_words, work=options.work_words, kept=options.kept_words)
 def evaluate_command(
     models: Annotated[
-        list[Path] | None,
-        typer.Argument(
-            metavar="MODEL",
-            help="Models, the float one first. Or two folders of results.",
-            show_default=False,
-        ),
+        list[Path] | None, argument("Models, the float one first. Or two folders of results.", "MODEL")
     ] = None,
     baseline: Annotated[
         Path | None,
@@ -96,9 +92,7 @@ def evaluate_command(
             "Your own: module:function or file.py:function, called with (outputs, labels).", panel=_MODELS
         ),
     ] = None,
-    csv: Annotated[
-        Path | None, option("Also write the scores of each file (or model) there.", "--csv")
-    ] = None,
+    csv: Annotated[Path | None, option("Also write the scores of each file (or model) there.")] = None,
     as_json: options.Json = False,
     *,
     data: options.Words,
@@ -131,11 +125,10 @@ def evaluate_command(
         listener=options.live_line(silent=as_json),
     )
     if isinstance(scores, tuple):
-        models_tree = [score.to_dict() for score in scores]
-        options.put(as_json, {"models": models_tree}, lambda to: show_models(to, models_tree))
+        tree = {"models": [score.to_dict() for score in scores]}
+        options.put(as_json, tree, lambda to, told: show_models(to, told["models"]))
     else:
-        tree = scores.to_dict()
-        options.put(as_json, tree, lambda to: show_folders(to, tree))
+        options.put(as_json, scores.to_dict(), show_folders)
 
 
 @options.takes(data=options.needed_data, work=options.work_words, kept=options.kept_words)
@@ -149,7 +142,7 @@ def compare_command(
         bool, option("All tensors, in order of execution, not only the worst.", "--all")
     ] = False,
     weights: Annotated[bool, option("Also list the weights.", "--weights")] = False,
-    csv: Annotated[Path | None, option("Also write all tensors there.", "--csv")] = None,
+    csv: Annotated[Path | None, option("Also write all tensors there.")] = None,
     report: options.Report = None,
     device: Annotated[str | None, option("The NPU whose split the report predicts; else stx.")] = None,
     as_json: options.Json = False,
@@ -178,13 +171,12 @@ def compare_command(
         **kept,
         listener=options.live_line(silent=as_json),
     )
-    tree = result.to_dict()
 
-    def show(console: Console) -> None:
+    def show(console: Console, tree: Any) -> None:
         show_comparison(console, tree, everything=everything, weights=weights)
         options.put_report(report)
 
-    options.put(as_json, tree, show)
+    options.put(as_json, result.to_dict(), show)
 
 
 @options.takes(
@@ -222,8 +214,8 @@ def sensitivity_command(
         **kept,
         listener=options.live_line(silent=as_json),
     )
-    tree = found.to_dict()
-    options.put(as_json, tree, lambda to: show_sensitivity(to, tree, everything=everything))
+    show = functools.partial(show_sensitivity, everything=everything)
+    options.put(as_json, found.to_dict(), show)
 
 
 @options.takes(data=options.needed_data)
@@ -249,7 +241,6 @@ def lint_data_command(
     from roundel.report.views import show_findings
 
     report = lint_data(model, **data, against=against, listener=options.live_line(silent=as_json))
-    tree = report.to_dict()
-    options.put(as_json, tree, lambda to: show_findings(to, tree))
+    options.put(as_json, report.to_dict(), show_findings)
     if not report.clean:
         raise typer.Exit(1)

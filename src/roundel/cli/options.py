@@ -8,7 +8,7 @@ import json
 import sys
 from collections.abc import Callable
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any, TypeVar
 
 import typer
 
@@ -23,6 +23,8 @@ if TYPE_CHECKING:
 Words = dict[str, Any]
 """What the user said in several options, under the names that Roundel's functions have for it."""
 
+TreeT = TypeVar("TreeT")
+
 _DATA, _IMAGES, _WORK = "Data", "Images", "Long runs"
 
 
@@ -31,9 +33,9 @@ def option(text: str, *names: str, panel: str | None = None) -> Any:
     return typer.Option(*names, help=text, rich_help_panel=panel)
 
 
-def argument(text: str) -> Any:
+def argument(text: str, metavar: str | None = None) -> Any:
     """What stands without a name."""
-    return typer.Argument(help=text, show_default=False)
+    return typer.Argument(help=text, show_default=False, metavar=metavar)
 
 
 Model = Annotated[Path, argument("The float ONNX model.")]
@@ -49,14 +51,12 @@ Exclude = Annotated[
     list[str] | None,
     option("Keep in float: a node or tensor name, a glob, re:REGEX or op:TYPE.", "--exclude", "-x"),
 ]
-Include = Annotated[list[str] | None, option("Quantize only these (same words as --exclude).", "--include")]
-ExcludeSubgraph = Annotated[
-    list[str] | None, option("Keep in float all between tensors: 'a,b->c,d'.", "--exclude-subgraph")
-]
+Include = Annotated[list[str] | None, option("Quantize only these (same words as --exclude).")]
+ExcludeSubgraph = Annotated[list[str] | None, option("Keep in float all between tensors: 'a,b->c,d'.")]
 Set = Annotated[
     list[str] | None, option("Change a recipe value, for example -s weights.per_channel=true.", "--set", "-s")
 ]
-Report = Annotated[Path | None, option("Also write one HTML page with all of it.", "--report")]
+Report = Annotated[Path | None, option("Also write one HTML page with all of it.")]
 Samples = Annotated[int | None, option("Use at most this many.", panel=_DATA)]
 Quiet = Annotated[bool, option("Print nothing.", "--quiet", "-q")]
 Json = Annotated[bool, option("Print JSON instead of tables.", "--json")]
@@ -238,14 +238,14 @@ def put_json(tree: object) -> None:
     sys.stdout.write(json.dumps(tree, indent=1) + "\n")
 
 
-def put(as_json: bool, tree: object, show: Callable[[Console], object]) -> None:
+def put(as_json: bool, tree: TreeT, show: Callable[[Console, TreeT], object]) -> None:
     """Print the tree for another program, or show it to people."""
     from roundel.report.console import terminal
 
     if as_json:
         put_json(tree)
     else:
-        show(terminal())
+        show(terminal(), tree)
 
 
 def put_report(page: Path | None) -> None:

@@ -1,4 +1,4 @@
-"""`roundel quantize`."""
+"""`roundel quantize`, and `auto` and `search`, which try many recipes and keep the best."""
 
 from __future__ import annotations
 
@@ -6,13 +6,15 @@ import sys
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
+import typer
+
 from roundel.cli import options
 from roundel.cli.options import argument, option
 
 if TYPE_CHECKING:
     from roundel.forecasting import Forecast
 
-_DATA, _SHOW = "Data", "Output"
+_DATA, _SHOW, _BUDGET, _JUDGE = "Data", "Output", "Budget", "Judging"
 
 
 @options.takes(
@@ -132,3 +134,181 @@ def _example(model: Path, shapes: list[str] | None) -> object:
     generator: Any = torch.Generator().manual_seed(0)
     sizes = options.random_data(1, shapes).shapes
     return {name: torch.randn(size, generator=generator) for name, size in sizes.items()}
+
+
+NOT_MET = 9  # exit code: no rung meets the budget; the best one was written
+
+Device = Annotated[str | None, option("The NPU it is for: phx, hpt, stx, krk …")]
+
+
+def judge_words(
+    eval_data: Annotated[
+        Path | None, option("Data to judge by; without it a quarter of --data is held out.", panel=_JUDGE)
+    ] = None,
+    labels: Annotated[
+        str | None,
+        option("Of what judges: class numbers, 'folders' or 're:REGEX'; see `evaluate`.", panel=_JUDGE),
+    ] = None,
+    metric: Annotated[
+        str | None,
+        option("top1, top5, agreement, fidelity, cosine (search: sqnr); or file.py:function.", panel=_JUDGE),
+    ] = None,
+    lower_is_better: Annotated[
+        bool, option("Your own metric is an error.", "--lower-is-better", panel=_JUDGE)
+    ] = False,
+) -> options.Words:
+    """What the models on trial are judged by."""
+    judging = {"eval_data": eval_data, "labels": labels, "metric": metric}
+    return {**judging, "lower_is_better": lower_is_better}
+
+
+@options.takes(judging=judge_words, data=options.needed_data)
+def auto_command(
+    model: options.Model,
+    output: options.Output,
+    max_drop: Annotated[
+        str,
+        option(
+            "'1%' of the float model's metric, '1 point' of a hundred, or '0.01' in its own units.",
+            panel=_BUDGET,
+        ),
+    ] = "1%",
+    time: Annotated[
+        str | None, option("Most time for the whole walk: 10m, 90s, 1h30m.", panel=_BUDGET)
+    ] = None,
+    device: Device = None,
+    rungs: Annotated[
+        str | None,
+        option("Only these, e.g. xint8,a8w8,a16w8,mixed,bf16; also xint8-adaround, xint8-adaquant."),
+    ] = None,
+    exclude: options.Exclude = None,
+    include: options.Include = None,
+    exclude_subgraph: options.ExcludeSubgraph = None,
+    settings: options.Set = None,
+    quiet: options.Quiet = False,
+    as_json: options.Json = False,
+    *,
+    judging: options.Words,
+    data: options.Words,
+) -> None:
+    """Find the fastest number format that keeps the model within an accuracy budget, and write that model.
+
+    Examples:
+
+    roundel auto model.onnx -o out.onnx --data calib/ --eval-data val/ --labels folders --max-drop '1 point'
+
+    roundel auto model.onnx -o out.onnx --data calib.npz --max-drop 1% --time 10m --device stx
+
+    roundel auto model.onnx -o out.onnx --data calib/ --metric mine.py:map50 --max-drop 0.005
+
+    Exit code 9: no rung meets the budget, and the best one was written all the same.
+    """
+    from roundel.measure.yardstick import measure_of
+    from roundel.report.console import terminal
+    from roundel.report.views import show_ladder, step_line
+    from roundel.trials.auto import auto
+    from roundel.trials.rungs import RungStep, parse_drop
+
+    silent = quiet or as_json
+    drop, own = parse_drop(max_drop), measure_of(judging["metric"], lower=judging["lower_is_better"])
+    words = own.text if own is not None else "{:.2%}".format
+
+    def heard(step: RungStep) -> None:
+        text = step_line(step.to_dict(), words, drop.words)
+        terminal(stderr=True).print(text, markup=False, highlight=False)
+
+    found = auto(
+        model,
+        output,
+        **data,
+        max_drop=max_drop,
+        **judging,
+        time=time,
+        device=device,
+        rungs=None if rungs is None else options.names(rungs),
+        exclude=exclude or (),
+        include=include or (),
+        exclude_subgraph=exclude_subgraph or (),
+        changes=options.settings_tree(settings),
+        listener=options.live_line(silent=silent),
+        on_step=None if silent else heard,
+    )
+    if as_json:
+        sys.stdout.write(found.to_json())
+    elif not quiet:
+        show_ladder(terminal(), found.to_dict(), words, drop.words)
+    if not found.met:
+        raise typer.Exit(NOT_MET)
+
+
+@options.takes(judging=judge_words, data=options.needed_data, work=options.work_words)
+def search_command(
+    model: options.Model,
+    space: Annotated[
+        list[str],
+        option("FIELD=a,b,c or FIELD=low..high[:log] of a recipe, preset=a,b, or a YAML file of them."),
+    ],
+    trials: Annotated[int, option("How many in all, those of earlier runs among them.")] = 20,
+    study: Annotated[Path | None, option("SQLite file of the study: a later run goes on with it.")] = None,
+    output: Annotated[Path | None, option("Write the best model there.", "--output", "-o")] = None,
+    preset: options.Preset = None,
+    recipe: options.RecipeFile = None,
+    save_recipe: Annotated[Path | None, option("Write the best recipe there.")] = None,
+    also: Annotated[str | None, option("Further objectives: size, time, npu.", panel=_JUDGE)] = None,
+    sampler: Annotated[str, option("tpe or random.")] = "tpe",
+    seed: Annotated[int, option("Of the sampler.")] = 0,
+    device: Device = None,
+    exclude: options.Exclude = None,
+    settings: options.Set = None,
+    as_json: options.Json = False,
+    *,
+    judging: options.Words,
+    data: options.Words,
+    work: options.Words,
+) -> None:
+    """Search recipe values for the best model, in a study that a later run goes on with (needs Optuna).
+
+    Examples:
+
+    roundel search model.onnx --data calib/ --space weights.method=minmax,mse --space
+    calibration.margin=1.0..2.0
+
+    roundel search model.onnx --data calib/ --space preset=xint8,a8w8,a16w8 --also size --study my.db -o
+    best.onnx
+
+    roundel search model.onnx --data calib/ --space space.yaml --trials 50 --study my.db   (killed? run it
+    again)
+    """
+    from roundel.report.console import terminal
+    from roundel.report.views import show_study
+    from roundel.trials.search import search
+    from roundel.trials.study import Trial
+
+    kind: Any = sampler  # `search` says what there is
+
+    def heard(trial: Trial) -> None:
+        values = ", ".join(f"{value:.5g}" for value in trial.values) or f"refused, {trial.reason}"
+        terminal(stderr=True).print(f"trial {trial.number}: {values}", markup=False, highlight=False)
+
+    found = search(
+        model,
+        output,
+        **data,
+        space=space,
+        trials=trials,
+        study=study,
+        preset=preset,
+        recipe=recipe,
+        save_recipe=save_recipe,
+        **judging,
+        also=options.names(also),
+        sampler=kind,
+        seed=seed,
+        device=device,
+        exclude=exclude or (),
+        changes=options.settings_tree(settings),
+        **work,
+        listener=options.live_line(silent=as_json),
+        on_trial=None if as_json else heard,
+    )
+    options.put(as_json, found.to_dict(), show_study)

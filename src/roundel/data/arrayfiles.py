@@ -8,7 +8,7 @@ import struct
 import tokenize
 import zipfile
 import zlib
-from collections.abc import Callable, Generator, Iterator, Sequence
+from collections.abc import Callable, Generator, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
@@ -40,24 +40,17 @@ class Header:
         return f"{self.dtype} {list(self.shape)}"
 
 
+_OF_NUMPY = (OSError, ValueError, EOFError, KeyError, SyntaxError, tokenize.TokenError)
+# The last one is for an archive with a password.
+_OF_ARCHIVES = (zipfile.BadZipFile, zlib.error, lzma.LZMAError, struct.error, RuntimeError)
+
+
 @contextmanager
 def reading(path: Path) -> Iterator[None]:
     """Turn what broken files make numpy and zipfile raise into one error that names the file."""
     try:
         yield
-    except (
-        OSError,
-        ValueError,
-        EOFError,
-        KeyError,
-        RuntimeError,  # an archive with a password
-        zipfile.BadZipFile,
-        zlib.error,
-        lzma.LZMAError,
-        struct.error,
-        SyntaxError,
-        tokenize.TokenError,
-    ) as error:
+    except (*_OF_NUMPY, *_OF_ARCHIVES) as error:
         raise DataError(
             "An array file cannot be read",
             where=path,
@@ -118,23 +111,20 @@ def npz_headers(path: Path) -> dict[str, Header]:
     with reading(path), zipfile.ZipFile(path) as archive:
         headers: dict[str, Header] = {}
         for member in archive.infolist():
+            name = member.filename.removesuffix(".npy")
             with archive.open(member) as stream:
-                header = read_header(stream, f"{path}, array '{_member_name(member.filename)}'")
+                header = read_header(stream, f"{path}, array '{name}'")
                 offset = stream.tell()
             if member.file_size != offset + header.nbytes:
                 raise ValueError(
                     f"array '{member.filename}' says {header} but has {member.file_size - offset} bytes, "
                     f"not {header.nbytes}"
                 )
-            headers[_member_name(member.filename)] = header
+            headers[name] = header
         return headers
 
 
-def _member_name(filename: str) -> str:
-    return filename.removesuffix(".npy")
-
-
-def load_npz(path: Path, names: Sequence[str]) -> dict[str, Array]:
+def load_npz(path: Path, names: Iterable[str]) -> dict[str, Array]:
     """Read some arrays of an .npz file whose headers were accepted."""
     with reading(path), np.load(path, allow_pickle=False) as archive:
         return {name: archive[name] for name in names}
@@ -201,8 +191,7 @@ def npy_source(path: Path, inputs: Sequence[InputSpec]) -> Source:
             # A copy, so that the sample outlives the mapping.
             yield Item(np.array(stack.at(array, index)), f"{path.name}[{index}]")
 
-    rows = arrays.fixed_batch(inputs) if stack.count is None else count
-    return Source(".npy file", items, count=count, rows=rows, facts={"path": str(path)})
+    return stacked(".npy file", items, {inputs[0].name: stack}, inputs, {"path": str(path)})
 
 
 def npz_source(path: Path, inputs: Sequence[InputSpec]) -> Source:
@@ -225,13 +214,22 @@ def npz_source(path: Path, inputs: Sequence[InputSpec]) -> Source:
             for index in range(count):
                 yield Item({name: next(rows[name]) for name in rows}, f"{path.name}[{index}]")
 
+    unused = [name for name in headers if name not in chosen.values()]
+    told = {"path": str(path), "arrays": chosen, **({"unused_arrays": unused} if unused else {})}
+    return stacked(".npz file", items, stacks, inputs, told)
+
+
+def stacked(
+    kind: str,
+    items: Callable[[], Generator[Item, None, None]],
+    stacks: Mapping[str, arrays.Stack],
+    inputs: Sequence[InputSpec],
+    facts: Mapping[str, object],
+) -> Source:
+    """A source of arrays that hold the samples along their first axes, or are one sample."""
+    count = arrays.common_count(stacks)
     whole = all(stack.count is None for stack in stacks.values())
-    facts: dict[str, object] = {"path": str(path), "arrays": chosen}
-    if unused := [name for name in headers if name not in chosen.values()]:
-        facts["unused_arrays"] = unused
-    return Source(
-        ".npz file", items, count=count, rows=arrays.fixed_batch(inputs) if whole else count, facts=facts
-    )
+    return Source(kind, items, count, arrays.fixed_batch(inputs) if whole else count, facts=facts)
 
 
 def _rows(archive: zipfile.ZipFile, name: str, stack: arrays.Stack) -> Iterator[Array]:

@@ -174,14 +174,10 @@ def fit_shape(shape: Shape, spec: InputSpec, where: str, *, free_batch: bool) ->
     raise DataError(
         f"A sample does not have the shape of input '{spec.name}'",
         where=where,
-        observed=f"shape {_dims(shape)}",
+        observed=f"shape {list(shape)}",
         expected=str(spec),
         hint=_shape_hint(fed, spec),
     )
-
-
-def _dims(shape: tuple[object, ...]) -> str:
-    return "[" + ", ".join(str(d) for d in shape) + "]"
 
 
 def _shape_hint(fed: Shape, spec: InputSpec) -> str | None:
@@ -189,9 +185,9 @@ def _shape_hint(fed: Shape, spec: InputSpec) -> str | None:
         return None
     if fed[0] == 0:
         return "The array has no rows."
+    if len(fed) != 4:
+        return None
     for axes, words in (((0, 3, 1, 2), "channels last"), ((0, 2, 3, 1), "channels first")):
-        if len(fed) != 4:
-            continue
         turned = tuple(fed[a] for a in axes)
         if all(not isinstance(w, int) or w == d for w, d in zip(spec.shape[1:], turned[1:], strict=True)):
             return f"The array looks like {words}: transpose it with np.transpose(x, {axes})."
@@ -302,18 +298,17 @@ def stack_of(shape: Shape, spec: InputSpec, where: str) -> Stack:
     Raises:
         DataError: for any other rank.
     """
-    rank = None if spec.shape is None else len(spec.shape)
-    if rank is None and shape:
-        return Stack(shape[0])
-    if spec.shape is not None:
-        exact = len(shape) == rank and (rank == 0 or isinstance(spec.shape[0], int))
-        if exact and all(not isinstance(w, int) or w == d for w, d in zip(spec.shape, shape, strict=True)):
-            return Stack(None)
+    if spec.shape is None:
+        return Stack(shape[0] if shape else None)
+    rank = len(spec.shape)
+    exact = len(shape) == rank and (rank == 0 or isinstance(spec.shape[0], int))
+    if exact and all(not isinstance(w, int) or w == d for w, d in zip(spec.shape, shape, strict=True)):
+        return Stack(None)
     if len(shape) == rank:
         return Stack(shape[0])
-    if rank is not None and len(shape) == rank + 1:
+    if len(shape) == rank + 1:
         return Stack(shape[0], keep_axis=False)
-    if rank is None or len(shape) == rank - 1:
+    if len(shape) == rank - 1:
         return Stack(None)
     raise DataError(
         f"The array for input '{spec.name}' does not have the rank of samples",
@@ -355,18 +350,17 @@ class Regrouper:
 
     With no fixed batch every sample passes as it is. Rows that wait are copied: a source may reuse its
     buffer.
+
+    Attributes:
+        size: the model's batch size, None when it is open.
+        leftover: rows that wait.
     """
 
     def __init__(self, inputs: Sequence[InputSpec]) -> None:
         self._names = [spec.name for spec in inputs]
-        self._size = fixed_batch(inputs)
+        self.size = fixed_batch(inputs)
         self._waiting: list[Sample] = []
         self.leftover = 0
-
-    @property
-    def size(self) -> int | None:
-        """The model's batch size, None when it is open."""
-        return self._size
 
     def push(self, sample: Sample, where: str) -> Iterator[Sample]:
         """Take one conformed sample and give back all complete batches.
@@ -374,12 +368,12 @@ class Regrouper:
         Raises:
             DataError: when the inputs of one sample have different numbers of rows.
         """
-        if self._size is None:
+        if self.size is None:
             yield sample
             return
         rows = self._rows(sample, where)
         start = 0
-        while start + (need := self._size - self.leftover) <= rows:
+        while start + (need := self.size - self.leftover) <= rows:
             part = {name: sample[name][start : start + need] for name in self._names}
             yield self._joined(part)
             start += need

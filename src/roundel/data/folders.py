@@ -10,10 +10,11 @@ from concurrent.futures import Future, ThreadPoolExecutor
 from pathlib import Path, PurePath
 
 from roundel.data import arrayfiles
-from roundel.data.arrays import fixed_batch, named_inputs
+from roundel.data.arrays import named_inputs
 from roundel.data.images import ImagePlan
 from roundel.data.samples import Item, Source
 from roundel.errors import DataError, did_you_mean
+from roundel.plain import listed
 from roundel.types import Array, InputSpec
 
 _DIGITS = re.compile(r"([0-9]+)")
@@ -168,15 +169,12 @@ def _load_sample(path: Path, inputs: Sequence[InputSpec]) -> object:
     chosen = arrayfiles.pick_arrays(headers, inputs, str(path))
     for spec in inputs:
         arrayfiles.check_sample(headers[chosen[spec.name]], spec, str(path), inputs)
-    arrays = arrayfiles.load_npz(path, list(chosen.values()))
+    arrays = arrayfiles.load_npz(path, chosen.values())
     return {name: arrays[array] for name, array in chosen.items()}
 
 
 def _load_for(path: Path, spec: InputSpec, inputs: Sequence[InputSpec]) -> Array:
-    def check(header: arrayfiles.Header) -> None:
-        arrayfiles.check_sample(header, spec, str(path), inputs)
-
-    return arrayfiles.load_npy(path, check)
+    return arrayfiles.load_npy(path, lambda h: arrayfiles.check_sample(h, spec, str(path), inputs))
 
 
 def folder_name(input_name: str) -> str:
@@ -223,7 +221,7 @@ def _paired_source(
                 raise DataError(
                     f"A sample of input '{one.name}' has no partner for input '{other.name}'",
                     where=folder,
-                    observed=f"{groups[one.name][lonely[0]]}" + _and_more(len(lonely)),
+                    observed=listed([groups[one.name][stem] for stem in lonely], 1),
                     expected=f"{folder_name(other.name)}/{lonely[0]}.npy beside it",
                     hint="Files are paired by name across the sub-folders; remove or add the missing ones.",
                 )
@@ -239,12 +237,3 @@ def _paired_source(
         facts["ignored_files"] = ignored
     rows = _rows_of(folder / groups[inputs[0].name][stems[0]], len(stems), inputs)
     return Source("array folder", items, count=len(stems), rows=rows, facts=facts)
-
-
-def _and_more(count: int) -> str:
-    return f" and {count - 1} more" if count > 1 else ""
-
-
-def images_wanted(limit: int | None, inputs: Sequence[InputSpec]) -> int | None:
-    """How many images a sample limit needs: the model's batch for each sample."""
-    return None if limit is None else limit * (fixed_batch(inputs) or 1)

@@ -1,4 +1,12 @@
-"""From pixels to model input: resize, crop, channel order, normalisation."""
+"""From pixels to model input: `(pixel * scale - mean) / std`, after resize and centre crop.
+
+What is asked for stands in the recipe's section `data`. Mean and std are in units of the scaled image and
+in the channel order that the model takes (blue first when `bgr`); one number serves all channels. Without a
+size, images get the height and width of the model input when they are fixed, else they keep their own;
+without a crop, they are cut to the model's height and width when `resize` leaves something else. Resizing
+is as Pillow (and so torchvision on files) does it. The orientation tag of cameras is ignored, as in the
+usual training pipelines. Images turn grey when the model has one channel; transparency is dropped.
+"""
 
 from __future__ import annotations
 
@@ -6,12 +14,14 @@ import struct
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Literal
+from typing import TYPE_CHECKING, Literal
 
 import numpy as np
+from numpy.typing import NDArray
 
 from roundel.data.arrays import is_float, named_inputs
 from roundel.errors import DataError
+from roundel.recipe.settings import Data
 from roundel.types import Array, InputSpec
 
 if TYPE_CHECKING:
@@ -19,85 +29,18 @@ if TYPE_CHECKING:
 
 Size = tuple[int, int]
 Dim = int | str | None
+Dims = tuple[Dim, Dim, Dim]
 Layout = Literal["nchw", "nhwc"]
 _CHANNELS = (1, 3)
+_UNREADABLE = (OSError, SyntaxError, ValueError, EOFError, struct.error)
 _READABLE_MODES = frozenset(
     {"1", "L", "LA", "La", "P", "PA", "RGB", "RGBA", "RGBa", "RGBX", "CMYK", "YCbCr", "HSV"}
 )
 
 
-@dataclass(frozen=True, slots=True)
-class ImagePreprocess:
-    """How an image becomes model input: `(pixel * scale - mean) / std`, after resize and centre crop.
-
-    Args:
-        mean: subtracted per channel, in units of the scaled image and in the channel order that the model
-            takes (blue first when `bgr`). One number serves all channels.
-        std: divides per channel, likewise.
-        scale: "unit" divides pixels by 255, "raw" leaves 0..255. Not given: unit, and the record says that
-            nobody chose it; raw for a model with a uint8 input.
-        resize: the short side in pixels, or (height, width). Not given: the height and width of the model
-            input when they are fixed, else the image's own size.
-        crop: the side of a square, or (height, width), cut from the centre. Not given: the model's height and
-            width when `resize` leaves something else.
-        layout: "nchw" or "nhwc". Not given: read from where the model input has 3 or 1 channels.
-        bgr: whether the model takes blue first.
-        interpolation: of the resize, as Pillow (and so torchvision on files) does it.
-
-    The orientation tag of cameras is ignored, as in the usual training pipelines. Images turn grey when the
-    model has one channel; transparency is dropped.
-    """
-
-    mean: float | tuple[float, ...] | None = None
-    std: float | tuple[float, ...] | None = None
-    scale: Literal["unit", "raw"] | None = None
-    resize: int | Size | None = None
-    crop: int | Size | None = None
-    layout: Layout | None = None
-    bgr: bool = False
-    interpolation: Literal["bilinear", "bicubic", "nearest"] = "bilinear"
-
-    def __post_init__(self) -> None:
-        for name in ("mean", "std"):
-            given = getattr(self, name)
-            if given is not None:
-                object.__setattr__(self, name, tuple(float(v) for v in np.atleast_1d(given)))
-        _one_of("scale", self.scale, (None, "unit", "raw"))
-        _one_of("layout", self.layout, (None, "nchw", "nhwc"))
-        _one_of("interpolation", self.interpolation, ("bilinear", "bicubic", "nearest"))
-        for name, size in (("resize", self.resize), ("crop", self.crop)):
-            if size is not None and not _is_size(size):
-                expected = "a whole number of pixels, or (height, width)"
-                raise DataError(f"The image {name} is not a size", observed=size, expected=expected)
-        if self.std is not None and not all(s > 0 for s in _numbers(self.std)):
-            raise DataError("The image std must be positive", observed=self.std, expected="numbers above 0")
-        if self.mean is not None and self.scale != "raw" and max(map(abs, _numbers(self.mean))) > 1:
-            raise DataError(
-                "The image mean does not belong to the scale of the image",
-                observed=f"mean {self.mean} with pixels divided by 255, which lie in 0..1",
-                expected="a mean in 0..1, or scale 'raw'",
-                hint="Set scale='raw' when mean and std are meant for pixels 0..255.",
-            )
-
-
-def _one_of(name: str, value: object, choices: tuple[object, ...]) -> None:
-    if value not in choices:
-        expected = ", ".join(repr(c) for c in choices if c is not None)
-        raise DataError(f"The image {name} is not known", observed=repr(value), expected=expected)
-
-
-def _numbers(value: float | tuple[float, ...]) -> tuple[float, ...]:
-    return value if isinstance(value, tuple) else (value,)
-
-
-def _is_size(size: object) -> bool:
-    sides = size if isinstance(size, tuple) and len(size) == 2 else (size,)
-    return all(isinstance(side, int) and side > 0 for side in sides)
-
-
 @dataclass(frozen=True, slots=True, eq=False)
 class ImagePlan:
-    """An `ImagePreprocess` with everything settled for one model input.
+    """How images become model input, with everything settled for one input.
 
     Args:
         input_name: the input that takes the image.
@@ -109,7 +52,7 @@ class ImagePlan:
     """
 
     input_name: str
-    options: ImagePreprocess
+    options: Data
     layout: Layout
     resize: int | Size | None
     crop: Size | None
@@ -117,16 +60,10 @@ class ImagePlan:
 
     def describe(self) -> str:
         """One line for the record."""
-        options, words = (
-            self.options,
-            ["grey" if len(self.table) == 1 else "BGR" if self.options.bgr else "RGB"],
-        )
-        if self.resize is not None:
-            size = (
-                "x".join(map(str, self.resize))
-                if isinstance(self.resize, tuple)
-                else f"short side {self.resize}"
-            )
+        options, given = self.options, self.resize
+        words = ["grey" if len(self.table) == 1 else "BGR" if options.bgr else "RGB"]
+        if given is not None:
+            size = "x".join(map(str, given)) if isinstance(given, tuple) else f"short side {given}"
             by = "" if options.resize is not None else ", the model's own size"
             words.append(f"resize to {size} ({options.interpolation}{by})")
         if self.crop is not None:
@@ -151,14 +88,7 @@ class ImagePlan:
             with PIL.Image.open(path) as image:
                 image.load()
                 return self.apply(image, str(path))
-        except (
-            OSError,
-            SyntaxError,
-            ValueError,
-            EOFError,
-            struct.error,
-            PIL.Image.DecompressionBombError,
-        ) as error:
+        except (*_UNREADABLE, PIL.Image.DecompressionBombError) as error:
             raise DataError(
                 "An image cannot be read",
                 where=path,
@@ -253,12 +183,13 @@ class ImagePlan:
         return image.crop((left, top, left + crop_width, top + crop_height))
 
 
-def plan_images(options: ImagePreprocess, inputs: Sequence[InputSpec]) -> ImagePlan:
+def plan_images(options: Data, inputs: Sequence[InputSpec]) -> ImagePlan:
     """Settle every open choice against the model.
 
     Raises:
-        DataError: when no single input takes images, or the options contradict its shape.
+        DataError: when no single input takes images, or the options contradict its shape or themselves.
     """
+    _check(options)
     spec, layout, (channel, height, width) = _image_input(options, inputs)
     channels = channel if isinstance(channel, int) else 3
     own = (height, width) if isinstance(height, int) and isinstance(width, int) else None
@@ -280,18 +211,25 @@ def plan_images(options: ImagePreprocess, inputs: Sequence[InputSpec]) -> ImageP
     return ImagePlan(spec.name, options, layout, resize, crop, _table(options, spec, channels))
 
 
-def _image_input(
-    options: ImagePreprocess, inputs: Sequence[InputSpec]
-) -> tuple[InputSpec, Layout, tuple[Dim, Dim, Dim]]:
-    found: list[tuple[InputSpec, Layout, tuple[Dim, Dim, Dim]]] = []
+def _check(options: Data) -> None:
+    if options.std is not None and not all(s > 0 for s in options.std):
+        raise DataError("The image std must be positive", observed=options.std, expected="numbers above 0")
+    if options.mean is not None and options.scale != "raw" and max(map(abs, options.mean), default=0) > 1:
+        raise DataError(
+            "The image mean does not belong to the scale of the image",
+            observed=f"mean {options.mean} with pixels divided by 255, which lie in 0..1",
+            expected="a mean in 0..1, or scale 'raw'",
+            hint="Set scale='raw' when mean and std are meant for pixels 0..255.",
+        )
+
+
+def _image_input(options: Data, inputs: Sequence[InputSpec]) -> tuple[InputSpec, Layout, Dims]:
+    found: list[tuple[InputSpec, Layout, Dims]] = []
     for spec in inputs:
         if spec.shape is None or len(spec.shape) != 4:
             continue
         _, one, two, three = spec.shape
-        readings: list[tuple[Layout, tuple[Dim, Dim, Dim]]] = [
-            ("nchw", (one, two, three)),
-            ("nhwc", (three, one, two)),
-        ]
+        readings: list[tuple[Layout, Dims]] = [("nchw", (one, two, three)), ("nhwc", (three, one, two))]
         for layout, dims in readings:
             asked = options.layout == layout and not isinstance(dims[0], int)
             if options.layout in (None, layout) and (dims[0] in _CHANNELS or asked):
@@ -299,17 +237,16 @@ def _image_input(
                 break
     if len(found) == 1:
         return found[0]
+    several = "Several inputs of the model take images"
     raise DataError(
-        "The model has no input that takes images"
-        if not found
-        else "Several inputs of the model take images",
+        several if found else "The model has no input that takes images",
         observed=named_inputs(inputs),
         expected="one input with 3 or 1 channels" + (f", as {options.layout}" if options.layout else ""),
         hint="Set layout when the model leaves its channels open, or feed arrays by input name.",
     )
 
 
-def _table(options: ImagePreprocess, spec: InputSpec, channels: int) -> Array:
+def _table(options: Data, spec: InputSpec, channels: int) -> Array:
     pixels = np.arange(256, dtype=np.uint8)
     if spec.dtype == np.uint8:
         if (options.mean, options.std) != (None, None) or options.scale == "unit":
@@ -334,14 +271,11 @@ def _table(options: ImagePreprocess, spec: InputSpec, channels: int) -> Array:
     return values.astype(spec.dtype)
 
 
-def _per_channel(
-    name: str, given: float | tuple[float, ...], channels: int
-) -> np.ndarray[Any, np.dtype[np.float32]]:
-    numbers = _numbers(given)
-    if len(numbers) not in (1, channels):
+def _per_channel(name: str, given: tuple[float, ...], channels: int) -> NDArray[np.float32]:
+    if len(given) not in (1, channels):
         raise DataError(
             f"The image {name} does not have one number per channel",
-            observed=f"{len(numbers)} numbers: {numbers}",
+            observed=f"{len(given)} numbers: {given}",
             expected=f"{channels} (or a single one for all channels)",
         )
-    return np.asarray(numbers, dtype=np.float32)[:, None]
+    return np.asarray(given, np.float32).reshape(-1, 1)

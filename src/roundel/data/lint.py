@@ -10,14 +10,14 @@ import hashlib
 import math
 from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
 import numpy as np
 
 from roundel.data.arrays import is_float
-from roundel.plain import listed
+from roundel.plain import from_plain, listed
 from roundel.recipe.load import read_record
 from roundel.types import Array, Doubles, Sample
 
@@ -75,126 +75,9 @@ class Profile:
     high: float
 
     def to_dict(self) -> dict[str, Any]:
-        """Plain values."""
-        return {
-            "samples": self.samples,
-            "mean": [round(value, 6) for value in self.mean],
-            "std": [round(value, 6) for value in self.std],
-            "low": self.low,
-            "high": self.high,
-        }
-
-    @staticmethod
-    def from_dict(tree: Mapping[str, Any]) -> Profile:
-        """The profile that `to_dict` was called on."""
-        ends = float(tree["low"]), float(tree["high"])
-        return Profile(int(tree["samples"]), tuple(tree["mean"]), tuple(tree["std"]), *ends)
-
-
-class SampleWatch:
-    """Looks at samples while they pass by."""
-
-    def __init__(self) -> None:
-        self._count = 0
-        self._constant: dict[str, list[int]] = {}
-        self._digests: list[bytes] = []
-        self._neighbours: dict[str, list[float]] = {}
-        self._sums: dict[str, _Sums] = {}
-
-    def merge(self, other: SampleWatch) -> None:
-        """Add what was seen of the samples behind these."""
-        for name, where in other._constant.items():
-            self._constant.setdefault(name, []).extend(self._count + place for place in where)
-        for name, values in other._neighbours.items():
-            self._neighbours.setdefault(name, []).extend(values)
-        for name, sums in other._sums.items():
-            self._sums.setdefault(name, _Sums()).merge(sums)
-        self._digests += other._digests
-        self._count += other._count
-
-    def state(self) -> dict[str, Any]:
-        """Plain values that `from_state` reads back."""
-        return {
-            "count": self._count,
-            "constant": self._constant,
-            "digests": [digest.hex() for digest in self._digests],
-            "neighbours": self._neighbours,
-            "sums": {name: sums.state() for name, sums in self._sums.items()},
-        }
-
-    @staticmethod
-    def from_state(state: Mapping[str, Any]) -> SampleWatch:
-        """The inverse of `state`."""
-        watch = SampleWatch()
-        watch._count, watch._constant = state["count"], state["constant"]
-        watch._digests = [bytes.fromhex(text) for text in state["digests"]]
-        watch._neighbours = state["neighbours"]
-        watch._sums = {name: _Sums.from_state(sums) for name, sums in state["sums"].items()}
-        return watch
-
-    def watch(self, samples: Iterable[Sample]) -> Iterator[Sample]:
-        """The same samples, each looked at before it is handed on."""
-        for sample in samples:
-            self.look(sample)
-            yield sample
-
-    def look(self, sample: Sample) -> None:
-        """Take in one sample."""
-        digest = hashlib.blake2b(digest_size=16)
-        for name, array in sorted(sample.items()):
-            step = max(1, array.size // _HASHED)
-            if array.dtype.kind in "fiub":
-                digest.update(array.reshape(-1)[::step].tobytes())
-            if is_float(array.dtype) and array.size > 1:
-                self._look_at(name, array)
-        self._digests.append(digest.digest())
-        self._count += 1
-
-    def _look_at(self, name: str, array: Array) -> None:
-        low, high = float(array.min()), float(array.max())
-        if low == high:
-            self._constant.setdefault(name, []).append(self._count)
-        self._sums.setdefault(name, _Sums()).add(array, low, high)
-        correlation = _neighbour_correlation(array)
-        if correlation is not None:
-            self._neighbours.setdefault(name, []).append(correlation)
-
-    @property
-    def profiles(self) -> dict[str, Profile]:
-        """The values of each float input."""
-        return {name: sums.profile() for name, sums in self._sums.items()}
-
-    def findings(self) -> list[DataFinding]:
-        """What is odd about the samples themselves."""
-        return [*self._constants(), *self._duplicates(), *self._noise()]
-
-    def _constants(self) -> Iterator[DataFinding]:
-        for name, where in self._constant.items():
-            yield DataFinding(
-                "constant-samples",
-                f"{len(where)} of {self._count} samples of input '{name}' hold one value only"
-                f" (samples {listed(where, _SHOWN)}).",
-                "Remove them: they widen no range, and fine-tuning learns nothing from them.",
-            )
-
-    def _duplicates(self) -> Iterator[DataFinding]:
-        copies = sum(count - 1 for count in Counter(self._digests).values())
-        if self._count > 1 and copies > _DUPLICATES * self._count:
-            yield DataFinding(
-                "duplicate-samples",
-                f"{copies} of {self._count} samples are copies of others.",
-                "Use different samples: copies cost time and add nothing.",
-            )
-
-    def _noise(self) -> Iterator[DataFinding]:
-        for name, values in self._neighbours.items():
-            if len(values) >= _FEWEST_FOR_NOISE and float(np.median(values)) < _NOISE_CORRELATION:
-                yield DataFinding(
-                    "random-samples",
-                    f"Input '{name}' looks like random noise: neighbouring values are not alike"
-                    f" (correlation {float(np.median(values)):.2f}; pictures have 0.8 and more).",
-                    "Calibrate on real data: ranges from noise mean nothing for real inputs.",
-                )
+        """Plain values, of which `from_plain` makes a profile again."""
+        shown = {name: [round(value, 6) for value in getattr(self, name)] for name in ("mean", "std")}
+        return {**asdict(self), **shown}
 
 
 _POINT = 1074  # binary places of the smallest float64: sums of whole numbers of these units are exact
@@ -221,53 +104,122 @@ class _Totals:
         self.count, self.samples = self.count + more.count, self.samples + more.samples
 
 
+@dataclass(slots=True, eq=False)
 class _Sums:
     """Sums over the samples of one input, by channel: the same to the bit, whoever has seen which sample."""
 
-    def __init__(self) -> None:
-        self.low, self.high = np.inf, -np.inf
-        self._totals: dict[int, _Totals] = {}  # by the number of channels; the first sample's is what counts
+    low: float = math.inf
+    high: float = -math.inf
+    totals: dict[int, _Totals] = field(default_factory=dict)
+    """By the number of channels; the first sample's is what counts."""
 
-    def add(self, array: Array, low: float, high: float) -> None:
+    @staticmethod
+    def of(array: Array, low: float, high: float) -> _Sums:
         values = by_channel(array)
         total = values.sum(axis=1, dtype=np.float64)
         squares = np.einsum("cn,cn->c", values, values, dtype=np.float64, casting="same_kind")
-        one = _Sums()
-        one.low, one.high = low, high
-        one._totals = {len(total): _Totals(_exact(total), _exact(squares), values.shape[1], 1)}
-        self.merge(one)
+        return _Sums(low, high, {len(total): _Totals(_exact(total), _exact(squares), values.shape[1], 1)})
 
     def merge(self, other: _Sums) -> None:
         self.low, self.high = min(self.low, other.low), max(self.high, other.high)
-        for size, totals in other._totals.items():
-            if size in self._totals:
-                self._totals[size].merge(totals)
+        for size, totals in other.totals.items():
+            if size in self.totals:
+                self.totals[size].merge(totals)
             else:
-                self._totals[size] = replace(totals)
+                self.totals[size] = replace(totals)
 
     def profile(self) -> Profile:
-        first = next(iter(self._totals.values()))
+        first = next(iter(self.totals.values()))
         unit = first.count << _POINT
         mean = np.array([total / unit for total in first.total])
         power = np.array([squares / unit for squares in first.squares])
         std = np.sqrt(np.maximum(power - mean**2, 0.0))
         return Profile(first.samples, tuple(mean.tolist()), tuple(std.tolist()), self.low, self.high)
 
-    def state(self) -> dict[str, Any]:
-        totals = [
-            [list(map(hex, t.total)), list(map(hex, t.squares)), t.count, t.samples]
-            for t in self._totals.values()
-        ]
-        return {"low": self.low, "high": self.high, "totals": totals}
 
-    @staticmethod
-    def from_state(state: Mapping[str, Any]) -> _Sums:
-        sums = _Sums()
-        sums.low, sums.high = state["low"], state["high"]
-        for total, squares, count, samples in state["totals"]:
-            exact = [int(text, 16) for text in total], [int(text, 16) for text in squares]
-            sums._totals[len(total)] = _Totals(*exact, count, samples)
-        return sums
+@dataclass(slots=True, eq=False)
+class SampleWatch:
+    """Looks at samples while they pass by; what it has seen travels by `to_plain` and `from_plain`.
+
+    Attributes:
+        count: samples seen.
+        constant: for each input the places of samples that hold one value only.
+        digests: of each sample.
+        neighbours: for each input how much neighbouring values of each picture are alike.
+        sums: for each float input.
+    """
+
+    count: int = 0
+    constant: dict[str, list[int]] = field(default_factory=dict)
+    digests: list[str] = field(default_factory=list)
+    neighbours: dict[str, list[float]] = field(default_factory=dict)
+    sums: dict[str, _Sums] = field(default_factory=dict)
+
+    def merge(self, other: SampleWatch) -> None:
+        """Add what was seen of the samples behind these."""
+        for name, where in other.constant.items():
+            self.constant.setdefault(name, []).extend(self.count + place for place in where)
+        for name, values in other.neighbours.items():
+            self.neighbours.setdefault(name, []).extend(values)
+        for name, sums in other.sums.items():
+            self.sums.setdefault(name, _Sums()).merge(sums)
+        self.digests += other.digests
+        self.count += other.count
+
+    def watch(self, samples: Iterable[Sample]) -> Iterator[Sample]:
+        """The same samples, each looked at before it is handed on."""
+        for sample in samples:
+            self.look(sample)
+            yield sample
+
+    def look(self, sample: Sample) -> None:
+        """Take in one sample."""
+        digest = hashlib.blake2b(digest_size=16)
+        for name, array in sorted(sample.items()):
+            step = max(1, array.size // _HASHED)
+            if array.dtype.kind in "fiub":
+                digest.update(array.reshape(-1)[::step].tobytes())
+            if not is_float(array.dtype) or array.size <= 1:
+                continue
+            low, high = float(array.min()), float(array.max())
+            if low == high:
+                self.constant.setdefault(name, []).append(self.count)
+            self.sums.setdefault(name, _Sums()).merge(_Sums.of(array, low, high))
+            correlation = _neighbour_correlation(array)
+            if correlation is not None:
+                self.neighbours.setdefault(name, []).append(correlation)
+        self.digests.append(digest.hexdigest())
+        self.count += 1
+
+    @property
+    def profiles(self) -> dict[str, Profile]:
+        """The values of each float input."""
+        return {name: sums.profile() for name, sums in self.sums.items()}
+
+    def findings(self) -> Iterator[DataFinding]:
+        """What is odd about the samples themselves."""
+        for name, where in self.constant.items():
+            yield DataFinding(
+                "constant-samples",
+                f"{len(where)} of {self.count} samples of input '{name}' hold one value only"
+                f" (samples {listed(where, _SHOWN)}).",
+                "Remove them: they widen no range, and fine-tuning learns nothing from them.",
+            )
+        copies = sum(count - 1 for count in Counter(self.digests).values())
+        if self.count > 1 and copies > _DUPLICATES * self.count:
+            yield DataFinding(
+                "duplicate-samples",
+                f"{copies} of {self.count} samples are copies of others.",
+                "Use different samples: copies cost time and add nothing.",
+            )
+        for name, values in self.neighbours.items():
+            if len(values) >= _FEWEST_FOR_NOISE and float(np.median(values)) < _NOISE_CORRELATION:
+                yield DataFinding(
+                    "random-samples",
+                    f"Input '{name}' looks like random noise: neighbouring values are not alike"
+                    f" (correlation {float(np.median(values)):.2f}; pictures have 0.8 and more).",
+                    "Calibrate on real data: ranges from noise mean nothing for real inputs.",
+                )
 
 
 def colour_axis(shape: Sequence[int]) -> int | None:
@@ -330,35 +282,29 @@ def coverage(extremes: Extremes, count: int) -> float:
     return float(np.mean(shares)) if shares else 1.0
 
 
-def range_findings(extremes: Extremes) -> list[DataFinding]:
+def range_findings(extremes: Extremes) -> Iterator[DataFinding]:
     """Too few samples, or more than needed."""
     total = max((len(lows) for lows, _ in extremes.values()), default=0)
-    if total == 0:
-        return []
     growth = 1 - coverage(extremes, total // 2) if total > 1 else None
     if growth is not None and (total < _FEW or growth > _STILL_GROWING):
-        return [
-            DataFinding(
-                "few-samples",
-                f"{total} samples: half of them reach {1 - growth:.0%} of the ranges on average, so that more"
-                " are likely to widen them.",
-                "Use 64 or more.",
-                "warning" if growth > _STILL_GROWING or total < _FEW // 2 else "note",
-            )
-        ]
+        yield DataFinding(
+            "few-samples",
+            f"{total} samples: half of them reach {1 - growth:.0%} of the ranges on average, so that more"
+            " are likely to widen them.",
+            "Use 64 or more.",
+            "warning" if growth > _STILL_GROWING or total < _FEW // 2 else "note",
+        )
+        return
     if total == 1:
-        return [DataFinding("few-samples", "There is one sample only.", "Use 64 or more.")]
+        yield DataFinding("few-samples", "There is one sample only.", "Use 64 or more.")
     enough = next((n for n in _STEPS if n <= total // 2 and coverage(extremes, n) >= _ENOUGH), None)
-    if enough is None or total < _MANY:
-        return []
-    return [
-        DataFinding(
+    if enough is not None and total >= _MANY:
+        yield DataFinding(
             "more-than-needed",
             f"{enough} of the {total} samples would have done: they reach {coverage(extremes, enough):.0%}"
             " of the ranges.",
             level="note",
         )
-    ]
 
 
 def _weights(total: int, count: int) -> Doubles:
@@ -377,7 +323,7 @@ _WIDER = 1.7
 
 def difference_findings(
     calibration: Mapping[str, Profile], other: Mapping[str, Profile], what: str = "evaluation data"
-) -> list[DataFinding]:
+) -> Iterator[DataFinding]:
     """Inputs whose values are not alike in both.
 
     Args:
@@ -385,22 +331,17 @@ def difference_findings(
         other: likewise.
         what: the other data, in words.
     """
-    findings = []
     for name, ours in calibration.items():
         theirs = other.get(name)
         if theirs is None or min(ours.samples, theirs.samples) < _FEWEST:
             continue
-        if len(ours.mean) != len(theirs.mean) or not _differ(ours, theirs):
-            continue
-        findings.append(
-            DataFinding(
+        if len(ours.mean) == len(theirs.mean) and _differ(ours, theirs):
+            yield DataFinding(
                 "different-preprocessing",
                 f"Input '{name}' has mean {_words(ours.mean)} and standard deviation {_words(ours.std)} in"
                 f" the calibration data, and {_words(theirs.mean)} and {_words(theirs.std)} in the {what}.",
                 "Preprocess both alike.",
             )
-        )
-    return findings
 
 
 def preprocessing_finding(
@@ -428,16 +369,14 @@ def record_findings(model: Path | None, samples: Samples) -> list[DataFinding]:
         return []
     try:
         facts = record["data"]
-        profiles = {name: Profile.from_dict(tree) for name, tree in facts.get("inputs", {}).items()}
+        profiles = {name: from_plain(Profile, tree) for name, tree in facts.get("inputs", {}).items()}
     except (ValueError, KeyError, TypeError, AttributeError):
         return []  # another file of that name
     if facts.get("random"):
         return []
     here = samples.description
     words = preprocessing_finding(facts.get("preprocessing"), here.get("preprocessing"), "data")
-    if words is not None:
-        return [words]
-    return difference_findings(profiles, samples.profiles, "data")
+    return list(difference_findings(profiles, samples.profiles, "data")) if words is None else [words]
 
 
 def _differ(ours: Profile, theirs: Profile) -> bool:

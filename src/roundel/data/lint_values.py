@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import enum
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -43,29 +43,22 @@ def form_of(profile: Profile) -> Form:
     return Form.OTHER
 
 
-@dataclass(frozen=True, slots=True)
-class OwnScaling:
-    """What a model does to its input before anything else: value * factor + offset, roughly."""
-
-    factor: float
-    offset: float
-
-
-def own_scaling(graph: ir.Graph, name: str) -> OwnScaling | None:
-    """The constant factors and offsets at a model's entrance, None where there are none."""
+def _own_factor(graph: ir.Graph, name: str) -> float | None:
+    """What a model multiplies its input by before anything else; None where nothing scales or shifts it."""
     value = next((v for v in graph.inputs if v.name == name), None)
-    factor, offset, found = 1.0, 0.0, False
+    factor, found = 1.0, False
     while value is not None and (node := only_reader(value)) is not None:
         if op_key(node) not in _CARRIERS:
             step = _affine(node, value)
             if step is None:
                 break
-            factor, offset, found = factor * step[0], offset * step[0] + step[1], True
+            factor, found = factor * step, True
         value = node.outputs[0]
-    return OwnScaling(factor, offset) if found else None
+    return factor if found else None
 
 
-def _affine(node: ir.Node, value: ir.Value) -> tuple[float, float] | None:
+def _affine(node: ir.Node, value: ir.Value) -> float | None:
+    """The factor of an addition or a product with a constant; None for any other node."""
     if op_key(node) not in ("Add", "Sub", "Mul", "Div") or len(node.inputs) != 2:
         return None
     first = node.inputs[0] is value
@@ -73,51 +66,39 @@ def _affine(node: ir.Node, value: ir.Value) -> tuple[float, float] | None:
     if constant is None or constant.dtype.kind != "f" or not constant.size or constant.size > 4:
         return None
     number = float(np.mean(constant))
-    if op_key(node) == "Add":
-        return 1.0, number
-    if op_key(node) == "Mul":
-        return number, 0.0
-    if not first:
-        return (-1.0, number) if op_key(node) == "Sub" else None
-    return (1.0, -number) if op_key(node) == "Sub" else (1 / number, 0.0) if number else None
+    if op_key(node) in ("Add", "Mul"):
+        return 1.0 if op_key(node) == "Add" else number
+    if op_key(node) == "Sub":
+        return 1.0 if first else -1.0
+    return 1 / number if first and number else None
 
 
-def scaling_findings(graph: ir.Graph, profiles: Mapping[str, Profile]) -> list[DataFinding]:
+def scaling_findings(graph: ir.Graph, profiles: Mapping[str, Profile]) -> Iterator[DataFinding]:
     """Data that was scaled although the model scales its input itself, or was not although it should be."""
-    found = (_scaling_finding(graph, name, profile) for name, profile in profiles.items())
-    return [finding for finding in found if finding is not None]
-
-
-def _scaling_finding(graph: ir.Graph, name: str, profile: Profile) -> DataFinding | None:
-    scaling = own_scaling(graph, name)
-    if scaling is None:
-        return None
-    seen, form = f"values from {profile.low:.3g} to {profile.high:.3g}", form_of(profile)
-    if abs(scaling.factor) <= _PIXEL_SCALE:  # it takes pixels
-        if max(abs(profile.low), abs(profile.high)) > 4:
-            return None
-        return DataFinding(
-            "scaled-twice",
-            f"The model divides input '{name}' by {1 / abs(scaling.factor):.0f} itself, and the data has"
-            f" {seen}.",
-            "Feed pixels 0..255 (--scale raw), without mean and std.",
-        )
-    if abs(scaling.factor) <= 1:
-        return None
-    if form is Form.RAW:
-        return DataFinding(
-            "not-scaled",
-            f"The model normalises input '{name}' as if it lay in 0..1, and the data has {seen}.",
-            "Divide the pixels by 255 (--scale unit).",
-        )
-    if form in (Form.SIGNED, Form.STANDARD):
-        return DataFinding(
-            "scaled-twice",
-            f"The model normalises input '{name}' itself, and the data has {seen}: it seems to be normalised"
-            " already.",
-            "Leave out mean and std.",
-        )
-    return None
+    for name, profile in profiles.items():
+        factor = _own_factor(graph, name)
+        if factor is None:
+            continue
+        seen, form = f"values from {profile.low:.3g} to {profile.high:.3g}", form_of(profile)
+        if abs(factor) <= _PIXEL_SCALE and max(abs(profile.low), abs(profile.high)) <= 4:  # it takes pixels
+            yield DataFinding(
+                "scaled-twice",
+                f"The model divides input '{name}' by {1 / abs(factor):.0f} itself, and the data has {seen}.",
+                "Feed pixels 0..255 (--scale raw), without mean and std.",
+            )
+        elif abs(factor) > 1 and form is Form.RAW:
+            yield DataFinding(
+                "not-scaled",
+                f"The model normalises input '{name}' as if it lay in 0..1, and the data has {seen}.",
+                "Divide the pixels by 255 (--scale unit).",
+            )
+        elif abs(factor) > 1 and form in (Form.SIGNED, Form.STANDARD):
+            yield DataFinding(
+                "scaled-twice",
+                f"The model normalises input '{name}' itself, and the data has {seen}: it seems to be"
+                " normalised already.",
+                "Leave out mean and std.",
+            )
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -202,7 +183,7 @@ def alternative_findings(
     scores: Sequence[Array],
     profile: Profile,
     answer: Answer,
-) -> list[DataFinding]:
+) -> Iterator[DataFinding]:
     """Other readings of the pixels that the model prefers.
 
     Args:
@@ -213,7 +194,7 @@ def alternative_findings(
         answer: gives the model's class scores for another sample.
     """
     if len(samples) < _FEWEST or colour_axis(samples[0].shape) is None:
-        return []
+        return
     findings = []
     for what, hint, change in _readings(samples[0].shape, form_of(profile)):
         other = [answer(change(sample)) for sample in samples[:_FIRST_LOOK]]
@@ -224,16 +205,13 @@ def alternative_findings(
         error = float(gain.std(ddof=1)) / np.sqrt(len(gain))
         if np.isfinite(gain).all() and float(gain.mean()) > max(_CLEARLY, _STANDARD_ERRORS * error):
             findings.append((float(gain.mean()), what, hint))
-    if not findings:
-        return []
-    _, what, hint = max(findings)
-    return [
-        DataFinding(
+    if findings:
+        _, what, hint = max(findings)
+        yield DataFinding(
             "another-reading",
             f"The model is surer of its answers, and tells samples better apart, with input '{name}' {what}.",
             hint,
         )
-    ]
 
 
 def _gain(before: Sequence[Array], after: Sequence[Array]) -> Doubles:
@@ -286,20 +264,11 @@ def _converter(form: Form, target: Form, axis: int) -> Change:
     shape[axis] = 3
     mean, std = _MEAN.reshape(shape), _STD.reshape(shape)
 
-    def convert(array: Array) -> Array:
-        unit = array
-        if form is Form.SIGNED:
-            unit = (array + 1) / 2
-        elif form is Form.RAW:
-            unit = array / 255
-        elif form is Form.STANDARD:
-            unit = array * std + mean
-        if target is Form.SIGNED:
-            unit = unit * 2 - 1
-        elif target is Form.RAW:
-            unit = unit * 255
-        elif target is Form.STANDARD:
-            unit = (unit - mean) / std
-        return np.asarray(unit, array.dtype)
-
-    return convert
+    # There and back, by way of 0..1.
+    ways: dict[Form, tuple[Change, Change]] = {
+        Form.UNIT: (lambda a: a, lambda a: a),
+        Form.SIGNED: (lambda a: (a + 1) / 2, lambda a: a * 2 - 1),
+        Form.RAW: (lambda a: a / 255, lambda a: a * 255),
+        Form.STANDARD: (lambda a: a * std + mean, lambda a: (a - mean) / std),
+    }
+    return lambda array: np.asarray(ways[target][1](ways[form][0](array)), array.dtype)

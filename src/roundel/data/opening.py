@@ -11,10 +11,11 @@ from typing import Any
 import numpy as np
 
 from roundel.data import arrays, folders
-from roundel.data.arrayfiles import npy_source, npz_source
-from roundel.data.images import ImagePreprocess, plan_images
+from roundel.data.arrayfiles import npy_source, npz_source, stacked
+from roundel.data.images import plan_images
 from roundel.data.samples import Item, Samples, Source
 from roundel.errors import DataError, did_you_mean
+from roundel.recipe.settings import Data
 from roundel.types import Array, InputSpec
 
 
@@ -35,10 +36,8 @@ def reader_source(reader: Any, inputs: Sequence[InputSpec]) -> Source:
         while (value := reader.get_next()) is not None:
             yield Item(value)
 
-    return _one_run_each(
-        Source(f"reader {type(reader).__name__}", items, count=_length(reader), repeatable=callable(rewind)),
-        inputs,
-    )
+    kind = f"reader {type(reader).__name__}"
+    return _one_run_each(Source(kind, items, _length(reader), repeatable=callable(rewind)), inputs)
 
 
 def iterable_source(data: Iterable[object], inputs: Sequence[InputSpec]) -> Source:
@@ -58,14 +57,10 @@ def iterable_source(data: Iterable[object], inputs: Sequence[InputSpec]) -> Sour
 
 def _one_run_each(source: Source, inputs: Sequence[InputSpec]) -> Source:
     batch = arrays.fixed_batch(inputs)
-    if batch is None or source.count is None:
-        return source
-    return replace(source, rows=source.count * batch)
+    return source if batch is None or source.count is None else replace(source, rows=source.count * batch)
 
 
 def _length(data: Any) -> int | None:
-    if not hasattr(data, "__len__"):
-        return None
     try:
         return len(data)
     except (NotImplementedError, TypeError, AttributeError):
@@ -95,11 +90,7 @@ def stacked_source(data: object, inputs: Sequence[InputSpec]) -> Source:
         for index in range(count):
             yield Item({name: stack.at(given[name], index) for name, stack in stacks.items()})
 
-    facts: dict[str, object] = {"dropped": list(notes)} if notes else {}
-    whole = all(stack.count is None for stack in stacks.values())
-    return Source(
-        "arrays", items, count=count, rows=arrays.fixed_batch(inputs) if whole else count, facts=facts
-    )
+    return stacked("arrays", items, stacks, inputs, {"dropped": list(notes)} if notes else {})
 
 
 _IMAGE_SIDE = 224
@@ -249,8 +240,7 @@ def open_samples(
     inputs: Sequence[InputSpec],
     *,
     limit: int | None = None,
-    images: ImagePreprocess | None = None,
-    random: RandomSpec | None = None,
+    images: Data | None = None,
 ) -> Samples:
     """Open calibration data of any supported kind.
 
@@ -258,11 +248,10 @@ def open_samples(
         data: a reader with `get_next()` (ONNX Runtime's `CalibrationDataReader`); an array, a dict of arrays
             or one array per input, samples along the first axis; any iterable of samples (dicts, tuples,
             arrays; a torch DataLoader); the path of a folder of images or of .npy/.npz files, or of one such
-            file. None with `random`.
+            file; or a `RandomSpec`.
         inputs: the model's inputs, which every sample is checked against.
         limit: the largest number of samples (runs of the model).
         images: how pixels become model input: for image files, and for uint8 arrays from any other source.
-        random: asks for random samples instead of data.
 
     Raises:
         DataError: when the data are missing, of no known kind, or do not fit the model. What can be seen
@@ -270,16 +259,20 @@ def open_samples(
     """
     if not inputs:
         return Samples(_no_inputs(data), inputs, limit=limit)
-    if random is not None:
-        return Samples(_only_random(data, images, random, inputs), inputs, limit=limit)
     if isinstance(data, str | os.PathLike):
         return _open_path(Path(data), inputs, limit, images)
+    if isinstance(data, RandomSpec) and images is not None:
+        raise DataError(
+            "Random samples were asked for together with data or image preprocessing",
+            observed="both",
+            expected="either calibration data or random samples",
+        )
     return _planned(_in_memory(data, inputs), inputs, limit, images)
 
 
 def _no_inputs(data: object) -> Source:
     """A model that reads nothing runs once, on nothing."""
-    if data is not None:
+    if data is not None and not isinstance(data, RandomSpec):
         raise DataError(
             "The model has no inputs to feed",
             observed="no inputs",
@@ -293,18 +286,6 @@ def _no_inputs(data: object) -> Source:
     return Source("nothing: the model has no inputs", items, count=1)
 
 
-def _only_random(
-    data: object, images: ImagePreprocess | None, random: RandomSpec, inputs: Sequence[InputSpec]
-) -> Source:
-    if data is not None or images is not None:
-        raise DataError(
-            "Random samples were asked for together with data or image preprocessing",
-            observed="both",
-            expected="either calibration data or random samples",
-        )
-    return random_source(random, inputs)
-
-
 def _in_memory(data: object, inputs: Sequence[InputSpec]) -> Source:
     if data is None:
         raise DataError(
@@ -313,6 +294,8 @@ def _in_memory(data: object, inputs: Sequence[InputSpec]) -> Source:
             expected="data for " + arrays.named_inputs(inputs),
             hint="Pass a folder, arrays, a reader or an iterable; ask for random samples only for a trial.",
         )
+    if isinstance(data, RandomSpec):
+        return random_source(data, inputs)
     if callable(getattr(data, "get_next", None)):
         return reader_source(data, inputs)
     if are_stacked(data, inputs):
@@ -326,9 +309,7 @@ def _in_memory(data: object, inputs: Sequence[InputSpec]) -> Source:
     )
 
 
-def _open_path(
-    path: Path, inputs: Sequence[InputSpec], limit: int | None, images: ImagePreprocess | None
-) -> Samples:
+def _open_path(path: Path, inputs: Sequence[InputSpec], limit: int | None, images: Data | None) -> Samples:
     path = path.expanduser()
     if not path.exists():
         raise _missing(path)
@@ -357,16 +338,15 @@ def _open_path(
                 expected="arrays for " + arrays.named_inputs(inputs),
                 hint="Use .npz files with one array per input, or yield dicts from a generator.",
             )
-        image_plan = plan_images(images or ImagePreprocess(), inputs)
-        found = folders.image_folder_source(folder, files, image_plan, folders.images_wanted(limit, inputs))
+        image_plan = plan_images(images or Data(), inputs)
+        wanted = None if limit is None else limit * (arrays.fixed_batch(inputs) or 1)
+        found = folders.image_folder_source(folder, files, image_plan, wanted)
         # No plan for the Samples: the source has preprocessed the images already, on its threads.
         return Samples(found, inputs, limit=limit)
     return _planned(folders.array_folder_source(folder, files, inputs), inputs, limit, images)
 
 
-def _planned(
-    source: Source, inputs: Sequence[InputSpec], limit: int | None, images: ImagePreprocess | None
-) -> Samples:
+def _planned(source: Source, inputs: Sequence[InputSpec], limit: int | None, images: Data | None) -> Samples:
     """Arrays, of which uint8 ones may be pixels."""
     return Samples(source, inputs, limit=limit, plan=plan_images(images, inputs) if images else None)
 

@@ -69,6 +69,11 @@ class Samples:
         limit: the largest number of samples to yield.
         plan: how raw pixels in the data become model input; None when the data are model input already.
         first: the position of the first sample, for messages, where these are a part of some data.
+
+    Attributes:
+        inputs: what the model takes, and every sample fits.
+        repeatable: whether a second pass is possible.
+        watch: what was seen in the last pass.
     """
 
     def __init__(
@@ -82,8 +87,8 @@ class Samples:
     ) -> None:
         if limit is not None and limit < 1:
             raise DataError("The sample limit is too small", observed=limit, expected="1 or more")
-        self._source = source
-        self._inputs = tuple(inputs)
+        self._source, self.repeatable = source, source.repeatable
+        self.inputs = tuple(inputs)
         self._limit = limit
         self._plan = plan
         self._first = first
@@ -91,25 +96,15 @@ class Samples:
         self._started = False
         self._ahead: Iterator[Sample] | None = None
         self._seen: int | None = None
-        self._watch = SampleWatch()
+        self.watch = SampleWatch()
         self._notes: dict[str, None] = {}
-
-    @property
-    def inputs(self) -> tuple[InputSpec, ...]:
-        """The model inputs that every sample fits."""
-        return self._inputs
-
-    @property
-    def repeatable(self) -> bool:
-        """Whether a second pass is possible."""
-        return self._source.repeatable
 
     @property
     def count(self) -> int | None:
         """How many samples a pass yields: exact after one pass, before it what the source says, or None."""
         if self._seen is not None:
             return self._seen
-        batch = arrays.fixed_batch(self._inputs)
+        batch = arrays.fixed_batch(self.inputs)
         known = self._source.count
         if batch is not None:
             known = None if self._source.rows is None else self._source.rows // batch
@@ -132,17 +127,12 @@ class Samples:
     @property
     def profiles(self) -> dict[str, Profile]:
         """The values of each float input, in the last pass."""
-        return self._watch.profiles
+        return self.watch.profiles
 
     @property
     def findings(self) -> list[DataFinding]:
         """What is odd about the samples of the last pass; nothing, for random ones."""
-        return [] if self._source.facts.get("random") else self._watch.findings()
-
-    @property
-    def watch(self) -> SampleWatch:
-        """What was seen in the last pass."""
-        return self._watch
+        return [] if self._source.facts.get("random") else list(self.watch.findings())
 
     @property
     def notes(self) -> list[str]:
@@ -152,16 +142,16 @@ class Samples:
     @property
     def division(self) -> Division | None:
         """The same samples as files that workers can read; None where a file is not always one sample."""
-        batch, source = arrays.fixed_batch(self._inputs), self._source
+        batch, source = arrays.fixed_batch(self.inputs), self._source
         if source.files is None or (batch is not None and (batch != 1 or source.rows != source.count)):
             return None
         folder, files, read = source.files
-        return Division(source.kind, folder, files[: self._limit], read, self._inputs, self._plan)
+        return Division(source.kind, folder, files[: self._limit], read, self.inputs)
 
     def adopt(self, watch: SampleWatch, seen: int, notes: Iterable[str]) -> None:
         """Take over what workers saw in a pass of theirs."""
         self._started, self._ahead = True, None
-        self._watch, self._seen = watch, seen
+        self.watch, self._seen = watch, seen
         self._notes |= dict.fromkeys(notes)
 
     def first(self, count: int) -> list[Sample]:
@@ -182,7 +172,7 @@ class Samples:
         return self._pass()
 
     def _start(self) -> None:
-        if self._started and not self._source.repeatable:
+        if self._started and not self.repeatable:
             raise DataError(
                 "The calibration data can be read only once, and were read already",
                 where=self._source.kind,
@@ -191,9 +181,9 @@ class Samples:
         self._started = True
 
     def _pass(self) -> Iterator[Sample]:
-        groups = arrays.Regrouper(self._inputs)
+        groups = arrays.Regrouper(self.inputs)
         produced, watch = 0, SampleWatch()
-        self._watch = watch
+        self.watch = watch
         with closing(self._items()) as items:
             for where, item in items:
                 for sample in groups.push(self._fit(item.value, where), where):
@@ -219,7 +209,7 @@ class Samples:
         """
         self._start()
         count, watch = 0, SampleWatch()
-        self._watch = watch
+        self.watch = watch
         with closing(self._items()) as items:
             for where, item in items:
                 sample = self._fit(item.value, where)
@@ -230,7 +220,7 @@ class Samples:
                     break
         self._seen = count
         if not count:
-            raise self._empty(arrays.Regrouper(self._inputs))
+            raise self._empty(arrays.Regrouper(self.inputs))
 
     def _items(self) -> Generator[tuple[str, Item], None, None]:
         index = self._first
@@ -254,8 +244,8 @@ class Samples:
                 index += 1
 
     def _fit(self, value: object, where: str) -> Sample:
-        parts = arrays.by_name(value, self._inputs, where, self._notes)
-        return {spec.name: self._fit_input(parts[spec.name], spec, where) for spec in self._inputs}
+        parts = arrays.by_name(value, self.inputs, where, self._notes)
+        return {spec.name: self._fit_input(parts[spec.name], spec, where) for spec in self.inputs}
 
     def _fit_input(self, value: object, spec: InputSpec, where: str) -> Array:
         array = arrays.to_array(value, f"{where}, input '{spec.name}'")
@@ -279,7 +269,7 @@ class Samples:
             "The calibration data are empty",
             where=self._source.facts.get("path", self._source.kind),
             observed="no samples",
-            expected="at least one sample for " + arrays.named_inputs(self._inputs),
+            expected="at least one sample for " + arrays.named_inputs(self.inputs),
             hint="A generator or reader that was read before has nothing left: create a new one.",
         )
 
@@ -294,7 +284,6 @@ class Division:
         files: relative to it, in the order of the samples.
         read: one file's content.
         inputs: what the model takes.
-        plan: how raw pixels become model input, where `read` does not do that.
         first: the position of the first file among all samples.
     """
 
@@ -303,7 +292,6 @@ class Division:
     files: Sequence[Path]
     read: Reader
     inputs: tuple[InputSpec, ...]
-    plan: ImagePlan | None = None
     first: int = 0
 
     def part(self, first: int, count: int) -> Division:
@@ -318,7 +306,7 @@ class Division:
                 yield Item(self.read(self.folder / file), str(file))
 
         source = Source(self.kind, items, count=len(self.files))
-        return Samples(source, self.inputs, plan=self.plan, first=self.first)
+        return Samples(source, self.inputs, first=self.first)
 
     def digest(self) -> str:
         """Of the files' names, sizes and times of change; their content is not read."""

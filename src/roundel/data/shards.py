@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import hashlib
+import itertools
 import json
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
@@ -11,6 +12,7 @@ import numpy as np
 
 from roundel.data.lint import SampleWatch
 from roundel.data.samples import Division, Samples
+from roundel.plain import from_plain, to_plain
 from roundel.types import Array, Arrays, Sample
 from roundel.work.checkpoints import as_array, as_tree
 
@@ -94,15 +96,15 @@ class Shard:
 
 def shards(samples: Iterable[Sample]) -> Iterator[Shard]:
     """The samples in shards; they are copied, since a reader may reuse its arrays."""
-    waiting: list[Sample] = []
-    number = 0
-    for sample in samples:
-        waiting.append({name: np.array(array) for name, array in sample.items()})
-        if len(waiting) == SIZE:
-            yield _shard(number, waiting)
-            waiting, number = [], number + 1
-    if waiting:
-        yield _shard(number, waiting)
+    passing = iter(samples)
+    for number in itertools.count():
+        part = [{n: np.array(a) for n, a in sample.items()} for sample in itertools.islice(passing, SIZE)]
+        if not part:
+            return
+        digest = SampleDigest()
+        for sample in part:
+            digest.update(sample)
+        yield Shard(number, number * SIZE, tuple(part), digest.hexdigest())
 
 
 def long_shard(count: int) -> int:
@@ -111,20 +113,6 @@ def long_shard(count: int) -> int:
     What a shard sends back is as large for a thousand samples as for eight, and one process merges it all.
     """
     return SIZE * max(1, -(-count // (SIZE * _MOST)))
-
-
-def file_shards(division: Division, size: int, *, digests: bool) -> Iterator[Shard]:
-    """Shards that name their files; with `digests`, also whether these have changed since."""
-    for number, first in enumerate(range(0, len(division.files), size)):
-        files = division.part(first, size)
-        yield Shard(number, first, (), files.digest() if digests else "", files)
-
-
-def _shard(number: int, samples: list[Sample]) -> Shard:
-    digest = SampleDigest()
-    for sample in samples:
-        digest.update(sample)
-    return Shard(number, number * SIZE, tuple(samples), digest.hexdigest())
 
 
 _DIGESTS, _TOLD = "digests", "told"
@@ -153,7 +141,7 @@ class Reading:
             return {}
         digests = np.frombuffer(bytes(self._digests), np.uint8)
         seen = len(digests) // DIGEST_SIZE
-        told = {"watch": self._read.watch.state(), "notes": self._read.notes, "seen": seen}
+        told = {"watch": to_plain(self._read.watch), "notes": self._read.notes, "seen": seen}
         return {_DIGESTS: digests, _TOLD: as_array(told)}
 
 
@@ -201,8 +189,12 @@ class _ReadThere(Feed):
         self._notes: dict[str, None] = {}
 
     def shards(self, *, digests: bool, long: bool = False) -> Iterator[Shard]:
-        size = long_shard(len(self._division.files)) if long else SIZE
-        return file_shards(self._division, size, digests=digests)
+        count = len(self._division.files)
+        size = long_shard(count) if long else SIZE
+        for number, first in enumerate(range(0, count, size)):
+            files = self._division.part(first, size)
+            # By their digest these files can be told from later ones of their names.
+            yield Shard(number, first, (), files.digest() if digests else "", files)
 
     def example(self, shard: Shard) -> Sample:
         return next(iter(self._division.part(shard.first, 1).open()))
@@ -211,7 +203,7 @@ class _ReadThere(Feed):
         for digest in arrays[_DIGESTS].reshape(-1, DIGEST_SIZE):
             self._digest.add(digest.tobytes())
         told = as_tree(arrays[_TOLD])
-        self._watch.merge(SampleWatch.from_state(told["watch"]))
+        self._watch.merge(from_plain(SampleWatch, told["watch"]))
         self._notes |= dict.fromkeys(told["notes"])
         return int(told["seen"])
 

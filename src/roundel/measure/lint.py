@@ -17,7 +17,7 @@ from roundel.model.graph import input_specs, is_constant, is_float32, iter_value
 from roundel.model.session import open_session
 from roundel.model.structure import ModelSource
 from roundel.options import DataWords, data_settings, takes_data_words
-from roundel.plain import to_plain
+from roundel.plain import from_plain, to_plain
 from roundel.recipe.settings import Data, Recipe
 from roundel.stages import open_data, prepare
 from roundel.types import Array, Listener, Sample, heard_by
@@ -131,7 +131,7 @@ def quantize_findings(
     """
     if facts.get("random"):
         return []
-    profiles = {name: lint.Profile.from_dict(tree) for name, tree in facts.get("inputs", {}).items()}
+    profiles = {name: from_plain(lint.Profile, tree) for name, tree in facts.get("inputs", {}).items()}
     inputs, outputs = samples
     findings = model_findings(model, norms, inputs, profiles)
     unscaled = any(lint_values.form_of(profile) is lint_values.Form.RAW for profile in profiles.values())
@@ -147,7 +147,7 @@ def model_findings(
     profiles: Mapping[str, lint.Profile],
 ) -> list[lint.DataFinding]:
     """What the model's own first nodes say about the data."""
-    findings = lint_values.scaling_findings(model.graph, profiles)
+    findings = list(lint_values.scaling_findings(model.graph, profiles))
     values = values_by_name(model.graph)
     for norm in norms:
         if norm.tensor not in values or not inputs:
@@ -179,4 +179,4 @@ def _readings(
         return scores
 
     arrays = [sample[key] for sample in inputs[:_KEPT]]
-    return lint_values.alternative_findings(key, arrays, known, profiles[key], answer)
+    return list(lint_values.alternative_findings(key, arrays, known, profiles[key], answer))

@@ -9,7 +9,7 @@ import os
 import re
 import tempfile
 from collections.abc import Callable, Collection, Iterable, Iterator
-from contextlib import contextmanager, suppress
+from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -22,7 +22,7 @@ from roundel.model.graph import weight_bytes
 from roundel.types import Array
 
 _PIECE = 1 << 20
-_STRUCTURE = 256_000_000  # bytes; a model whose weights lie elsewhere is far smaller
+MOST_STRUCTURE = 256_000_000  # bytes; a model whose weights lie elsewhere is far smaller
 
 
 def file_sha256(path: Path) -> str:
@@ -53,7 +53,7 @@ def model_sha256(path: Path) -> str:
 
 
 def _structure(path: Path) -> onnx.ModelProto | None:
-    if path.stat().st_size > _STRUCTURE:
+    if path.stat().st_size > MOST_STRUCTURE:
         return None
     try:
         return onnx.load(path, load_external_data=False)
@@ -169,7 +169,9 @@ def replacing(path: Path) -> Iterator[Path]:
         temporary = Path(name)
         os.close(handle)
         yield temporary
-        temporary.chmod(0o666 & ~_umask())
+        mask = os.umask(0)
+        os.umask(mask)
+        temporary.chmod(0o666 & ~mask)
         temporary.replace(path)
     except OSError as error:
         raise _unwritten(path, error) from error
@@ -189,8 +191,20 @@ def _unwritten(path: Path, error: OSError) -> OutputError:
 
 def check_writable(path: Path) -> None:
     """Fail now, not after minutes of work, when the output cannot be written."""
+    folder = path.parent
     try:
-        _check_place(path)
+        if not folder.is_dir():
+            raise OutputError(
+                "The output folder does not exist.",
+                where=folder,
+                expected="an existing folder",
+                hint=f"Create it (mkdir -p '{folder}') or choose another output path.",
+            )
+        if path.is_dir():
+            raise OutputError("The output path is a folder.", where=path, expected="a file name")
+        if not os.access(folder, os.W_OK):
+            hint = "Choose a folder that you may write to."
+            raise OutputError("The output folder is read-only.", where=folder, hint=hint)
     except OSError as error:
         raise OutputError(
             "The output path cannot be used.",
@@ -198,23 +212,6 @@ def check_writable(path: Path) -> None:
             observed=error.strerror or error,
             hint="Choose another output path.",
         ) from error
-
-
-def _check_place(path: Path) -> None:
-    folder = path.parent
-    if not folder.is_dir():
-        raise OutputError(
-            "The output folder does not exist.",
-            where=folder,
-            expected="an existing folder",
-            hint=f"Create it (mkdir -p '{folder}') or choose another output path.",
-        )
-    if path.is_dir():
-        raise OutputError("The output path is a folder.", where=path, expected="a file name")
-    if not os.access(folder, os.W_OK):
-        raise OutputError(
-            "The output folder is read-only.", where=folder, hint="Choose a folder that you may write to."
-        )
 
 
 def same_file(one: Path, other: Path) -> bool:
@@ -253,7 +250,7 @@ def staged(
     """
     whole, before = self_contained(model), _claimed_data(path)
     apart = external_data or weight_bytes(model) >= _PROTOBUF_LIMIT
-    with (_saved_apart if apart else _saved)(whole, path) as temporary:
+    with _saved(whole, path, apart=apart) as temporary:
         yield temporary
     if before is not None and not any(same_file(before, file) for file in reads) and _unmentioned(before):
         # Where another program still has it open, some systems keep it; the new model does not need it.
@@ -266,38 +263,29 @@ def staged_or_temporary(
     model: ir.Model, path: Path | None, *, external_data: bool = False, reads: Iterable[Path] = ()
 ) -> Iterator[Path]:
     """As `staged`; without a path, a file that vanishes with the block."""
-    if path is not None:
-        with staged(model, path, external_data=external_data, reads=reads) as file:
-            yield file
-        return
-    with (
-        tempfile.TemporaryDirectory(prefix="roundel-") as folder,
-        staged(model, Path(folder) / "model.onnx") as file,
-    ):
-        yield file
+    with ExitStack() as ending:
+        place, apart = path, external_data
+        if place is None:
+            folder = ending.enter_context(tempfile.TemporaryDirectory(prefix="roundel-"))
+            place, apart = Path(folder) / "model.onnx", False
+        yield ending.enter_context(staged(model, place, external_data=apart, reads=reads))
 
 
 @contextmanager
-def _saved(model: ir.Model, path: Path) -> Iterator[Path]:
-    with replacing(path) as temporary:
-        ir.save(model, temporary)
-        yield temporary
-
-
-@contextmanager
-def _saved_apart(model: ir.Model, path: Path) -> Iterator[Path]:
-    """The model, and its larger weights in a file that bears its name; a model without such gets no file."""
-    data = _new_data_file(path)
+def _saved(model: ir.Model, path: Path, *, apart: bool) -> Iterator[Path]:
+    """The model; `apart`, its larger weights in a file that bears its name, unless there are none."""
+    data = _new_data_file(path) if apart else None
     try:
         with replacing(path) as temporary:
-            ir.save(model, temporary, external_data=data.name)
-            if data.stat().st_size:
+            ir.save(model, temporary, external_data=None if data is None else data.name)
+            if data is not None and data.stat().st_size:
                 _mark(temporary, data)
-            else:
+            elif data is not None:
                 data.unlink()
             yield temporary
     except BaseException:
-        data.unlink(missing_ok=True)
+        if data is not None:
+            data.unlink(missing_ok=True)
         raise
 
 
@@ -352,19 +340,12 @@ _LARGEST_MODEL = 1 << 31  # bytes of a protobuf
 def _unmentioned(data: Path) -> bool:
     """Whether no other file in its folder has its name: a copy of the model may need it still."""
     try:
-        return not any(_mentions(file, data.name) for file in data.parent.iterdir() if file != data)
+        for file in data.parent.iterdir():
+            if file == data or not file.is_file() or not 0 < file.stat().st_size < _LARGEST_MODEL:
+                continue
+            with file.open("rb") as opened, mmap.mmap(opened.fileno(), 0, access=mmap.ACCESS_READ) as content:
+                if content.find(data.name.encode()) >= 0:
+                    return False
     except OSError:  # one cannot be read: then nobody knows
         return False
-
-
-def _mentions(file: Path, name: str) -> bool:
-    if not file.is_file() or not 0 < file.stat().st_size < _LARGEST_MODEL:
-        return False
-    with file.open("rb") as opened, mmap.mmap(opened.fileno(), 0, access=mmap.ACCESS_READ) as content:
-        return content.find(name.encode()) >= 0
-
-
-def _umask() -> int:
-    current = os.umask(0)
-    os.umask(current)
-    return current
+    return True

@@ -120,10 +120,8 @@ def dims(value: ir.Value | None) -> tuple[int | None, ...] | None:
 def static_shape(value: ir.Value | None) -> tuple[int, ...] | None:
     """Dimensions, if every one is known."""
     known = dims(value)
-    if known is None:
-        return None
-    sizes = tuple(d for d in known if d is not None)
-    return sizes if len(sizes) == len(known) else None
+    sizes = tuple(d for d in known or () if d is not None)
+    return sizes if known is not None and len(sizes) == len(known) else None
 
 
 def rank(value: ir.Value | None) -> int | None:
@@ -182,9 +180,7 @@ def with_number(node: ir.Node | None, *op_types: str) -> tuple[ir.Value, float] 
 
 def reduced_axes(node: ir.Node, rank: int | None) -> tuple[int, ...] | None:
     """Sorted, non-negative axes of a Reduce node with keepdims=1; None where they are not known."""
-    if attribute_int(node, "keepdims", 1) != 1:
-        return None
-    return any_reduced_axes(node, rank)
+    return any_reduced_axes(node, rank) if attribute_int(node, "keepdims", 1) == 1 else None
 
 
 def any_reduced_axes(node: ir.Node, rank: int | None) -> tuple[int, ...] | None:
@@ -201,10 +197,9 @@ def clip_bounds(node: ir.Node) -> tuple[float | None, float | None] | None:
     """(min, max) of a Clip with constant bounds; None where a bound is computed at run time."""
     bounds: list[float | None] = []
     for index, attribute in ((1, "min"), (2, "max")):
-        value = node.inputs[index] if len(node.inputs) > index else None
+        value, attr = input_at(node, index), node.attributes.get(attribute)
         if value is None:
-            attr = node.attributes.get(attribute)
-            bounds.append(float(attr.as_float()) if attr is not None else None)
+            bounds.append(None if attr is None else float(attr.as_float()))
             continue
         scalar = constant_scalar(value)
         if scalar is None:
@@ -221,11 +216,7 @@ def opset_version(model: ir.Model) -> int:
 
 def values_by_name(graph: ir.Graph) -> dict[str, ir.Value]:
     """Every named value of the main graph: inputs, initializers and node outputs."""
-    found: dict[str, ir.Value] = {}
-    for value in iter_values(graph):
-        if value.name:
-            found[value.name] = value
-    return found
+    return {value.name: value for value in iter_values(graph) if value.name}
 
 
 def iter_values(graph: ir.Graph) -> Iterator[ir.Value]:
@@ -340,12 +331,8 @@ _PASSING = ops_with(Trait.SHAPES | Trait.CASTS)
 
 def table_rows(graph: ir.Graph) -> dict[str, int]:
     """For each input whose values a Gather takes as indices: the rows of the smallest such table."""
-    found: dict[str, int] = {}
-    for value in graph.inputs:
-        sizes = _sizes(value)
-        if sizes:
-            found[str(value.name)] = min(sizes)
-    return found
+    sizes = {str(value.name): _sizes(value) for value in graph.inputs}
+    return {name: min(found) for name, found in sizes.items() if found}
 
 
 def _sizes(start: ir.Value) -> list[int]:

@@ -135,7 +135,10 @@ class Layer:
             zero: what means zero in the data, and so fills its padding.
         """
         if self.normalizes:
-            return self.targets(self._normalized(data), places)
+            spread = tuple(range(2 if self.op in _IMAGES else self.axis % data.ndim, data.ndim))
+            epsilon = graph.attribute_float(self.node, "epsilon", 1e-5)
+            deviation = np.sqrt(data.var(spread, keepdims=True) + epsilon)
+            return self.targets((data - data.mean(spread, keepdims=True)) / deviation, places)
         if self.op not in _IMAGES:
             return data.reshape(-1, data.shape[-1])[places][:, None]
         turned = self.op == "ConvTranspose"
@@ -149,12 +152,6 @@ class Layer:
         sparse: Any = (..., *[slice(None, None, d) for d in self.dilations])
         picked: Array = windows[index][sparse]
         return picked.reshape(len(places), self.groups, -1)
-
-    def _normalized(self, data: Array) -> Array:
-        axes = tuple(range(2 if self.op in _IMAGES else self.axis % data.ndim, data.ndim))
-        mean = data.mean(axes, keepdims=True)
-        epsilon = graph.attribute_float(self.node, "epsilon", 1e-5)
-        return np.asarray((data - mean) / np.sqrt(data.var(axes, keepdims=True) + epsilon))
 
     def _padded(self, data: Array, spatial: tuple[int, ...], zero: int) -> Array:
         pads = [(0, 0), (0, 0)]

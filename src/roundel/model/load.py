@@ -309,41 +309,33 @@ def _refuse_quantized(model: ir.Model, where: object) -> None:
 
 def _check_external(model: ir.Model, where: object) -> None:
     for value, tensor in external_values(model):
+        place = f"{where}, initializer '{value.name}'"
         try:
             path = Path(tensor.path)
             size = path.stat().st_size
-        except (OSError, ValueError) as error:
-            raise _unreadable_data(value, tensor, where, error) from error
-        if tensor.length is not None and tensor.length < tensor.nbytes:
-            raise ModelError(
-                "A weight's external data are shorter than the weight.",
-                where=f"{where}, initializer '{value.name}'",
-                observed=f"{path.name} gives it {tensor.length} bytes",
-                expected=f"{tensor.nbytes} bytes, for {tensor.dtype.name.lower()} {tensor.shape}",
-                hint="The file may be damaged: export or download the model again.",
-            )
-        needed = (tensor.offset or 0) + (tensor.length or tensor.nbytes)
-        if size < needed:
-            raise ModelError(
-                "A weight's external data file is too short.",
-                where=f"{where}, initializer '{value.name}'",
-                observed=f"{path.name} has {size} bytes",
-                expected=f"at least {needed} bytes",
-                hint="Copy or download the data file again.",
-            )
-        try:
+            if tensor.length is not None and tensor.length < tensor.nbytes:
+                raise ModelError(
+                    "A weight's external data are shorter than the weight.",
+                    where=place,
+                    observed=f"{path.name} gives it {tensor.length} bytes",
+                    expected=f"{tensor.nbytes} bytes, for {tensor.dtype.name.lower()} {tensor.shape}",
+                    hint="The file may be damaged: export or download the model again.",
+                )
+            needed = (tensor.offset or 0) + (tensor.length or tensor.nbytes)
+            if size < needed:
+                raise ModelError(
+                    "A weight's external data file is too short.",
+                    where=place,
+                    observed=f"{path.name} has {size} bytes",
+                    expected=f"at least {needed} bytes",
+                    hint="Copy or download the data file again.",
+                )
             tensor.numpy()  # maps the file, after onnx-ir has proved that it lies in the model's folder
         except (OSError, ValueError) as error:
-            raise _unreadable_data(value, tensor, where, error) from error
-
-
-def _unreadable_data(
-    value: ir.Value, tensor: ir.ExternalTensor, where: object, error: Exception
-) -> ModelError:
-    return ModelError(
-        "A weight's external data cannot be read.",
-        where=f"{where}, initializer '{value.name}'",
-        observed=f"{tensor.location}: {getattr(error, 'strerror', None) or error}",
-        expected="a file in the model's own folder, not a link to another one",
-        hint="Copy the data file next to the model, under the name that the model gives it.",
-    )
+            raise ModelError(
+                "A weight's external data cannot be read.",
+                where=place,
+                observed=f"{tensor.location}: {getattr(error, 'strerror', None) or error}",
+                expected="a file in the model's own folder, not a link to another one",
+                hint="Copy the data file next to the model, under the name that the model gives it.",
+            ) from error

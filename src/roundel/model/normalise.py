@@ -18,7 +18,6 @@ from roundel.model.edit import name_nodes
 from roundel.model.files import DATA_MARK, self_contained
 from roundel.model.graph import attribute_int, iter_values, opset_version
 from roundel.model.session import open_session
-from roundel.model.structure import ModelSource as ModelSource
 
 _SHORT = (ir.DataType.FLOAT16, ir.DataType.BFLOAT16)
 _FULL = ir.DataType.FLOAT
@@ -221,9 +220,18 @@ def _bfloat16_uses(model: ir.Model) -> Iterator[tuple[ir.Value, ir.Node | None]]
 
 
 def normalise(model: ir.Model, where: object) -> list[str]:
+    """No functions, no initializers among the inputs, nodes in order and with names; what was done."""
     notes = []
     if model.functions:
-        _inline(model, where)
+        try:
+            common.InlinePass()(model)
+        except (ir.passes.InvariantError, ir.passes.PassError, ValueError) as error:
+            raise ModelError(
+                "The model's own functions cannot be put in place of their calls.",
+                where=where,
+                observed=root_cause(error),
+                expected="functions that do not call themselves, with as many inputs as they declare",
+            ) from error
         notes.append("inlined model-local functions")
     if any(v.name in model.graph.initializers for v in model.graph.inputs):
         common.RemoveInitializersFromInputsPass()(model)
@@ -239,18 +247,6 @@ def normalise(model: ir.Model, where: object) -> list[str]:
     if named:
         notes.append(f"named {named} unnamed node(s)")
     return notes
-
-
-def _inline(model: ir.Model, where: object) -> None:
-    try:
-        common.InlinePass()(model)
-    except (ir.passes.InvariantError, ir.passes.PassError, ValueError) as error:
-        raise ModelError(
-            "The model's own functions cannot be put in place of their calls.",
-            where=where,
-            observed=root_cause(error),
-            expected="functions that do not call themselves, with as many inputs as they declare",
-        ) from error
 
 
 def _forget_export(model: ir.Model) -> None:

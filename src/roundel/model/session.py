@@ -58,18 +58,8 @@ _DATA_FOLDER = "session.model_external_initializers_file_folder_path"
 # of a Pad into a MaxPool, which pads with minus infinity.
 _INEXACT = ["ClipQuantRewrite", "Pad_Fusion"]
 # ONNX Runtime's exceptions share no base class.
-_REFUSALS = (
-    ort_state.Fail,
-    ort_state.InvalidArgument,
-    ort_state.InvalidGraph,
-    ort_state.InvalidProtobuf,
-    ort_state.NoModel,
-    ort_state.NoSuchFile,
-    ort_state.NotImplemented,
-    ort_state.RuntimeException,
-    RuntimeError,
-    ValueError,
-)
+_OWN = "Fail InvalidArgument InvalidGraph InvalidProtobuf NoModel NoSuchFile NotImplemented RuntimeException"
+_REFUSALS = (*(getattr(ort_state, name) for name in _OWN.split()), RuntimeError, ValueError)
 
 
 # Where ONNX Runtime was imported before Roundel could keep it from reporting (see roundel/__init__.py).
@@ -170,7 +160,9 @@ def _from_ir(model: ir.Model, options: ort.SessionOptions, *, lean: bool) -> ort
     That also lifts protobuf's limit of 2 GB, since only the structure is serialised. Lent weights are copied
     once; where that is too much, those in a file stay there, and ONNX Runtime maps it.
     """
-    folder = _data_folder(model) if lean else None
+    # ONNX Runtime looks for weights in files in one folder only.
+    folders = (str(Path(tensor.base_dir)) for _, tensor in external_values(model))
+    folder = next(folders, None) if lean else None
     mapped = {name for name, value in model.graph.initializers.items() if _lies_in(value, folder)}
     outline = self_contained(model, keep=mapped)
     with weights_apart(
@@ -186,11 +178,6 @@ def _from_ir(model: ir.Model, options: ort.SessionOptions, *, lean: bool) -> ort
     if folder is not None:
         options.add_session_config_entry(_DATA_FOLDER, folder)
     return _open(serialised, options)
-
-
-def _data_folder(model: ir.Model) -> str | None:
-    """Where the weights in files lie; ONNX Runtime looks in one folder only."""
-    return next((str(Path(tensor.base_dir)) for _, tensor in external_values(model)), None)
 
 
 def _lies_in(value: ir.Value, folder: str | None) -> bool:

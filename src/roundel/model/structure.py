@@ -38,7 +38,11 @@ def check_structure(model: ir.Model, where: object) -> None:
     _check_text((*imports, *model.graph.initializers), "domain or initializer name", where)
     for function in model.functions.values():
         _check_text((*function.opset_imports, function.name, function.domain), "function's name", where)
-    _check_versions(model, where)
+    if not 1 <= model.ir_version <= _MOST:
+        raise _broken(where, f"IR version {model.ir_version}", "3 or more")
+    for domain, version in imports.items():
+        if not 1 <= version <= _MOST:
+            raise _broken(where, f"version {version} of operator set '{domain}'", "1 or more")
     for graph in model.graphs():
         _check_names(graph, where)
         for node in graph:
@@ -53,14 +57,6 @@ def check_structure(model: ir.Model, where: object) -> None:
             )
     for value in model.graph.initializers.values():
         _check_size(value, where)
-
-
-def _check_versions(model: ir.Model, where: object) -> None:
-    if not 1 <= model.ir_version <= _MOST:
-        raise _broken(where, f"IR version {model.ir_version}", "3 or more")
-    for domain, version in model.graph.opset_imports.items():
-        if not 1 <= version <= _MOST:
-            raise _broken(where, f"version {version} of operator set '{domain}'", "1 or more")
 
 
 def _check_names(graph: ir.Graph | ir.Function, where: object) -> None:
@@ -79,17 +75,6 @@ def _check_text(texts: Iterable[object], what: str, where: object) -> None:
 
 
 def _check_node(node: ir.Node, imports: dict[str, int], place: str) -> None:
-    _check_inputs(node, place)
-    schema = _schema(node, imports)
-    _check_attributes(node, schema, place)
-    _check_counts(node, place)
-    _check_required(node, schema, place)
-    _check_empty_bias(node, place)
-    _check_empty_sequence(node, place)
-    _check_split(node, place)
-
-
-def _check_inputs(node: ir.Node, place: str) -> None:
     _check_text((node.name, node.op_type, node.domain), "node name or type", place)
     for value in node.inputs:
         if value is not None and _undefined(value):
@@ -98,6 +83,10 @@ def _check_inputs(node: ir.Node, place: str) -> None:
                 f"it reads tensor '{value.name}', which nothing makes",
                 "a graph input, an initializer or another node's output",
             )
+    schema = _schema(node, imports)
+    _check_attributes(node, schema, place)
+    _check_required(node, schema, place)
+    _check_what_ends_the_process(node, place)
 
 
 def _undefined(value: ir.Value) -> bool:
@@ -105,18 +94,24 @@ def _undefined(value: ir.Value) -> bool:
 
 
 def _check_attributes(node: ir.Node, schema: onnx.defs.OpSchema | None, place: str) -> None:
-    """Names, and types where ONNX has a schema for the operator; ONNX Runtime judges the rest."""
-    for name, attr in node.attributes.items():
-        _check_text((name,), "attribute name", place)
-        if not name or attr.type is ir.AttributeType.UNDEFINED:
-            raise _broken(place, f"an attribute named {name!r} of type {attr.type.name}", "a name and a type")
+    """Names, types where ONNX has a schema for the operator, and counts; ONNX Runtime judges the rest."""
     known = schema.attributes if schema is not None else {}
     for name, attr in node.attributes.items():
-        if name not in known or attr.is_ref():
+        _check_text((name,), "attribute name", place)
+        seen = attr.type.name
+        if not name or attr.type is ir.AttributeType.UNDEFINED:
+            raise _broken(place, f"an attribute named {name!r} of type {seen}", "a name and a type")
+        if attr.is_ref():
             continue
-        seen, wanted = attr.type.name, str(known[name].type).rpartition(".")[2]
+        wanted = str(known[name].type).rpartition(".")[2] if name in known else seen
         if seen != wanted:
             raise _broken(place, f"attribute '{name}' has type {seen}", f"type {wanted}")
+        if name in _COUNTS and seen in ("INT", "INTS"):
+            numbers = [attr.as_int()] if seen == "INT" else list(attr.as_ints())
+            # ONNX Runtime divides by these without looking: zero ends the whole process, not only the run.
+            if not all(1 <= number <= _MOST for number in numbers):
+                told = numbers[0] if seen == "INT" else numbers
+                raise _broken(place, f"attribute '{name}' is {told}", "1 or more")
 
 
 def _schema(node: ir.Node, imports: dict[str, int]) -> onnx.defs.OpSchema | None:
@@ -138,24 +133,9 @@ def _check_required(node: ir.Node, schema: onnx.defs.OpSchema | None, place: str
             raise _broken(place, f"input {index} is empty", "a tensor")
 
 
-def _check_counts(node: ir.Node, place: str) -> None:
-    """ONNX Runtime divides by these without looking: zero ends the whole process, not only the run."""
-    for name, attr in node.attributes.items():
-        if name not in _COUNTS or attr.is_ref():
-            continue
-        if attr.type is ir.AttributeType.INT:
-            numbers = [attr.as_int()]
-        elif attr.type is ir.AttributeType.INTS:
-            numbers = list(attr.as_ints())
-        else:
-            continue
-        if not all(1 <= number <= _MOST for number in numbers):
-            seen = numbers if attr.type is ir.AttributeType.INTS else numbers[0]
-            raise _broken(place, f"attribute '{name}' is {seen}", "1 or more")
-
-
-def _check_empty_bias(node: ir.Node, place: str) -> None:
-    """ONNX allows the empty name for no bias; ONNX Runtime's layer norm ends the process over it."""
+def _check_what_ends_the_process(node: ir.Node, place: str) -> None:
+    """ONNX Runtime ends the whole process over these nodes, instead of refusing them."""
+    # ONNX allows the empty name for no bias.
     if node.op_type == "LayerNormalization" and len(node.inputs) > 2 and node.inputs[2] is None:
         raise ModelError(
             "ONNX Runtime cannot load a LayerNormalization whose bias is an empty name.",
@@ -163,21 +143,13 @@ def _check_empty_bias(node: ir.Node, place: str) -> None:
             expected="two inputs, or a bias",
             hint="Take the empty third input out of the node.",
         )
-
-
-def _check_empty_sequence(node: ir.Node, place: str) -> None:
-    """ONNX Runtime's recurrent layers end the process over a batch or a sequence of no length."""
+    # A batch or a sequence of no length.
     first = node.inputs[0] if node.op_type in ("LSTM", "GRU", "RNN") and node.inputs else None
     if first is not None and first.shape is not None and 0 in first.shape:
         raise _broken(place, f"input {first.shape}", "no empty axis")
-
-
-def _check_split(node: ir.Node, place: str) -> None:
-    """ONNX Runtime ends the process where a Split has more outputs than it says, or one without a name."""
     if node.op_type != "Split":
         return
-    said = node.attributes.get("num_outputs")
-    count = len(node.outputs)
+    said, count = node.attributes.get("num_outputs"), len(node.outputs)
     if said is not None and not said.is_ref() and said.as_int() < count:
         raise _broken(place, f"{count} outputs, num_outputs {said.as_int()}", "as many as num_outputs says")
     if not all(value.name for value in node.outputs):
@@ -238,7 +210,7 @@ def blaming(source: ModelSource) -> Iterator[None]:
             where=source if isinstance(source, str | Path) else "the model passed in",
             observed=found,
             expected="a model that onnx.checker.check_model accepts and ONNX Runtime loads",
-            hint="The file may be damaged: export or download the model again.",
+            hint=_BROKEN,
         ) from error
 
 

@@ -42,7 +42,8 @@ def params_from_range(low: ArrayLike, high: ArrayLike, scheme: Scheme) -> QParam
     raw = (hi - lo) / float(qmax - qmin)
     degenerate = raw < np.finfo(np.float32).tiny
     scale = round_scale(np.where(degenerate, 1.0, raw), scheme.scale)
-    return QParams(scale, _zero_point(lo, scale, scheme), scheme.qtype, _axis(scheme))
+    axis = scheme.granularity.axis if isinstance(scheme.granularity, PerChannel) else None
+    return QParams(scale, _zero_point(lo, scale, scheme), scheme.qtype, axis)
 
 
 def _zero_point(lo: Any, scale: Any, scheme: Scheme) -> NDArray[Any]:
@@ -133,10 +134,6 @@ def _spread(params: QParams, ndim: int) -> tuple[NDArray[Any], NDArray[Any]]:
     shape = [1] * ndim
     shape[params.axis % ndim] = -1
     return params.scale.reshape(shape), params.zero_point.reshape(shape)
-
-
-def _axis(scheme: Scheme) -> int | None:
-    return scheme.granularity.axis if isinstance(scheme.granularity, PerChannel) else None
 
 
 _SQUARE_POOLS = {3: (7, 6), 5: (10, 8), 6: (7, 8), 7: (21, 10), 14: (21, 12)}  # side: (k, n) of the hardware

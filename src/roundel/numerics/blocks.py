@@ -28,7 +28,12 @@ _Box = tuple[slice, slice, slice, slice]
 
 
 def by_block(x: NDArray[Any], axis: int, block: int, kernel: Kernel) -> Floats:
-    """Apply the kernel to every block along the axis; the last block of a line may be shorter."""
+    """Apply the kernel to every block along the axis; the last block of a line may be shorter.
+
+    One value alone stays as it is.
+    """
+    if x.size <= 1:
+        return np.array(x, np.float32)
     source = np.ascontiguousarray(x, np.float32)
     place = axis % source.ndim
     lines = (math.prod(source.shape[:place]), source.shape[place], math.prod(source.shape[place + 1 :]))
@@ -133,10 +138,7 @@ class BlockFloat:
 
     def apply(self, x: NDArray[Any], axis: int) -> Floats:
         """The values as the blocks along an axis hold them. NaN, infinity and one value alone stay."""
-        values = round_bfloat16(x) if self.bfloat16_first else np.asarray(x, np.float32)
-        if values.size <= 1:
-            return values.copy()
-        return by_block(values, axis, self.block_size, self._block)
+        return by_block(round_bfloat16(x) if self.bfloat16_first else x, axis, self.block_size, self._block)
 
     def _block(self, values: Floats, spare: Ints) -> None:
         peaks = np.maximum.reduce(fb.magnitudes(values, spare), axis=0)
@@ -209,10 +211,7 @@ class MicroExponents:
 
     def apply(self, x: NDArray[Any], axis: int) -> Floats:
         """The values as the blocks along an axis hold them. One value alone stays as it is."""
-        values = round_bfloat16(x) if self.bfloat16_first else np.asarray(x, np.float32)
-        if values.size <= 1:
-            return values.copy()
-        return by_block(values, axis, self.block_size, self._block)
+        return by_block(round_bfloat16(x) if self.bfloat16_first else x, axis, self.block_size, self._block)
 
     def _block(self, values: Floats, spare: Ints) -> None:
         tops = self._tops(fb.magnitudes(values, spare))
@@ -314,11 +313,8 @@ class Microscaling:
 
     def apply(self, x: NDArray[Any], axis: int) -> Floats:
         """The values as the blocks along an axis hold them. NaN, infinity and one value alone stay."""
-        values = np.asarray(x, np.float32)
-        if values.size <= 1:
-            return values.copy()
         kernel = self._floats if self.element.exponent_bits else self._integers
-        return by_block(values, axis, self.block_size, kernel)
+        return by_block(x, axis, self.block_size, kernel)
 
     def _integers(self, values: Floats, spare: Ints) -> None:
         peaks = np.maximum.reduce(fb.magnitudes(values, spare), axis=0)

@@ -124,11 +124,6 @@ def to_bits(x: NDArray[Any]) -> NDArray[np.uint16]:
     return np.asarray(_rounded_bits(x) >> np.uint32(16), np.uint16)
 
 
-def from_bits(bits: NDArray[np.uint16]) -> NDArray[np.float32]:
-    """The float32 of each bfloat16: exact."""
-    return np.asarray(np.left_shift(bits, 16, dtype=np.uint32)).view(np.float32)
-
-
 def round_bfloat16(x: NDArray[Any]) -> NDArray[np.float32]:
     """Each value rounded to bfloat16, as float32."""
     bits = _rounded_bits(x)
@@ -154,23 +149,10 @@ LARGEST_FLOAT16 = 65504.0
 """The largest finite float16."""
 
 
-def to_float16(x: NDArray[Any], *, saturate: bool = False) -> NDArray[np.float16]:
-    """The float16 nearest to each value.
-
-    Args:
-        x: real values.
-        saturate: give the largest finite number where Cast gives infinity, as the Q of a float16 pair does.
-    """
-    work = np.asarray(x, np.float32)
-    if saturate:
-        work = np.clip(work, -LARGEST_FLOAT16, LARGEST_FLOAT16)
+def to_float16(x: NDArray[Any]) -> NDArray[np.float16]:
+    """The float16 nearest to each value; infinity where Cast gives it."""
     with np.errstate(over="ignore", under="ignore", invalid="ignore"):
-        return work.astype(np.float16)
-
-
-def round_float16(x: NDArray[Any], *, saturate: bool = False) -> NDArray[np.float32]:
-    """Each value rounded to float16, as float32."""
-    return to_float16(x, saturate=saturate).astype(np.float32)
+        return np.asarray(x, np.float32).astype(np.float16)
 
 
 # Bfloat16 is finest, in absolute terms, near zero; float16 is used to its full range.
@@ -213,7 +195,7 @@ def rounded(array: NDArray[Any], ftype: FloatType) -> NDArray[np.float32]:
     """Each value as the type holds it, in float32; what is finite stays finite."""
     if ftype is FloatType.BFLOAT16:
         return round_bfloat16(held(array, ftype))
-    return round_float16(held(array, ftype))
+    return to_float16(held(array, ftype)).astype(np.float32)
 
 
 @dataclass(frozen=True, slots=True)

@@ -20,7 +20,9 @@ def rotation(size: int, seed: int, *, keep_mean: bool) -> Doubles:
     rng = np.random.default_rng(seed)
     core = hadamard(size)
     if core is None:
-        turned = _random_orthogonal(size, rng)
+        factor, upper = np.linalg.qr(rng.standard_normal((size, size)))
+        # Without the signs, the decomposition's own choice of them would favour some matrices.
+        turned = np.asarray(factor * np.sign(np.diagonal(upper)))
     else:
         rows, columns = rng.choice((-1.0, 1.0), (2, size))
         turned = rows[:, None] * core * columns / math.sqrt(size)
@@ -71,12 +73,6 @@ def _bordered(prime: int) -> Doubles:
 
 def _is_prime(number: int) -> bool:
     return number > 1 and all(number % factor for factor in range(2, math.isqrt(number) + 1))
-
-
-def _random_orthogonal(size: int, rng: np.random.Generator) -> Doubles:
-    factor, upper = np.linalg.qr(rng.standard_normal((size, size)))
-    # Without the signs, the decomposition's own choice of them would favour some matrices.
-    return np.asarray(factor * np.sign(np.diagonal(upper)))
 
 
 def _keeping_mean(turned: Doubles) -> Doubles:

@@ -106,7 +106,8 @@ class Histogram:
             absmax: its largest magnitude, which the caller knows already.
         """
         if absmax:
-            self._widen(_exponent_for(absmax))
+            # frexp gives absmax < 2**reach strictly, so that the largest value always has a bin.
+            self._widen(max(math.frexp(absmax)[1], _MIN_REACH) - HALF_BITS)
         for start in range(0, values.size, _CHUNK):
             part = values[start : start + _CHUNK]
             zeros = int(np.count_nonzero(part == 0))
@@ -201,12 +202,6 @@ def _indices(values: NDArray[np.float32] | NDArray[np.float64], exponent: int) -
     bits = short.view(np.int32)
     np.subtract(bits, _BITS_OF_2_23, out=bits)
     return bits
-
-
-def _exponent_for(absmax: float) -> int:
-    # frexp gives absmax < 2**reach strictly, so that the largest value always has a bin.
-    _, reach = math.frexp(absmax)
-    return max(reach, _MIN_REACH) - HALF_BITS
 
 
 def _coarsen(counts: NDArray[np.int64], doublings: int) -> NDArray[np.int64]:

@@ -86,7 +86,7 @@ class RandomDataReader(_SampleReader):
         input_data_range: Mapping[str, Sequence[float]] | None = None,
     ) -> None:
         spec = random_spec(input_shape, input_data_range)
-        super().__init__(open_samples(None, input_specs(load_model(model_input).model), random=spec))
+        super().__init__(open_samples(spec, input_specs(load_model(model_input).model)))
 
 
 class PathDataReader(_SampleReader):
@@ -234,8 +234,8 @@ def dump_model(
     model.graph.outputs.extend(v for v in shown if not v.is_graph_output())
     folder = Path(output_dir)
     folder.mkdir(parents=True, exist_ok=True)
-    random = random_spec(random_data_reader_input_shape) if dump_data_reader is None else None
-    sample = next(iter(open_samples(dump_data_reader, input_specs(model), random=random)), None)
+    source = random_spec(random_data_reader_input_shape) if dump_data_reader is None else dump_data_reader
+    sample = next(iter(open_samples(source, input_specs(model))), None)
     if sample is None:
         raise QuarkDataError("The reader gives no sample.", expected="at least one")
     session = open_session(model, simulate=True)

@@ -20,14 +20,9 @@ _WEIGHT_WORDS = ("symmetric", "scale", "per_channel", "reduce_range", "method")
 
 def contradictions(recipe: Recipe) -> Iterator[str]:
     """One sentence for each setting that the recipe's types leave without effect or without sense."""
-    yield from _integer_words(recipe)
-    yield from _float_words(recipe)
-    yield from _mixed(recipe)
-    yield from _block_words(recipe)
-    yield from _biases(recipe)
-    yield from _calibration(recipe)
-    yield from _steps(recipe)
-    yield from _weight_only(recipe)
+    parts = (_integer_words, _float_words, _mixed, _block_words, _biases, _calibration, _steps, _weight_only)
+    for part in parts:
+        yield from part(recipe)
     if recipe.effort == "none" and recipe.improve.finetune.algorithm != "none":
         yield "fine-tuning (improve.finetune.algorithm) needs effort fast or high"
     if recipe.npu.limits:
@@ -76,19 +71,15 @@ def _integer_words(recipe: Recipe) -> Iterator[str]:
     """What only integers have: zero points, channels, shared scales, saturation."""
     overridden = bool(_override_types(recipe) & _INTEGERS)
     moving, stored = recipe.activations, recipe.weights
-    if recipe.mode == "dynamic" and not (
-        isinstance(moving.scheme, Scheme) and isinstance(stored.scheme, Scheme)
-    ):
+    if recipe.mode == "dynamic" and not {moving.type, stored.type} <= _INTEGERS:
         yield f"mode dynamic needs integers, not {moving.type} and {stored.type}"
-    if not isinstance(moving.scheme, Scheme) and not overridden:
-        for name in _changed(moving, _ACTIVATION_WORDS):
-            yield f"activations.{name} means integers, and activations.type is {moving.type}"
-    if not isinstance(stored.scheme, Scheme) and not overridden:
-        for name in _changed(stored, _WEIGHT_WORDS):
-            yield f"weights.{name} means integers, and weights.type is {stored.type}"
-    if isinstance(moving.scheme, Scheme) or overridden:
+    words = ("activations", moving, _ACTIVATION_WORDS), ("weights", stored, _WEIGHT_WORDS)
+    for where, section, names in words if not overridden else ():
+        for name in _changed(section, names) if section.type not in _INTEGERS else ():
+            yield f"{where}.{name} means integers, and {where}.type is {section.type}"
+    if moving.type in _INTEGERS or overridden:
         return
-    if not isinstance(stored.scheme, Scheme) and recipe.placement.domain != "auto":
+    if stored.type not in _INTEGERS and recipe.placement.domain != "auto":
         yield "placement.domain is of integer Q/DQ nodes, and this recipe has none"
     if recipe.placement.fold_relu or recipe.npu.clip_to_relu:
         yield f"placement.fold_relu and npu.clip_to_relu need saturation, which {moving.type} does not have"
@@ -147,10 +138,10 @@ def _block_words(recipe: Recipe) -> Iterator[str]:
 
 
 def _biases(recipe: Recipe) -> Iterator[str]:
-    integers = isinstance(recipe.activations.scheme, Scheme) and isinstance(recipe.weights.scheme, Scheme)
+    integers = recipe.activations.type in _INTEGERS and recipe.weights.type in _INTEGERS
     if recipe.bias.type in ("int32", "int16") and not integers:
         yield f"bias.type {recipe.bias.type} needs integer activations and weights; use weights or float"
-    if recipe.bias.type == "int8" and not isinstance(recipe.weights.scheme, Scheme):
+    if recipe.bias.type == "int8" and recipe.weights.type not in _INTEGERS:
         yield f"bias.type int8 needs integer weights, and weights.type is {recipe.weights.type}"
 
 
@@ -167,7 +158,7 @@ def _calibration(recipe: Recipe) -> Iterator[str]:
 def _steps(recipe: Recipe) -> Iterator[str]:
     """The improving steps that work on integer codes."""
     moving, stored = recipe.activations, recipe.weights
-    whole = isinstance(moving.scheme, Scheme), isinstance(stored.scheme, Scheme)
+    whole = moving.type in _INTEGERS, stored.type in _INTEGERS
     for name in ("front_end", "detection_head"):
         if not whole[0] and not getattr(recipe.improve, name):
             yield f"improve.{name} is about integers, and activations are {moving.type}"

@@ -49,13 +49,13 @@ def load_recipe(source: RecipeSource, changes: Mapping[str, Any] | None = None) 
     told = unfolded(changes or {})
     if isinstance(source, Recipe):
         own = merge(source.own, told)
-        return _composed(source.model_dump(), own, "the changes") if told else source
+        return validate(own, "the changes", source.model_dump()) if told else source
     if isinstance(source, Mapping):
         tree, where = dict(source), "the recipe mapping"
     else:
         tree, where = _read_named(source)
     base, own = _extended(tree, where)
-    return _composed(base, merge(own, told), where)
+    return validate(merge(own, told), where, base)
 
 
 def unfolded(changes: Mapping[str, Any]) -> dict[str, Any]:
@@ -95,14 +95,10 @@ def load_preset(name: str) -> Recipe:
     return load_recipe(name)
 
 
-def validate(tree: Mapping[str, Any], where: str) -> Recipe:
-    """Check a nested mapping against the recipe's fields."""
-    return _composed({}, tree, where)
-
-
-def _composed(base: Mapping[str, Any], own: Mapping[str, Any], where: str) -> Recipe:
+def validate(own: Mapping[str, Any], where: str, base: Mapping[str, Any] | None = None) -> Recipe:
+    """Check a nested mapping, and the preset's values below it, against the recipe's fields."""
     try:
-        return Recipe.composed(base, own)
+        return Recipe.composed(base or {}, own)
     except ValidationError as error:
         raise _explain(error, where) from error
 

@@ -84,15 +84,6 @@ def read_checkpoint(path: Path) -> tuple[dict[str, Any], Arrays]:
         ) from error
 
 
-def is_checkpoint(path: Path) -> bool:
-    """Whether a file begins as ours do."""
-    try:
-        with path.open("rb") as file:
-            return file.read(len(_MAGIC)) == _MAGIC
-    except OSError:
-        return False
-
-
 def _packed(header: Mapping[str, Any], arrays: Mapping[str, Array]) -> bytes:
     listed = [_described(name, np.asarray(array)) for name, array in arrays.items()]
     words = json.dumps({"header": dict(header), "arrays": [line for line, _ in listed]}).encode()
@@ -170,10 +161,6 @@ class Store:
     folder: Path
     resume: bool = False
 
-    def path(self, name: str) -> Path:
-        """The file of one step."""
-        return self.folder / f"{name}{SUFFIX}"
-
     def memory(self, step: str, key: Mapping[str, str]) -> Memory:
         """What is known about one step.
 
@@ -181,7 +168,14 @@ class Store:
             step: its name, which begins the names of its files.
             key: digests of everything that decides its results, each under its name for people.
         """
-        return Memory(self, step, {**_versions(), **key})
+        import onnxruntime
+
+        versions = {
+            "version of Roundel": VERSION,
+            "version of ONNX Runtime": str(onnxruntime.__version__),
+            "version of numpy": np.__version__,
+        }
+        return Memory(self, step, {**versions, **key})
 
 
 @dataclass(frozen=True, slots=True)
@@ -224,7 +218,8 @@ class Memory:
         write_checkpoint(self._path(part), {"key": {**self.key, "set of samples": digest}}, arrays)
 
     def _path(self, part: int | str) -> Path:
-        return self.store.path(f"{self.step}-{part:06d}" if isinstance(part, int) else f"{self.step}-{part}")
+        name = f"{part:06d}" if isinstance(part, int) else part
+        return self.store.folder / f"{self.step}-{name}{SUFFIX}"
 
 
 def open_store(place: str | Path | None, *, resume: bool) -> Store | None:
@@ -279,20 +274,14 @@ def _check_key(path: Path, found: object, wanted: Mapping[str, str]) -> None:
         )
 
 
-def _versions() -> dict[str, str]:
-    """What a result depends on beside its inputs."""
-    import onnxruntime
-
-    return {
-        "version of Roundel": VERSION,
-        "version of ONNX Runtime": str(onnxruntime.__version__),
-        "version of numpy": np.__version__,
-    }
-
-
 def _remove(path: Path) -> None:
-    """A checkpoint may be removed; nothing else may."""
-    if not is_checkpoint(path):
+    """A file that begins as a checkpoint does may be removed; nothing else may."""
+    try:
+        with path.open("rb") as file:
+            ours = file.read(len(_MAGIC)) == _MAGIC
+    except OSError:
+        ours = False
+    if not ours:
         raise OutputError(
             "The checkpoint would overwrite a file that is not a checkpoint.",
             where=path,

@@ -1,6 +1,6 @@
 """A worker process: reads a task and then parts from its standard input, and answers on standard output.
 
-It ends when its input does: a parent that is killed leaves no worker behind.
+It ends when its input does: a parent that is killed leaves no worker behind. Nothing else unpickles.
 """
 
 from __future__ import annotations
@@ -45,30 +45,19 @@ def main() -> None:
     inputs = sys.stdin.buffer
     answers = os.fdopen(os.dup(1), "wb")
     os.dup2(2, 1)  # whatever libraries print must not end up between the answers
+    opened: Any = None
     try:
-        opened = _opened(receive(inputs))
+        task = receive(inputs)
         while True:
             part = receive(inputs)
-            send(answers, pickle.dumps(_answer(opened, part), protocol=5))
+            try:
+                opened = task.open(1) if opened is None else opened
+                answer = True, opened(part)
+            except Exception as error:  # noqa: BLE001  (whatever it is, the parent raises it)
+                answer = False, portable(error)
+            send(answers, pickle.dumps(answer, protocol=5))
     except (EOFError, BrokenPipeError):
         return
-
-
-def _opened(task: Any) -> Any:
-    """The opened task; or the error that says why it cannot be, which every part will be answered with."""
-    try:
-        return task.open(1)
-    except Exception as error:  # noqa: BLE001  (whatever it is, the parent raises it)
-        return error
-
-
-def _answer(opened: Any, part: Any) -> tuple[bool, Any]:
-    if isinstance(opened, Exception):
-        return False, portable(opened)
-    try:
-        return True, opened(part)
-    except Exception as error:  # noqa: BLE001  (whatever it is, the parent raises it)
-        return False, portable(error)
 
 
 def portable(error: Exception) -> Exception:

@@ -8,10 +8,12 @@ from pathlib import Path
 import numpy as np
 import pytest
 from PIL import Image
+from pydantic import ValidationError
 
-from roundel.data import ImagePreprocess, open_samples
+from roundel.data import open_samples
 from roundel.data.folders import decode_ahead
 from roundel.errors import DataError
+from roundel.recipe.settings import Data
 from roundel.types import InputSpec
 
 FLOAT = np.dtype(np.float32)
@@ -24,7 +26,7 @@ def sized(
     return [InputSpec("input", np.dtype(dtype), ("N", channels, height, width))]
 
 
-def only(path: Path, inputs: list[InputSpec], images: ImagePreprocess | None = None) -> np.ndarray:
+def only(path: Path, inputs: list[InputSpec], images: Data | None = None) -> np.ndarray:
     return next(iter(open_samples(path, inputs, images=images)))["input"]
 
 
@@ -44,7 +46,7 @@ def test_default_is_the_models_size_and_x_over_255(pictures: Path) -> None:
 
 
 def test_imagenet_recipe(pictures: Path) -> None:
-    options = ImagePreprocess(mean=MEAN, std=STD, resize=8, interpolation="bicubic")
+    options = Data(mean=MEAN, std=STD, resize=8, interpolation="bicubic")
     image = Image.open(pictures / "a/img2.png").resize((12, 8), Image.Resampling.BICUBIC)
     image = image.crop((3, 2, 9, 6))  # 12x8 to 6x4
     pixels = np.asarray(image).astype(np.float32) / np.float32(255)
@@ -56,7 +58,7 @@ def test_imagenet_recipe(pictures: Path) -> None:
 
 
 def test_raw_scale_and_bgr(pictures: Path) -> None:
-    options = ImagePreprocess(scale="raw", mean=(1, 2, 3), std=128, bgr=True, crop=(4, 6))
+    options = Data(scale="raw", mean=(1, 2, 3), std=(128,), bgr=True, crop=(4, 6))
     pixels = np.asarray(Image.open(pictures / "a/img2.png"))[2:6, 4:10].astype(np.float32)
     expected = (pixels[..., ::-1] - np.float32([1, 2, 3])) / np.float32(128)
     np.testing.assert_array_equal(only(pictures, sized(4, 6), options)[0], expected.transpose(2, 0, 1))
@@ -71,18 +73,18 @@ def test_open_size_keeps_the_image(pictures: Path) -> None:
     assert only(pictures, sized("H", "W")).shape == (1, 3, 9, 14)
     with pytest.raises(DataError, match="Set layout"):
         open_samples(pictures, sized("H", "W", "C"))
-    assert only(pictures, sized("H", "W", "C"), ImagePreprocess(layout="nhwc")).shape[2:] == (14, 3)
+    assert only(pictures, sized("H", "W", "C"), Data(layout="nhwc")).shape[2:] == (14, 3)
 
 
 def test_grey_half_and_bytes(pictures: Path) -> None:
     grey = np.asarray(Image.open(pictures / "a/img2.png").convert("L"))
-    crop = ImagePreprocess(crop=(4, 6))
+    crop = Data(crop=(4, 6))
     expected = grey[None, None, 2:6, 4:10]
     np.testing.assert_array_equal(only(pictures, sized(4, 6, 1, "uint8"), crop), expected)
     half = only(pictures, sized(4, 6, 1, "float16"), crop)
     np.testing.assert_array_equal(half, (expected.astype(np.float32) / np.float32(255)).astype(np.float16))
     with pytest.raises(DataError, match="pixels as they are"):
-        open_samples(pictures, sized(4, 6, 3, "uint8"), images=ImagePreprocess(mean=0.5))
+        open_samples(pictures, sized(4, 6, 3, "uint8"), images=Data(mean=(0.5,)))
 
 
 def test_palette_and_alpha(tmp_path: Path) -> None:
@@ -130,14 +132,14 @@ def test_corrupt_image_is_named(pictures: Path, damage: str) -> None:
 
 def test_image_smaller_than_the_crop(pictures: Path) -> None:
     with pytest.raises(DataError) as caught:
-        only(pictures, sized("H", "W"), ImagePreprocess(crop=10))
+        only(pictures, sized("H", "W"), Data(crop=10))
     assert "9x14" in str(caught.value)
     assert "10x10" in str(caught.value)
 
 
 def test_size_that_cannot_fit_the_model(pictures: Path) -> None:
     with pytest.raises(DataError) as caught:
-        open_samples(pictures, sized(4, 6), images=ImagePreprocess(resize=8, crop=5))
+        open_samples(pictures, sized(4, 6), images=Data(resize=8, crop=5))
     assert "5x5" in str(caught.value)
     assert "4x6" in str(caught.value)
 
@@ -149,20 +151,20 @@ def test_several_inputs(pictures: Path, two_inputs: list[InputSpec]) -> None:
 
 def test_options_that_make_no_sense() -> None:
     with pytest.raises(DataError, match="scale='raw'"):
-        ImagePreprocess(mean=(123.7, 116.8, 103.9))
+        open_samples([], sized(4, 6), images=Data(mean=(123.7, 116.8, 103.9)))
     with pytest.raises(DataError, match="positive"):
-        ImagePreprocess(std=0)
-    with pytest.raises(DataError, match="interpolation"):
-        ImagePreprocess(interpolation="lanczos")  # type: ignore[arg-type]
-    for size in (0, (4,), (4, 0), 2.5, "224"):
-        with pytest.raises(DataError, match="not a size"):
-            ImagePreprocess(resize=size)  # type: ignore[arg-type]
+        open_samples([], sized(4, 6), images=Data(std=(0,)))
+    with pytest.raises(ValidationError, match="interpolation"):
+        Data(interpolation="lanczos")  # type: ignore[arg-type]
+    for size in (0, (4,), (4, 0), 2.5):
+        with pytest.raises(ValidationError, match="resize"):
+            Data(resize=size)  # type: ignore[arg-type]
     with pytest.raises(DataError, match="2 numbers"):
-        open_samples([], sized(4, 6), images=ImagePreprocess(mean=(0.1, 0.2)))
+        open_samples([], sized(4, 6), images=Data(mean=(0.1, 0.2)))
 
 
 def test_pixels_in_arrays(pictures: Path, tmp_path: Path) -> None:
-    options = ImagePreprocess(mean=MEAN, std=STD)
+    options = Data(mean=MEAN, std=STD)
     expected = only(pictures, sized(4, 6), options)
     pixels = np.asarray(Image.open(pictures / "a/img2.png"))
     np.savez(tmp_path / "x.npz", x=pixels[None], y=np.arange(1))
@@ -177,10 +179,10 @@ def test_pixels_in_arrays(pictures: Path, tmp_path: Path) -> None:
 
 def test_preprocessing_of_floats_is_refused() -> None:
     with pytest.raises(DataError, match="not pixels") as caught:
-        list(open_samples([np.zeros((3, 4, 6), np.float32)], sized(4, 6), images=ImagePreprocess()))
+        list(open_samples([np.zeros((3, 4, 6), np.float32)], sized(4, 6), images=Data()))
     assert "float32" in str(caught.value)
     with pytest.raises(DataError, match="no channel axis"):
-        list(open_samples([np.zeros((5, 4, 6), np.uint8)], sized(4, 6), images=ImagePreprocess()))
+        list(open_samples([np.zeros((5, 4, 6), np.uint8)], sized(4, 6), images=Data()))
 
 
 def test_look_ahead_is_bounded_and_in_order() -> None:

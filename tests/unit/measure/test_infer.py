@@ -10,8 +10,8 @@ from PIL import Image
 
 from helpers import build, node, normal, run
 from roundel import evaluate_models, infer
-from roundel.data import ImagePreprocess
 from roundel.errors import DataError, OutputError, RecipeError
+from roundel.options import data_settings
 from roundel.recipe.settings import Data
 
 
@@ -103,7 +103,7 @@ def test_the_data_section_is_obeyed(tmp_path: Path) -> None:
     assert done.files == ("0.npy", "2.npy")
     wanted = (2 * 51 / 255 - 0.2) / 0.5 * 0.5
     np.testing.assert_allclose(np.load(tmp_path / "out" / "2.npy"), wanted, rtol=1e-5)
-    assert ImagePreprocess(mean=0.2).mean == (0.2,)
+    assert data_settings(None, {"mean": 0.2}).mean == (0.2,)
 
 
 def test_labels_in_every_form_say_the_same(tmp_path: Path) -> None:

