@@ -16,7 +16,7 @@ from helpers import build, node, normal
 
 pytest.importorskip("torch")
 
-from roundel.numerics.floats import round_bfloat16, round_float16
+from roundel.numerics.floats import round_bfloat16, to_float16
 from roundel.types import Sample
 from roundel.work.checkpoints import Store
 
@@ -49,7 +49,7 @@ def test_the_error_falls(preset: str, changes: dict[str, Any], fresh: Sequence[S
     assert case.sqnr(state, fresh) > case.sqnr(case.state, fresh)
 
 
-@pytest.mark.parametrize(("preset", "held"), [("bf16", round_bfloat16), ("fp16", round_float16)])
+@pytest.mark.parametrize(("preset", "held"), [("bf16", round_bfloat16), ("fp16", to_float16)])
 def test_what_is_learned_is_what_the_type_holds(preset: str, held: Any) -> None:
     case = calibrated(conv_net(), pictures(24), preset)
     state, reports = case.tune(algorithm="adaquant", **FEW)
