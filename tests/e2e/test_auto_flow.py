@@ -37,7 +37,7 @@ def command(*words: object) -> list[str]:
 def test_a_model_within_its_budget(data: Path) -> None:
     out = data / "out.onnx"
     words = ("--data", data / "calib.npz", "--eval-data", data / "eval.npz", "--labels", data / "labels.npy")
-    rungs = ("--rungs", "xint8,xint8-fast,a8w8,a16w8,mixed,bf16")
+    rungs = ("--rungs", "xint8,a8w8,a16w8,mixed,bf16")
     ran = subprocess.run(
         command("auto", DIGITS.model_path, "-o", out, *words, "--max-drop", "1 point", *rungs),
         capture_output=True,

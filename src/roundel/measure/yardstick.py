@@ -284,14 +284,14 @@ def measure_of(metric: str | scores.Metric | Measure | None, *, lower: bool = Fa
 
 
 def paired_margin(lost: int, won: int, rows: int) -> float:
-    """Half of the 95 % interval of a difference between two shares of the same rows (Agresti and Min).
+    """Half of the 95 % interval of a difference between two shares of the same rows (Bonett and Price).
 
     Args:
         lost, won: rows that count for the first model only, and for the second only.
         rows: all of them.
     """
     count = rows + 2
-    variance = (lost + won + 1 - (lost - won) ** 2 / count) / count**2
+    variance = (lost + won + 2 - (lost - won) ** 2 / count) / count**2
     return _Z * math.sqrt(max(variance, 0.0))
 
 

@@ -418,7 +418,7 @@ def _outcome(console: Console, tree: Tree, metric: Words, drop: Words) -> None:
     if tree["met"]:
         text = f"[bold green]met:[/] {escape(chosen['title'])}{escape(where)} stays within {tree['max_drop']}"
         if chosen["margin"] is not None:
-            text += f" on these rows; in general it loses {_interval(chosen, drop)} (95 %)"
+            text += f": drop {_interval(chosen, drop)} (95 %)"
         console.print(text)
         return
     console.print(

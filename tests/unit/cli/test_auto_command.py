@@ -16,7 +16,7 @@ def test_a_budget_that_is_met(roundel_cli: Any, digits: Path, arrays: Path, tmp_
     assert out.exists()
     assert "agreement" in ran.out
     assert "chosen" in ran.out
-    assert "met: XINT8, calibration only in out.onnx stays within 50%" in ran.out
+    assert "met: XINT8, effort fast in out.onnx stays within 50%: drop 0.00% ±" in ran.out
     assert "xint8: " in ran.err
     assert all(len(line) <= 80 for line in ran.out.splitlines())
 

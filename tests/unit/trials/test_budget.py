@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import math
 
+import numpy as np
 import pytest
 
 from roundel.errors import RecipeError
+from roundel.measure.yardstick import paired_margin
 from roundel.trials.rungs import Drop, DropUnit, parse_drop, parse_time
 
 
@@ -83,3 +85,13 @@ def test_times(text: str | float | None, seconds: float | None) -> None:
 def test_no_times(text: str) -> None:
     with pytest.raises(RecipeError, match="time cannot be read"):
         parse_time(text)
+
+
+@pytest.mark.parametrize(("lost", "won"), [(0.0, 0.0), (0.01, 0.0), (0.05, 0.04), (0.3, 0.1)])
+def test_the_interval_holds_the_truth_as_often_as_it_says(lost: float, won: float) -> None:
+    rows, times = 200, 4000
+    drawn = np.random.default_rng(0).multinomial(rows, [lost, won, 1 - lost - won], times)
+    found = [abs((one - other) / rows - (lost - won)) for one, other, _ in drawn]
+    margins = [paired_margin(int(one), int(other), rows) for one, other, _ in drawn]
+    assert np.mean(np.array(found) <= np.array(margins)) >= 0.93
+    assert min(margins) > 0
