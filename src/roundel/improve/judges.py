@@ -21,7 +21,7 @@ from roundel.types import QType, Sample
 _FINER = 8  # the weights' step against the one that leaves the error of rounding: 2.5 to 10 were seen
 _FINENESSES = (2, 4, 8)  # one rounding of the weights is one draw; with other steps it is another
 _MOST = 64  # samples
-_ELEMENTS = 3_600_000  # of their inputs: 24 images of 224 x 224; smaller ones are cheap, so there are more
+_ELEMENTS = 1_500_000  # of their inputs: 10 images of 224 x 224; smaller ones are cheap, so there are more
 
 
 def unseen(state: State) -> Iterator[float]:
