@@ -10,7 +10,7 @@ import onnx_ir as ir
 
 from roundel.data import open_samples
 from roundel.improve.layers import quantized_layers
-from roundel.improve.probe import FinerWeights, OutputErrors, run_size, session_of, together
+from roundel.improve.probe import FinerWeights, OutputErrors, let_out_logits, run_size, session_of, together
 from roundel.improve.weight_only import packed_sqnr
 from roundel.model.graph import input_specs
 from roundel.model.session import open_session
@@ -20,7 +20,7 @@ from roundel.types import QType, Sample
 
 _FINER = 8  # the weights' step against the one that leaves the error of rounding: 2.5 to 10 were seen
 _FINENESSES = (2, 4, 8)  # one rounding of the weights is one draw; with other steps it is another
-_MOST = 64  # samples
+_MOST = 24  # samples
 _ELEMENTS = 1_500_000  # of their inputs: 10 images of 224 x 224; smaller ones are cheap, so there are more
 
 
@@ -60,6 +60,7 @@ def outliers(state: State) -> Iterator[float]:
     first = first_held(state)
     done = _calibrated(state, state.few.inputs[:first])
     assert done.written is not None
+    let_out_logits(done.written.graph, state.model.graph)
     session = open_session(done.written, simulate=True)
     errors = OutputErrors(state.model.graph)
     numbers = range(first, len(state.few.inputs))

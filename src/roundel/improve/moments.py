@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -43,7 +43,8 @@ class Moments:
         heavy_x, heavy_y, count = x, y, np.full((len(x), 1), float(x.shape[1]))
         if weights is not None:
             heavy_x, heavy_y, count = x * weights, y * weights, weights.sum(1, dtype=np.float64)
-        sums = heavy_x.sum(1, dtype=np.float64), heavy_y.sum(1, dtype=np.float64)
+        all_rows = np.ones((1, x.shape[1]), np.float32)
+        sums = [(all_rows @ heavy)[:, 0].astype(np.float64) for heavy in (heavy_x, heavy_y)]
         if self.parts == 1:
             xx, xy = heavy_x.transpose(0, 2, 1) @ x, x.transpose(0, 2, 1) @ heavy_y
         else:
@@ -137,6 +138,12 @@ def in_parts(array: NDArray[Any], parts: int) -> NDArray[Any]:
     whole = np.zeros((groups, parts * part, *rest), array.dtype)
     whole[:, :size] = array
     return whole.reshape(groups * parts, part, *rest)
+
+
+def means(rows: NDArray[np.float32], counts: Sequence[int]) -> Doubles:
+    """(samples, G, K): of (G, n, K) the mean of each sample's rows, which follow each other."""
+    member = np.repeat(np.eye(len(counts), dtype=np.float32), counts, 1)
+    return np.asarray((member @ rows).transpose(1, 0, 2) / np.reshape(counts, (-1, 1, 1)).astype(np.float64))
 
 
 @dataclass(frozen=True, slots=True, eq=False)

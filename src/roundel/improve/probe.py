@@ -2,7 +2,8 @@
 
 Boxes in pixels and scores between 0 and 1 differ in power by millions: summed up as they are, nobody would
 notice what becomes of the scores. So each output counts relative to its own power, and so does each part of
-one that a detection head has joined.
+one that a detection head has joined. An output that a Softmax makes counts by what that reads: of answers
+that are nearly certain nothing else shows an error, and the verdict would hang on the few others.
 """
 
 from __future__ import annotations
@@ -18,7 +19,7 @@ import onnxruntime as ort
 from numpy.typing import NDArray
 
 from roundel.model.edit import Names, add_constant
-from roundel.model.graph import constant_array, opset_version, values_by_name
+from roundel.model.graph import attribute_int, constant_array, is_op, opset_version, rank, values_by_name
 from roundel.model.session import open_session
 from roundel.numerics.affine import dequantize
 from roundel.numerics.metrics import Closeness, comparable
@@ -34,6 +35,9 @@ from roundel.targets.operators import is_operand
 from roundel.types import QParams, Sample
 
 Errors = Mapping[str, Closeness]
+_LOGITS = "_logits"
+_FLOOR = -60.0  # below the largest logarithm; float32 holds some more
+_LEAST = 1e-37
 _USUAL_DEPTH = 100  # elements in all activations for each one of the input
 
 
@@ -56,9 +60,17 @@ def simulated(model: ir.Model, state: State, recipe: Recipe) -> ir.Model:
     return written
 
 
+def judged(model: ir.Model, state: State, recipe: Recipe) -> ir.Model:
+    """The same, with the outputs that `OutputErrors` asks for."""
+    written = write_qdq(model, state, recipe)
+    let_out_logits(written.graph, model.graph)
+    simulate(written, state, recipe.npu)
+    return written
+
+
 def session_of(model: ir.Model, state: State, recipe: Recipe) -> ort.InferenceSession:
     """The same, ready to run."""
-    return open_session(simulated(model, state, recipe), simulate=True)
+    return open_session(judged(model, state, recipe), simulate=True)
 
 
 class FinerWeights:
@@ -72,7 +84,7 @@ class FinerWeights:
     """
 
     def __init__(self, model: ir.Model, state: State, names: Sequence[str], recipe: Recipe) -> None:
-        written = simulated(model, state, recipe)
+        written = judged(model, state, recipe)
         values = values_by_name(written.graph)
         self._values, self._plan = values_by_name(model.graph), state.plan
         self._inputs: dict[str, tuple[str, str]] = {}
@@ -100,18 +112,55 @@ class FinerWeights:
             yield self._session.run(list(outputs), {**feeds, **sample})
 
 
+def _distributions(graph: ir.Graph) -> dict[str, str]:
+    """The outputs that a Softmax over the last axis makes, each with that node's name."""
+    found = {}
+    for value in graph.outputs:
+        node, dims = value.producer(), rank(value) or 1
+        if node is not None and is_op(node, "Softmax") and attribute_int(node, "axis", -1) % dims == dims - 1:
+            found[str(value.name)] = str(node.name)
+    return found
+
+
+def let_out_logits(graph: ir.Graph, plain: ir.Graph) -> None:
+    """Add an output for each Softmax that makes one: what it reads, in a copy of the plain graph."""
+    nodes = {str(node.name): node for node in graph if is_op(node, "Softmax")}
+    for output, name in _distributions(plain).items():
+        read = nodes[name].inputs[0]
+        assert read is not None
+        value = ir.Value(name=output + _LOGITS, shape=read.shape, type=ir.TensorType(ir.DataType.FLOAT))
+        graph.insert_before(nodes[name], ir.Node("", "Identity", [read], outputs=[value], name=value.name))
+        graph.outputs.append(value)
+
+
+def _levels(logarithms: NDArray[Any]) -> NDArray[Any]:
+    """What a Softmax tells apart: logarithms down to a floor, less their mean."""
+    held = np.maximum(logarithms - logarithms.max(-1, keepdims=True), _FLOOR)
+    return np.asarray(held - held.mean(-1, keepdims=True))
+
+
 class OutputErrors:
-    """The errors of one model's outputs."""
+    """The errors of one model's outputs.
+
+    Attributes:
+        outputs: the float model's.
+        names: what is compared with them: the same, or what the Softmax behind reads (`let_out_logits`).
+    """
 
     def __init__(self, graph: ir.Graph) -> None:
-        self.names = [str(value.name) for value in graph.outputs]
+        self.outputs = [str(value.name) for value in graph.outputs]
+        self._distributions = _distributions(graph)
+        self.names = [name + _LOGITS if name in self._distributions else name for name in self.outputs]
         self._joints = joined_outputs(graph)
 
     def of(self, wanted: Mapping[str, NDArray[Any]], given: Sequence[NDArray[Any]]) -> Errors:
         """For one sample, by output and part; what is not float, infinite or of another shape is left out."""
         found = {}
-        for name, value in zip(self.names, given, strict=True):
+        for name, value in zip(self.outputs, given, strict=True):
             if comparable(wanted.get(name), value):
+                if name in self._distributions:
+                    found[name] = Closeness.of(_levels(np.log(wanted[name] + _LEAST)), _levels(value))
+                    continue
                 for part, whole, other in paired_parts(name, wanted[name], value, self._joints):
                     found[part] = Closeness.of(whole, other)
         return found
@@ -155,15 +204,20 @@ class QuantizerProbe:
         *,
         threads: int = 2,
     ) -> None:
-        self._samples, self._outputs, self._threads = samples, outputs, threads
+        self._samples, self._wanted, self._threads = samples, outputs, threads
         self._errors = OutputErrors(model.graph)
-        wired = _Wiring(model.clone(), state, recipe)
+        let_out_logits((copy := model.clone()).graph, model.graph)
+        wired = _Wiring(copy, state, recipe)
         self._switches = {names[0]: wired.group(names) for names in groups}
         self._off: dict[str, NDArray[Any]] = {}
         for name, (switch, scale) in self._switches.items():
             self._off[switch] = np.asarray(False)
             if scale is not None:
                 self._off[scale] = np.asarray(state.params[name].scale)
+        # An output that is quantized comes from its switch, under another name.
+        made = [str(value.name) for value in wired.model.graph.outputs]
+        asked = zip(self._errors.names, self._errors.outputs, made, strict=False)
+        self._names = [now if name == plain else name for name, plain, now in asked]
         self._session = open_session(wired.model, threads=1, simulate=True)
 
     def error(self, scales: Mapping[str, NDArray[np.float32] | None], count: int) -> Closeness:
@@ -181,8 +235,8 @@ class QuantizerProbe:
                 feeds[scale] = np.asarray(given, np.float32)
 
         def one(index: int) -> Errors:
-            given = self._session.run(None, {**feeds, **self._samples[index]})
-            return self._errors.of(self._outputs[index], given)
+            given = self._session.run(self._names, {**feeds, **self._samples[index]})
+            return self._errors.of(self._wanted[index], given)
 
         with ThreadPoolExecutor(self._threads) as pool:
             return together(pool.map(one, range(min(count, len(self._samples)))))

@@ -26,15 +26,15 @@ from roundel.state import LayerReport, State
 from roundel.types import Listener, QParams, Sample, ScaleKind
 
 _BITS = 8  # with more, all that a narrower range changes is what happens to values that no sample showed
-_RUNS_A_SAMPLE = 1.2  # forward runs that looking at every tensor may take, for each sample there is
+_RUNS_A_SAMPLE = 0.6  # forward runs that looking at every tensor may take, for each sample there is
 _RUNS, _FEWEST_RUNS, _LEAST_RUNS = 240, 24, 8
 _RUN_ELEMENTS = 12_000_000  # for a big model, fewer runs must do: 8 with images of 1024 x 512
 _LEAST_LOOKED, _LOOKED = 1, 4  # samples that a tensor is looked at with
-_MEASURED = 16  # samples that confirm a range; held-out ones judge in the end
-_TRIED_ELEMENTS = 2_400_000  # of the samples that a range is first tried on: 16 images of 224 x 224
+_MEASURED = 8  # samples that confirm a range; held-out ones judge in the end
+_TRIED_ELEMENTS = 1_200_000  # of the samples that a range is first tried on: 16 images of 224 x 224
 _WORTH = 0.1  # share of the whole error that makes a tensor worth a search
 _MOST = 12  # tensors that are searched
-_LEAST_PATIENCE, _PATIENCE = 2, 4  # of them in a row, the worst first, that stay: the rest will, too
+_LEAST_PATIENCE, _PATIENCE = 2, 2  # of them in a row, the worst first, that stay: the rest will, too
 _GAIN = 0.95  # a step must leave less than this share of the error
 _CLEAR_GAIN = 0.8  # and another choice for all tensors at once, less than this
 _FEW_SAMPLES = 32

@@ -16,7 +16,7 @@ from numpy.typing import NDArray
 from roundel.improve.constants import Changed, Constants, Written
 from roundel.improve.layers import quantized_layers
 from roundel.improve.memory import load_layer, save_layer
-from roundel.improve.moments import HeldRows, Missing, Moments, Single, in_parts, parts_of
+from roundel.improve.moments import HeldRows, Missing, Moments, Single, in_parts, means, parts_of
 from roundel.improve.stepwise import StepwiseRunner
 from roundel.improve.targets import SampledTargets, float_targets, importance, visible_ranges
 from roundel.model.layers import Layer
@@ -39,7 +39,7 @@ from roundel.work.checkpoints import Memory
 
 _RIDGES = (1.0, 0.1, 0.01)
 _DAMPING = 0.3
-_SWEEPS = 3
+_SWEEPS = 2
 _TRIED = 3  # scales that a layer is solved with
 _ASKED = 64  # outputs of a layer that choose its ridge and scale
 _MOST_APART = 32  # places of one sample that tell something that the others do not
@@ -381,22 +381,21 @@ class _LayerByLayer:
             y = np.ascontiguousarray(np.concatenate([targets[i].values for i in chunk]).transpose(1, 0, 2))
             return HeldRows(x, y, _weights(y, seen))
 
-        def taught(chunk: range) -> tuple[Moments, list[tuple[Doubles, Doubles]]]:
+        def taught(chunk: range) -> tuple[Moments, tuple[Doubles, Doubles]]:
             given, found = rows(chunk), Moments(parts)
             found.add(given.x, given.y, given.weights)
-            ends = np.cumsum([len(targets[i].places) for i in chunk])[:-1]
-            each = zip(np.split(given.x, ends, 1), np.split(given.y, ends, 1), strict=True)
-            return found, [(x.mean(1, np.float64), y.mean(1, np.float64)) for x, y in each]
+            each = counts[chunk.start : chunk.stop]
+            return found, (means(given.x, each), means(given.y, each))
 
         held = self.pool.submit(rows, range(self.held_from, len(targets)))
         counts = [len(target.places) for target in targets[: self.held_from]]
         enough = min(_enough(layer.groups * parts, -(-size // parts)), -(-sum(counts) // _THREADS))
-        train, means = Moments(parts), []
-        for found, some in _in_turn(self.pool, taught, _chunks(counts, enough)):
+        train, single = Moments(parts), []
+        for found, each in _in_turn(self.pool, taught, _chunks(counts, enough)):
             train.merge(found)
-            means += some
+            single.append(each)
         apart = sum(min(count, _MOST_APART) for count in counts)
-        x, y = (np.stack(side) for side in zip(*means, strict=True))
+        x, y = (np.concatenate(side) for side in zip(*single, strict=True))
         return train, held.result(), Single(x, y, apart)
 
     def _factors(self, layer: Layer, weight: QParams) -> tuple[float, ...]:

@@ -29,7 +29,7 @@ from roundel.passes import refresh_shapes
 from roundel.targets.operators import Trait, ops_with
 from roundel.types import Doubles, Sample
 
-_ROWS, _MOST_ROWS = 20_000, 200  # places looked at in all samples, and in one
+_ROWS, _MOST_ROWS = 10_000, 200  # places looked at in all samples, and in one
 _ROWS_IN_PARTS = 2_560  # the same where only some of the inputs' products are kept
 _GROUPED_WORK = 45_000  # the same x kernel size for a grouped layer: few weights need few rows
 _MOST_BYTES = 1_000_000_000  # in a file beyond what the run may hold

@@ -13,7 +13,7 @@ from numpy.typing import NDArray
 
 from roundel.errors import DataError, RecipeError
 from roundel.improve.moments import HeldMoments, InputMoments
-from roundel.improve.probe import Carried, Errors, OutputErrors, together
+from roundel.improve.probe import Carried, Errors, OutputErrors, let_out_logits, together
 from roundel.improve.stepwise import StepwiseRunner
 from roundel.model.graph import constant_array, values_by_name
 from roundel.model.session import open_session
@@ -213,11 +213,12 @@ def packed_sqnr(
     carried = Carried(model, layers)
     for layer in layers:
         carried.take(layer, packed[layer.key])
+    let_out_logits(carried.model.graph, model.graph)
     plain, other = open_session(model), open_session(carried.model)
     errors = OutputErrors(model.graph)
 
     def one(sample: Sample) -> Errors:
-        wanted = dict(zip(errors.names, plain.run(errors.names, sample), strict=True))
+        wanted = dict(zip(errors.outputs, plain.run(errors.outputs, sample), strict=True))
         return errors.of(wanted, other.run(errors.names, sample))
 
     return together(map(one, samples)).sqnr_db

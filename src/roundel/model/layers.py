@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
 import onnx_ir as ir
-from numpy.lib.stride_tricks import sliding_window_view
 from numpy.typing import NDArray
 
 from roundel.model import graph
@@ -141,26 +141,33 @@ class Layer:
             return self.targets((data - data.mean(spread, keepdims=True)) / deviation, places)
         if self.op not in _IMAGES:
             return data.reshape(-1, data.shape[-1])[places][:, None]
-        turned = self.op == "ConvTranspose"
-        padded = self._stuffed(data, zero) if turned else self._padded(data, spatial, zero)
-        extent = tuple((k - 1) * d + 1 for k, d in zip(self.kernel, self.dilations, strict=True))
-        axes = tuple(range(2, 2 + len(self.kernel)))
-        windows: Array = sliding_window_view(padded, extent, axis=axes)
-        steps = self.strides if self.op == "Conv" else (1,) * len(self.kernel)
+        given = self._stuffed(data, zero) if self.op == "ConvTranspose" else data
         batch, *where = np.unravel_index(places, (data.shape[0], *spatial))
-        index: Any = (batch, slice(None), *(w * s for w, s in zip(where, steps, strict=True)))
-        sparse: Any = (..., *[slice(None, None, d) for d in self.dilations])
-        picked: Array = windows[index][sparse]
-        return picked.reshape(len(places), self.groups, -1)
+        index, outside = self._reached(where, given.shape[2:])
+        flat: Array = given.reshape(*given.shape[:2], -1)
+        if len(flat) == 1:
+            picked = flat[0].take(index.reshape(-1), axis=1).reshape(-1, *index.shape)
+        else:
+            picked = flat[batch[:, None], :, index].transpose(2, 0, 1)
+        if outside.any():
+            picked[:, outside] = zero
+        rows: Array = picked.transpose(1, 0, 2).reshape(len(places), self.groups, -1)
+        return rows
 
-    def _padded(self, data: Array, spatial: tuple[int, ...], zero: int) -> Array:
-        pads = [(0, 0), (0, 0)]
-        for i, size in enumerate(spatial):
-            extent = (self.kernel[i] - 1) * self.dilations[i] + 1
-            needed = (size - 1) * self.strides[i] + extent
-            end = max(self.end[i], needed - data.shape[2 + i] - self.begin[i], 0)
-            pads.append((self.begin[i], end))
-        return np.pad(data, pads, constant_values=zero) if any(p != (0, 0) for p in pads) else data
+    def _reached(
+        self, where: Sequence[NDArray[np.intp]], sizes: Sequence[int]
+    ) -> tuple[NDArray[np.intp], NDArray[np.bool_]]:
+        """(n, kernel): the flat positions that each place is computed from, and which of them are padding."""
+        turned, count = self.op == "ConvTranspose", len(where[0])
+        index, outside = np.zeros((count, 1), np.intp), np.zeros((count, 1), bool)
+        for axis, (at, size) in enumerate(zip(where, sizes, strict=True)):
+            dilation, stride = self.dilations[axis], 1 if turned else self.strides[axis]
+            before = (self.kernel[axis] - 1) * dilation - self.begin[axis] if turned else self.begin[axis]
+            line = (at * stride - before)[:, None] + np.arange(self.kernel[axis]) * dilation
+            inside = np.clip(line, 0, size - 1)
+            index = (index[:, :, None] * size + inside[:, None]).reshape(count, -1)
+            outside = (outside[:, :, None] | (inside != line)[:, None]).reshape(count, -1)
+        return index, outside
 
     def _stuffed(self, data: Array, zero: int) -> Array:
         """A transposed convolution is a plain one over the input with zeros between its entries."""
@@ -168,12 +175,7 @@ class Layer:
         wide = np.full((*data.shape[:2], *sizes), zero, data.dtype)
         every: Any = (..., *[slice(None, None, s) for s in self.strides])
         wide[every] = data
-        pads = [(0, 0), (0, 0)]
-        for i, kernel in enumerate(self.kernel):
-            edge = (kernel - 1) * self.dilations[i]
-            pads.append((edge - self.begin[i], edge - self.end[i] + self.strides[i]))
-        low = [(max(a, 0), max(b, 0)) for a, b in pads]
-        return np.pad(wide, low, constant_values=zero)
+        return wide
 
     @property
     def stored(self) -> Array:

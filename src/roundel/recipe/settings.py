@@ -317,7 +317,7 @@ class Rotate(Section):
 class Improve(Section):
     """What `effort` fast and high do beyond calibration; each step is kept where a held-out error falls."""
 
-    samples: Annotated[int, Field(ge=2)] = 128
+    samples: Annotated[int, Field(ge=2)] = 80
     """Most samples that the steps below look at."""
     front_end: bool = True
     """Integers: leave in float what computes a spectrogram, up to the Log before the network."""
