@@ -12,7 +12,7 @@ from numpy.typing import NDArray
 from roundel.numerics.rounding import damped
 from roundel.types import Doubles, FloatArray
 
-_MOST_INPUTS = 2048  # of a layer, of which all products are kept
+_MOST_INPUTS = 768  # of a layer, of which all products are kept
 _PART, _LEAST_PART, _MOST_PRODUCTS = 512, 64, 1 << 24
 _FEWEST = 2  # samples that have a variance
 _NOISE = 1e-6  # what sums of single precision may lose, relative to the square of a value
