@@ -8,6 +8,7 @@ import onnx_ir as ir
 import pytest
 
 from helpers import build, node, normal
+from roundel import quantize
 from roundel.improve.probe import OutputErrors, together
 
 
@@ -61,3 +62,36 @@ def test_what_cannot_be_compared_is_left_out(other: np.ndarray) -> None:
     errors = OutputErrors(ir.from_proto(build(nodes, {"x": [4]}, ["a", "b"], {})).graph)
     found = together([errors.of({"a": other, "b": np.ones(4)}, [np.ones(4), np.ones(4)])])
     assert (found.noise, found.count) == (0.0, 4)
+
+
+def _classifier(width: int, classes: int) -> onnx.ModelProto:
+    nodes = [
+        node("Gemm", ["x", "w", "b"], ["h"], name="hidden"),
+        node("Relu", ["h"], ["r"], name="relu"),
+        node("Gemm", ["r", "v"], ["z"], name="layer"),
+        node("Softmax", ["z"], ["y"], name="answer", axis=-1),
+    ]
+    constants = {"w": normal(width, width), "b": normal(width), "v": normal(width, classes)}
+    return build(nodes, {"x": [1, width]}, {"y": [1, classes]}, constants)
+
+
+def test_nearly_certain_answers_count_by_what_their_softmax_reads() -> None:
+    """Behind the Softmax both errors are invisible; in front of it one is ten times as large."""
+    errors = OutputErrors(ir.from_proto(_classifier(4, 3)).graph)
+    assert (errors.outputs, errors.names) == (["y"], ["y_logits"])
+    logits = np.array([[30.0, 0.0, -30.0]], np.float32)
+    wanted = np.exp(logits - logits.max()) / np.exp(logits - logits.max()).sum()
+    near, far = (errors.of({"y": wanted}, [logits + np.float32([[0, 0, e]])])["y"] for e in (0.1, 1.0))
+    assert far.noise == pytest.approx(100 * near.noise, rel=1e-3)
+    # A Softmax does not see what is added to all.
+    assert errors.of({"y": wanted}, [logits + 7])["y"].noise < 1e-6
+
+
+@pytest.mark.parametrize("preset", ["xint8", "a8w8"])
+def test_the_logits_of_the_quantized_model_come_from_where_it_computes_them(preset: str) -> None:
+    """All who judge ask for the same outputs, also where the last tensor is quantized, and switched."""
+    samples = [{"x": normal(1, 32, seed=seed)} for seed in range(40)]
+    result = quantize(_classifier(32, 8), preset=preset, data=samples)
+    assert "rounding" in {step.step for step in result.record.improvements}
+    assert all(5 < step.before_db < 60 for step in result.record.improvements)
+    assert [value.name for value in result.model.graph.output] == ["y"]  # asked for in copies only
