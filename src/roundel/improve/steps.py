@@ -8,6 +8,8 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
+import numpy as np
+
 from roundel.calibrate.positions import refine
 from roundel.data import Samples
 from roundel.errors import DataError
@@ -32,6 +34,7 @@ from roundel.work.checkpoints import Memory
 Judge = Callable[[State], Iterable[float]]
 _ROUNDING = "rounding"
 _CLEAR = 1.5  # dB between two verdicts
+_DOUBT = 0.5  # of the standard error of several draws
 
 
 @dataclass(frozen=True, slots=True)
@@ -68,27 +71,33 @@ def keep_if_better(step: Step, state: State, context: Context) -> State:
     if nothing:
         return state.spent(step.name, time.perf_counter() - start)
     judge = _judge(step, state)
-    before, after = _compared(judge, state, tried)
+    errors, doubt = _compared(judge, state, tried)
     took = time.perf_counter() - start
     early = judge in (judges.ahead_of_rounding, judges.equalization)
     foreseen = early and state.recipe.improve.rounding
-    report = verdict(step.name, (before, after), took, layers, foreseen=foreseen)
+    report = verdict(step.name, errors, took, layers, doubt=doubt, foreseen=foreseen)
     chosen = tried if report.kept else state
     done = replace(chosen, judged=(judge, report.after_db), steps=(*state.steps, report))
     return done.spent(step.name, took)
 
 
-def _compared(judge: Judge, state: State, tried: State) -> tuple[float, float]:
-    """Both verdicts; a judge of several draws stops when the first ones leave no doubt."""
+def _compared(judge: Judge, state: State, tried: State) -> tuple[tuple[float, float], float]:
+    """Both verdicts, and the gain that chance alone may show.
+
+    A judge of several draws stops when two agree and leave no doubt. One draw alone may be 6 dB off.
+    """
     if state.judged and state.judged[0] is judge:
-        return state.judged[1], _mean(list(judge(tried)))
+        return (state.judged[1], _mean(list(judge(tried)))), 0.0
     draws: list[tuple[float, float]] = []
-    for pair in zip(judge(state), judge(tried), strict=True):
-        draws.append(pair)
-        if abs(pair[1] - pair[0]) > _CLEAR:
+    gains: list[float] = []
+    for before, after in zip(judge(state), judge(tried), strict=True):
+        draws.append((before, after))
+        gains.append(after - before)
+        if len(gains) > 1 and min(map(abs, gains)) > _CLEAR and len(set(map(np.sign, gains))) == 1:
             break
+    doubt = _DOUBT * float(np.std(gains, ddof=1)) / len(gains) ** 0.5 if len(gains) > 1 else 0.0
     before, after = (_mean(side) for side in zip(*draws, strict=True))
-    return before, after
+    return (before, after), doubt if np.isfinite(doubt) else 0.0
 
 
 def _mean(decibels: Sequence[float]) -> float:
@@ -96,11 +105,17 @@ def _mean(decibels: Sequence[float]) -> float:
 
 
 def verdict(
-    step: str, errors: tuple[float, float], seconds: float, layers: Layers = (), *, foreseen: bool = False
+    step: str,
+    errors: tuple[float, float],
+    seconds: float,
+    layers: Layers = (),
+    *,
+    doubt: float = 0.0,
+    foreseen: bool = False,
 ) -> StepReport:
-    """A step is kept where the SQNR with it (the second number) is higher than without it (the first)."""
+    """A step is kept where the SQNR with it (the second number) is clearly higher than without it."""
     before, tried = errors
-    if tried > before:
+    if tried > before + doubt:
         return StepReport(step, before, tried, True, seconds, layers, foreseen=foreseen)
     return StepReport(step, before, before, False, seconds, layers, refused_db=tried, foreseen=foreseen)
 

@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -248,3 +249,26 @@ def test_foreseen_weights_are_finer_but_chosen_codes_stay(tmp_path: Path) -> Non
         patch.setattr(steps, "choose_rounding", seen)
         quantized(conv_net(), pictures(24), ROUNDING, tmp_path, "seen")
     assert captured
+
+
+@pytest.mark.parametrize(
+    ("draws", "asked", "kept"),
+    [
+        pytest.param([(-5.2, 0.7), (8.4, 4.8), (2.6, 0.4)], 3, False, id="one draw was lucky"),
+        pytest.param([(10.0, 12.0), (11.0, 13.0), (12.0, 0.0)], 2, True, id="two leave no doubt"),
+        pytest.param([(10.0, 10.4), (11.0, 11.5), (12.0, 12.4)], 3, True, id="small, and the same in all"),
+        pytest.param([(10.0, 11.0), (11.0, 10.5), (12.0, 11.6)], 3, False, id="no more than chance shows"),
+    ],
+)
+def test_draws_that_disagree_keep_nothing(draws: list[tuple[float, float]], asked: int, kept: bool) -> None:
+    before, after = (SimpleNamespace(judged=None, side=side) for side in (0, 1))
+    seen: list[float] = []
+
+    def judge(state: Any) -> Iterator[float]:
+        for draw in draws:
+            seen.append(draw[state.side])
+            yield draw[state.side]
+
+    errors, doubt = steps._compared(judge, before, after)  # type: ignore[arg-type]
+    assert len(seen) == 2 * asked
+    assert steps.verdict("step", errors, 0.0, doubt=doubt).kept is kept
