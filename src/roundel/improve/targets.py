@@ -197,6 +197,11 @@ def _rows(layer: Layer, size: int, samples: int) -> int:
     return min(_MOST_ROWS, -(-(_ROWS if parts_of(size) == 1 else _ROWS_IN_PARTS) // samples))
 
 
+def rows_of(samples: int) -> int:
+    """Places that are looked at in a layer without groups, in all samples together."""
+    return samples * min(_MOST_ROWS, -(-_ROWS // max(samples, 1)))
+
+
 def _share(layers: Sequence[Layer], taps: Sequence[_Tap], rows: Sequence[int], samples: int) -> float:
     """The share of these rows that is worth its room."""
     total = 0

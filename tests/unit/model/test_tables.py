@@ -52,7 +52,7 @@ def test_random_ids_exist(tmp_path: Path) -> None:
 
 
 def test_a_forecast_names_the_sample_that_does_not_run(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(forecasting, "_LONG_SECONDS", 0.0)  # of a longer run, which is timed
+    monkeypatch.setattr(forecasting, "_MOMENT_SECONDS", 0.0)  # of a longer run, which is timed
     ids = {"ids": np.full((1, 5), 50)}
     with pytest.raises(DataError, match="could not run a sample"):
         roundel.forecast(embedding(), recipe="a8w8", data=[ids])
