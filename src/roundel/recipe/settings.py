@@ -323,6 +323,10 @@ class Improve(Section):
     """Integers: leave in float what computes a spectrogram, up to the Log before the network."""
     detection_head: bool = True
     """Integers: leave in float what turns the last layers' results into boxes and scores."""
+    delicate: bool = True
+    """Integers: leave in float written-out variances and norms, and what is around Log, Exp or one number."""
+    carriers: bool = True
+    """Integers: leave in float what only moves values to nodes that stay in float."""
     ranges: bool = True
     """Ranges of activations by the error behind the function that reads them, and at the outputs."""
     rounding: bool = True
