@@ -20,7 +20,7 @@ from roundel.improve.probe import QuantizerProbe
 from roundel.measure import layers
 from roundel.model import LoadedModel, ModelSource
 from roundel.model.files import Portable
-from roundel.options import DataWords, chosen_recipe, recipe_changes, takes_data_words
+from roundel.options import DataWords, chosen_recipe, fixing, recipe_changes, takes_data_words
 from roundel.recipe.load import RecipeSource, load_recipe
 from roundel.recipe.settings import Recipe
 from roundel.state import Context, State
@@ -114,6 +114,7 @@ def sensitivity(
     data: object = None,
     exclude: Sequence[str] = (),
     include: Sequence[str] = (),
+    fix_inputs: Mapping[str, Any] | None = None,
     changes: Mapping[str, Any] | None = None,
     look: int = 8,
     worst: int = 5,
@@ -132,6 +133,7 @@ def sensitivity(
         data: calibration data, as `roundel.quantize` takes it, with the words from `samples` to `bgr`.
         exclude: nodes that stay float, as `roundel.quantize` takes them.
         include: only these are quantized.
+        fix_inputs: inputs that become constants, as `roundel.quantize` takes them.
         changes: recipe values that differ from the recipe's own, nested as in the file.
         look: samples that each layer is measured with.
         worst: how many layers, at most, get proposals, whose effect together is measured as well.
@@ -150,7 +152,7 @@ def sensitivity(
             expected="1 or more of each",
         )
     start = time.perf_counter()
-    tree = recipe_changes(changes, words, exclude, include)
+    tree = recipe_changes(fixing(changes, fix_inputs), words, exclude, include)
     settings = load_recipe(chosen_recipe(preset, recipe), tree)
     work = Work(executor, open_store(checkpoint, resume=resume))
     with heard_by(listener) as told:

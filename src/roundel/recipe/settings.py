@@ -33,6 +33,7 @@ _Block = Literal["bfp16", "mx4", "mx6", "mx9", _Microscaling]
 ElementType = Literal["int8", "uint8", "int16", "uint16", "bfloat16", "float16", _Block]
 ScaleName = Literal["float", "power_of_two", "int16"]
 CalibrationMethod = Literal["minmax", "percentile", "entropy", "distribution", "layerwise_percentile", "mse"]
+Number = bool | int | float
 Percent = Annotated[float, Field(gt=50, le=100)]
 
 
@@ -239,6 +240,8 @@ class Prepare(Section):
     """The graph takes and gives NHWC images."""
     fixed_shapes: dict[str, tuple[int, ...]] = {}
     """Shape by input name, or size by the name of an open dimension."""
+    fixed_inputs: dict[str, Number | tuple[Number, ...]] = {}
+    """Inputs that become constants: a number, or all numbers of the tensor row by row, by input name."""
 
 
 class Equalize(Section):

@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Container
+from collections.abc import Container, Mapping
 from dataclasses import dataclass, replace
 from functools import cached_property
+from typing import Any
 
 import onnx_ir as ir
 
@@ -136,8 +137,10 @@ class Facts(Written):
         return bool(self.recipe.own.get(section, {}).get(name, True))
 
 
-def gather_facts(source: ModelSource, preset: RecipeSource | None, device: Device) -> Facts:
-    """Read a model, float or quantized, and prepare it as its format wants."""
+def gather_facts(
+    source: ModelSource, preset: RecipeSource | None, device: Device, changes: Mapping[str, Any] | None = None
+) -> Facts:
+    """Read a model, float or quantized, and prepare it as its format wants; with changes of the recipe."""
     loaded = load_model(source, allow_quantized=True, opaque=QUARK)
     raw = as_written(source)
     given = loaded.model
@@ -146,7 +149,7 @@ def gather_facts(source: ModelSource, preset: RecipeSource | None, device: Devic
     refresh_shapes(given)
     known = None if stored is None else intended(stored)
     chosen = preset if preset is not None else DEFAULT_PRESET if known is None else known.format.value
-    recipe = recipe_for(chosen)
+    recipe = recipe_for(chosen).merged(dict(changes or {}))
     kind, plan = format_of(recipe), None
     if stored is not None:
         prepared = given.clone()  # a finished model is placed as it is

@@ -419,6 +419,11 @@ CASES: dict[str, Case] = {
         {"x": [2, 3, 8, 8]},
         data=lambda: feeds({"x": (2, 3, 8, 8)}),
     ),
+    "prepare.fixed_inputs": Case(
+        chain(node("Mul", ["x", "gain"], ["y"]), inputs={"x": [1, 3, 8, 8], "gain": []}),
+        {"gain": 2.0},
+        data=lambda: [{**sample, "gain": np.asarray(2, np.float32)} for sample in feeds(X, 4)],
+    ),
     "placement.operators": Case(cnn, "matmul"),
     "placement.domain": Case(cnn, "ai.onnx"),
     "placement.quantize_passthrough_inputs": Case(
