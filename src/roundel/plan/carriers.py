@@ -7,7 +7,7 @@ from dataclasses import replace
 
 import onnx_ir as ir
 
-from roundel.model.graph import is_constant
+from roundel.model.graph import is_constant, is_float32
 from roundel.plan.types import NodePlan
 from roundel.targets.operators import Trait, ops_with
 
@@ -53,6 +53,8 @@ def _idle(graph: ir.Graph, plans: Mapping[str, NodePlan], named: Collection[str]
     for node in reversed(graph):
         verdict = plans[str(node.name)]
         if node.op_type not in _CARRIERS or not verdict.quantized or verdict.name in named:
+            continue
+        if not any(map(is_float32, node.outputs)):
             continue
         after = [reader for value in node.outputs for reader in value.consumers()]
         leads_out = any(v.is_graph_output() for v in node.outputs) or any(found.get(r, False) for r in after)
