@@ -132,7 +132,7 @@ def _take(editor: Editor, node: ir.Node) -> None:
         for inner in list(body):
             detach(inner)
             body.remove(inner)
-    names = Names(editor.graph)
+    names = Names(editor.graph, *(body for inner in nodes for body in graph.bodies(inner)))
     for value in constants:
         value.name = names(str(value.name))
         editor.graph.register_initializer(value)
