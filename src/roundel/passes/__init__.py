@@ -31,7 +31,7 @@ from roundel.passes.operators import (
 from roundel.passes.shapes import fix_input_shapes, refresh_shapes
 from roundel.recipe.settings import Prepare
 
-__all__ = ["PassReport", "input_constants", "prepare", "refresh_shapes"]
+__all__ = ["PassReport", "input_constants", "prepare", "refresh_shapes", "settle_branches"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -87,6 +87,18 @@ def _resolve_branches(model: ir.Model) -> int:
         remove_no_ops(model)
         fold_constants(model)
     return total
+
+
+def settle_branches(model: ir.Model, options: Prepare) -> None:
+    """Makes the inputs that the options fix constants, and takes the branches that are known; nothing else.
+
+    Where there is no If, not even constants are folded: for a view of the model as it was written.
+    """
+    fix_inputs(model, options.fixed_inputs)
+    if options.fold_constants and any(node.op_type == "If" for node in model.graph):
+        lift_constants(model)
+        fold_constants(model)
+        _resolve_branches(model)
 
 
 _BLIND = (remove_dead_code, lift_constants, unshare_biases, unshare_weights)  # to shapes and types

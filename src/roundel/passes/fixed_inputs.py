@@ -129,12 +129,13 @@ def _take(editor: Editor, node: ir.Node) -> None:
     taken.initializers.clear()
     taken.remove(nodes)
     for body in graph.bodies(node):
+        body.initializers.clear()
         for inner in list(body):
             detach(inner)
             body.remove(inner)
     names = Names(editor.graph, *(body for inner in nodes for body in graph.bodies(inner)))
     for value in constants:
-        value.name = names(str(value.name))
+        _rename_constant(value, names(str(value.name)))
         editor.graph.register_initializer(value)
     for inner in nodes:
         inner.name = names(inner.name or inner.op_type)
@@ -143,6 +144,14 @@ def _take(editor: Editor, node: ir.Node) -> None:
                 value.name = names(value.name)
     editor.graph.insert_before(node, nodes)
     _hand_over(editor, node, results, set(nodes), names)
+
+
+def _rename_constant(value: ir.Value, name: str) -> None:
+    """A tensor may be that of the caller's own ModelProto, which a new name must not reach."""
+    tensor = value.const_value
+    if name != value.name and tensor is not None and tensor.dtype is not ir.DataType.STRING:
+        value.const_value = ir.Tensor(tensor.numpy(), name=name)
+    value.name = name
 
 
 def _hand_over(

@@ -14,7 +14,7 @@ from roundel.model.graph import op_key
 from roundel.model.load import as_written
 from roundel.model.structure import ModelSource
 from roundel.options import DEFAULT_PRESET
-from roundel.passes import refresh_shapes
+from roundel.passes import refresh_shapes, settle_branches
 from roundel.passes.activations import is_depthwise, rescalable_behind
 from roundel.passes.cleanup import lift_constants
 from roundel.plan import build_plan
@@ -154,6 +154,7 @@ def gather_facts(
     if stored is not None:
         prepared = given.clone()  # a finished model is placed as it is
     else:
+        settle_branches(given, recipe.prepare)  # what quantize takes away is nothing to complain about
         # What the device's own steps change is judged apart, so they stay out of the first view.
         plain = recipe.merged({"prepare": {"scale_clip_bounds": False}, "npu": {"clip_to_relu": False}})
         prepared = prepare(source, plain).model

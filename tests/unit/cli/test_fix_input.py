@@ -50,6 +50,11 @@ def test_quantize(roundel_cli: Any, switched: Path) -> None:
     }
 
 
+def test_check_no_longer_finds_control_flow(roundel_cli: Any, switched: Path) -> None:
+    assert "P05" in roundel_cli("check", switched).out
+    assert "P05" not in roundel_cli("check", switched, "--fix-input", "sr=16000").out
+
+
 @pytest.mark.parametrize("command", ["explain", "check", "inspect"])
 def test_commands_that_look(roundel_cli: Any, switched: Path, command: str) -> None:
     more = ["--nodes"] if command != "explain" else []

@@ -96,6 +96,17 @@ def test_a_branch_that_gives_a_constant() -> None:
             assert np.array_equal(a, b)
 
 
+def test_the_callers_model_is_never_changed() -> None:
+    proto = rated()
+    taken = proto.graph.node[2].attribute[0].g
+    taken.initializer[0].name = taken.node[0].input[1] = "v"
+    proto.graph.node.append(node("Neg", ["r"], ["unused"], name="v"))  # takes the name in the main graph
+    before = proto.SerializeToString()
+    done = _prepared(proto, sr=16000)
+    assert proto.SerializeToString() == before
+    assert "If" not in {one.op_type for one in done.graph.node}
+
+
 def test_an_if_without_constant_condition_stays() -> None:
     assert "If" in {one.op_type for one in _prepared(rated()).graph.node}
 
