@@ -98,7 +98,7 @@ def test_a_branch_that_gives_a_constant() -> None:
 
 def test_the_callers_model_is_never_changed() -> None:
     proto = rated()
-    taken = proto.graph.node[2].attribute[0].g
+    (taken,) = (a.g for a in proto.graph.node[2].attribute if a.name == "then_branch")
     taken.initializer[0].name = taken.node[0].input[1] = "sum"  # a name that the main graph has as well
     before = proto.SerializeToString()
     done = _prepared(proto, sr=16000)
