@@ -23,7 +23,7 @@ from roundel.model.layers import read_layer
 from roundel.model.memory import Budget, Footprint, footprint, parse_size, show_size, within
 from roundel.model.session import give_memory_back, open_session, save_heap
 from roundel.model.structure import ModelSource
-from roundel.options import DataWords, chosen_recipe, recipe_changes, takes_data_words
+from roundel.options import DataWords, chosen_recipe, fixing, recipe_changes, takes_data_words
 from roundel.recipe.load import RecipeSource, load_recipe
 from roundel.recipe.settings import Recipe
 from roundel.stages import most_samples, open_data, prepare
@@ -310,6 +310,7 @@ def forecast(
     exclude: Sequence[str] = (),
     include: Sequence[str] = (),
     exclude_subgraph: Sequence[str] = (),
+    fix_inputs: Mapping[str, Any] | None = None,
     changes: Mapping[str, Any] | None = None,
     **words: Unpack[DataWords],
 ) -> Forecast:
@@ -318,10 +319,12 @@ def forecast(
     Raises:
         RoundelError: the model, the data or the recipe is wrong, or the memory too little.
     """
-    tree = recipe_changes(changes, words, exclude, include, exclude_subgraph, effort=effort)
+    tree = recipe_changes(
+        fixing(changes, fix_inputs), words, exclude, include, exclude_subgraph, effort=effort
+    )
     settings = load_recipe(chosen_recipe(preset, recipe), tree)
     ready = prepare(model, settings)
-    opened = None if data is None else open_data(ready.model, settings.data, data)
+    opened = None if data is None else open_data(ready.model, settings.data, data, ready.fixed)
     facts = footprint(ready.model)
     given = _budget(facts, settings, None if max_memory is None else parse_size(max_memory))
     return _forecast(ready.model, facts, settings, opened, given)

@@ -45,6 +45,7 @@ def compare_outputs(
     expected: Sequence[Sample],
     source: ModelSource | None = None,
     joints: Mapping[str, Joint] | None = None,
+    fixed: Mapping[str, NDArray[Any]] | None = None,
 ) -> tuple[OutputReport, ...]:
     """Run the quantized model on the kept samples and compare with the kept float outputs.
 
@@ -54,6 +55,7 @@ def compare_outputs(
         expected: what the float model makes of them.
         source: the float model as given, to tell whose fault it is where a sample does not run.
         joints: outputs of which each part is compared by itself: boxes and scores, say.
+        fixed: what the float model as given takes besides.
 
     Raises:
         VerifyError: the quantized model does not run a sample.
@@ -67,7 +69,7 @@ def compare_outputs(
             results = run_session(session, names, sample, index)
         except (DataError, ModelError) as error:
             if source is not None:
-                _check_as_written(source, sample, index)
+                _check_as_written(source, {**sample, **(fixed or {})}, index)
             raise VerifyError(
                 "The quantized model does not run a sample that the float model runs.",
                 where=error.where,

@@ -15,11 +15,12 @@ from roundel.model import load_model
 from roundel.model.graph import input_specs, op_key, opset_version
 from roundel.model.load import quantized_node
 from roundel.model.structure import ModelSource, blaming
-from roundel.options import chosen_recipe, recipe_changes
+from roundel.options import chosen_recipe, fixing, recipe_changes
 from roundel.plain import Card, to_plain
 from roundel.plan import QuantPlan, build_plan
 from roundel.qdq.nodes import QUARK
 from roundel.recipe.load import RecipeSource, load_recipe
+from roundel.recipe.settings import Recipe
 from roundel.stages import prepare
 
 
@@ -70,7 +71,11 @@ class Inspection(Card):
 
 
 def inspect(
-    model: str | Path, *, preset: str | None = None, recipe: RecipeSource | None = None
+    model: str | Path,
+    *,
+    preset: str | None = None,
+    recipe: RecipeSource | None = None,
+    fix_inputs: Mapping[str, Any] | None = None,
 ) -> Inspection:
     """Show a model's inputs, operators, types and sizes, and what a preset would quantize.
 
@@ -78,15 +83,16 @@ def inspect(
         model: an ONNX file, float or quantized.
         preset: a preset's name; a8w8 when neither this nor a recipe is given.
         recipe: a recipe file, a mapping or a Recipe.
+        fix_inputs: inputs that become constants, as `roundel.quantize` takes them.
 
     Raises:
         RoundelError: the model cannot be read, or there is no such preset.
     """
     with blaming(model):
-        return _inspected(Path(model), chosen_recipe(preset, recipe))
+        return _inspected(Path(model), load_recipe(chosen_recipe(preset, recipe), fixing({}, fix_inputs)))
 
 
-def _inspected(path: Path, chosen: RecipeSource) -> Inspection:
+def _inspected(path: Path, recipe: Recipe) -> Inspection:
     loaded = load_model(path, allow_quantized=True, opaque=QUARK)
     graph = loaded.model.graph
     operators = dict(Counter(op_key(node) for node in graph).most_common())
@@ -98,7 +104,7 @@ def _inspected(path: Path, chosen: RecipeSource) -> Inspection:
         quantized, left = dict[str, int](), dict[str, int]()
         nodes = tuple((str(node.name), op_key(node), "") for node in graph)
     else:
-        quantized, left, nodes = _verdicts(path, chosen)
+        quantized, left, nodes = _verdicts(path, recipe)
     return Inspection(
         name=path.name,
         file_bytes=path.stat().st_size,
@@ -108,7 +114,7 @@ def _inspected(path: Path, chosen: RecipeSource) -> Inspection:
         outputs=tuple(f"{v.name}: {v.dtype} {v.shape}" for v in graph.outputs),
         operators=operators,
         weight_types=dict(types.most_common()),
-        quantized_by=None if done else load_recipe(chosen).name,
+        quantized_by=None if done else recipe.name,
         quantized=quantized,
         left=left,
         nodes=nodes,
@@ -127,9 +133,8 @@ def _stored(graph: ir.Graph) -> Iterator[ir.TensorProtocol]:
 
 
 def _verdicts(
-    path: Path, chosen: RecipeSource
+    path: Path, recipe: Recipe
 ) -> tuple[dict[str, int], dict[str, int], tuple[tuple[str, str, str], ...]]:
-    recipe = load_recipe(chosen)
     plan = build_plan(prepare(path, recipe).model, recipe)
     verdicts = plan.nodes.values()
     return (
@@ -147,6 +152,7 @@ def explain(
     tensor: str | None = None,
     exclude: Sequence[str] = (),
     include: Sequence[str] = (),
+    fix_inputs: Mapping[str, Any] | None = None,
     changes: Mapping[str, Any] | None = None,
 ) -> QuantPlan:
     """What every tensor would become, and why. Needs no data.
@@ -158,13 +164,14 @@ def explain(
         tensor: only this one.
         exclude: nodes that stay float, as `roundel.quantize` takes them.
         include: only these are quantized.
+        fix_inputs: inputs that become constants, as `roundel.quantize` takes them.
         changes: recipe values that differ from the recipe's own.
 
     Raises:
         SelectionError: the model has no such tensor.
         RoundelError: the model or the recipe is wrong.
     """
-    tree = recipe_changes(changes, None, exclude, include)
+    tree = recipe_changes(fixing(changes, fix_inputs), None, exclude, include)
     chosen = load_recipe(chosen_recipe(preset, recipe), tree)
     plan = build_plan(prepare(model, chosen).model, chosen)
     if tensor is None:

@@ -127,6 +127,20 @@ def recipe_changes(
     return tree
 
 
+def fixing(changes: Mapping[str, Any] | None, fix_inputs: Mapping[str, Any] | None) -> Mapping[str, Any]:
+    """The changes, with inputs that become constants: numbers, arrays or lists by input name."""
+    if not fix_inputs:
+        return changes or {}
+    import numpy as np
+
+    plain = {name: np.asarray(value) for name, value in fix_inputs.items()}
+    given = {name: array.ravel().tolist() if array.ndim else array.item() for name, array in plain.items()}
+    tree = unfolded(changes or {})
+    section = _section(tree, "prepare")
+    section["fixed_inputs"] = {**section.get("fixed_inputs", {}), **given}
+    return tree
+
+
 def data_section(words: DataWords) -> dict[str, object]:
     """What was said, as a recipe's data section has it."""
     said = _said(words)

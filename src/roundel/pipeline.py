@@ -15,7 +15,7 @@ from roundel.improve.steps import GRAPH_STEPS, PLAN_STEPS, STATE_STEPS, keep_if_
 from roundel.model.memory import parse_size, within
 from roundel.model.structure import blaming
 from roundel.numerics.rounding import one_blas_thread
-from roundel.options import DataWords, chosen_recipe, recipe_changes, takes_data_words
+from roundel.options import DataWords, chosen_recipe, fixing, recipe_changes, takes_data_words
 from roundel.outputs import model_targets, refuse_overwriting
 from roundel.qdq.weight_only import check_kernel
 from roundel.recipe.load import RecipeSource, load_recipe
@@ -46,6 +46,7 @@ def quantize(
     exclude: Sequence[str] = (),
     include: Sequence[str] = (),
     exclude_subgraph: Sequence[str] = (),
+    fix_inputs: Mapping[str, Any] | None = None,
     changes: Mapping[str, Any] | None = None,
     half_weights: bool = False,
     strip_functions: bool = False,
@@ -89,6 +90,8 @@ def quantize(
         exclude: nodes that stay float: names, globs, 're:REGEX' or 'op:TYPE'.
         include: only these are quantized; same words.
         exclude_subgraph: keep in float all between tensors: 'a,b->c,d'.
+        fix_inputs: inputs that become constants, by name: a number or an array; an If that depends on them
+            alone gives way to the branch it takes.
         changes: recipe values that differ from the recipe's own, nested as in the file or with dots:
             `{"weights.type": "int8"}`.
         half_weights: BF16 and FP16: constants in 16 bits, same numbers.
@@ -109,7 +112,9 @@ def quantize(
     """
     told, chosen = listener or Silent(), chosen_recipe(preset, recipe)
     flags = {"half_weights": half_weights, "strip_functions": strip_functions}
-    tree = recipe_changes(changes, words, exclude, include, exclude_subgraph, effort=effort, output=flags)
+    tree = recipe_changes(
+        fixing(changes, fix_inputs), words, exclude, include, exclude_subgraph, effort=effort, output=flags
+    )
     read = model.path if isinstance(model, Exported) else model
     refuse_overwriting(
         {**model_targets(output), "statistics file": stats, "report": report},
@@ -130,7 +135,7 @@ def quantize(
         cleanup.enter_context(blaming(source))
         state = prepare(source, execution.recipe)
         state = replace(state, notes=(*execution.notes, *(exported.notes if exported else ()), *state.notes))
-        opened = None if data is None else open_data(state.model, state.recipe.data, data)
+        opened = None if data is None else open_data(state.model, state.recipe.data, data, state.fixed)
         budget = run_budget(state.model, state.recipe, opened, limit, on_forecast)
         cleanup.enter_context(within(budget))
         request = Asked(source, exported, None if output is None else Path(output), device, state)

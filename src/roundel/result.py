@@ -221,10 +221,12 @@ def _verified(
     """Prove the written file legal and measure it."""
     doubt = None
     if state.inputs and not state.recipe.prepare.nchw_to_nhwc:
-        doubt = check_prepared(source, state.inputs[0], state.outputs[0])
+        doubt = check_prepared(source, {**state.inputs[0], **state.fixed}, state.outputs[0])
     session, count = check_file(file), state.recipe.verify.samples
     joints = joined_outputs(state.model.graph)
-    reports = compare_outputs(session, state.inputs[:count], state.outputs[:count], source, joints)
+    reports = compare_outputs(
+        session, state.inputs[:count], state.outputs[:count], source, joints, state.fixed
+    )
     return reports, (doubt,) if doubt else ()
 
 

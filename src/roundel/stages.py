@@ -25,6 +25,7 @@ from roundel.calibrate.resolve import requests_for
 from roundel.calibrate.resolve import resolve as scales_of
 from roundel.calibrate.runner import run_session
 from roundel.data import RandomSpec, SampleDigest, Samples, open_samples
+from roundel.data.fixed import without_constants
 from roundel.data.kept import KeptSamples
 from roundel.data.lint import range_findings
 from roundel.data.lint_values import first_norms
@@ -45,6 +46,7 @@ from roundel.model.normalise import raise_opset
 from roundel.model.session import give_memory_back, open_session
 from roundel.model.structure import ModelSource
 from roundel.numerics.packed import round_packed
+from roundel.passes import input_constants
 from roundel.passes import prepare as run_passes
 from roundel.plan import QuantPlan, build_plan
 from roundel.plan.build import weight_layers
@@ -54,7 +56,7 @@ from roundel.qdq.weight_only import write_weights
 from roundel.qdq.write import share_codes
 from roundel.recipe.settings import Data, Recipe
 from roundel.state import Context, Few, State
-from roundel.types import BlockScheme, Sample
+from roundel.types import Array, BlockScheme, Sample
 from roundel.version import VERSION
 
 NOTHING = "nothing to quantize: the float model was passed through"
@@ -88,17 +90,28 @@ def prepare(source: ModelSource, recipe: Recipe) -> State:
     notes = list(loaded.notes)
     if recipe.wanted_opset is not None:
         notes += raise_opset(loaded.model, recipe.wanted_opset)
+    fixed = input_constants(loaded.model, recipe.prepare.fixed_inputs)
     norms = first_norms(loaded.model.graph)
     rewrites = {r.name: r.rewrites for r in run_passes(loaded.model, recipe.prepare) if r.rewrites}
-    state = State(recipe=recipe, model=loaded.model, loaded=loaded, norms=norms, rewrites=rewrites)
+    about: dict[str, Any] = {"norms": norms, "rewrites": rewrites, "fixed": fixed}
+    state = State(recipe=recipe, model=loaded.model, loaded=loaded, **about)
     return state.noted(*notes).spent("prepare", time.perf_counter() - start)
 
 
 # The data.
 
 
-def open_data(model: ir.Model, settings: Data, data: object) -> Samples:
-    """The samples that the recipe's data section describes; samples that are open already are those."""
+def open_data(
+    model: ir.Model, settings: Data, data: object, fixed: Mapping[str, Array] | None = None
+) -> Samples:
+    """The samples that the recipe's data section describes; samples that are open already are those.
+
+    Args:
+        model: the prepared float model.
+        settings: of the recipe.
+        data: whatever `open_samples` takes.
+        fixed: inputs that the model no longer has, since they are constants; samples may still hold them.
+    """
     if isinstance(data, Samples):
         return data
     if data is None and model.graph.inputs:
@@ -109,7 +122,11 @@ def open_data(model: ir.Model, settings: Data, data: object) -> Samples:
         )
     data = data.within(table_rows(model.graph)) if isinstance(data, RandomSpec) else data
     images = settings if settings.model_dump(exclude={"samples"}, exclude_defaults=True) else None
-    return open_samples(data, input_specs(model), limit=settings.samples, images=images)
+    ignored: dict[str, None] = {}
+    data = without_constants(data, fixed or {}, ignored)
+    samples = open_samples(data, input_specs(model), limit=settings.samples, images=images)
+    samples.ignored = ignored
+    return samples
 
 
 def most_samples(recipe: Recipe, model: ir.Model) -> int:
@@ -180,7 +197,7 @@ def collect(
         requests = _requests(state)
         if data is None and not requests and not _learns(state):
             return replace(state, facts={"kind": "none needed"})
-        samples = samples or open_data(state.model, recipe.data, data)
+        samples = samples or open_data(state.model, recipe.data, data, state.fixed)
         try:
             return _collected(state, samples, requests, context, stats)
         except InfiniteTensorError as error:
@@ -274,7 +291,7 @@ def _with(state: State, seen: Collected, samples: Samples) -> State:
         "forward_seconds": seen.forward_seconds,
     }
     state = replace(state, stats=seen.stats, inputs=seen.inputs, outputs=seen.outputs, facts=facts)
-    state = _open_outputs(state)
+    state = _open_outputs(state).noted(*samples.ignored)
     if samples.description.get("random"):
         return state.noted("calibrated on random data: ranges and accuracy mean nothing for real inputs")
     if not samples.inputs:

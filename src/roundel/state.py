@@ -113,6 +113,7 @@ class State:
         notes: adjustments worth telling.
         loaded: where it came from.
         norms: its first normalisations as it was given: they tell what the data was like in training.
+        fixed: inputs that have become constants.
         rewrites: how often each pass and rewrite changed it.
         few: samples for the steps before calibration.
         stats: what calibration saw of each tensor.
@@ -138,6 +139,7 @@ class State:
     model: ir.Model
     loaded: LoadedModel
     norms: tuple[FirstNorm, ...] = ()
+    fixed: Mapping[str, Array] = field(default_factory=dict)
     rewrites: Mapping[str, int] = field(default_factory=dict)
     few: Few = field(default_factory=Few)
     stats: Mapping[str, Observer] = field(default_factory=dict)

@@ -52,8 +52,10 @@ def test_an_input_too_large_for_any_sample() -> None:
         roundel.quantize(model, data=roundel.RandomData(count=1))
 
 
+@pytest.mark.parametrize("known", [True, False])
 @pytest.mark.parametrize("depth", [3, 30])
-def test_branches_in_branches(depth: int) -> None:
+def test_branches_in_branches(depth: int, known: bool) -> None:
+    """Where the condition is a constant, one branch of each is left; where it is computed, all are."""
     inner = node("Relu", ["x"], ["out"], name="leaf")
     value = helper.make_tensor_value_info("out", TensorProto.FLOAT, [2])
     for level in range(depth):
@@ -62,12 +64,16 @@ def test_branches_in_branches(depth: int) -> None:
         inner = node("If", ["flag"], ["out"], name=f"if{level}", then_branch=body, else_branch=last)
     inputs = [helper.make_tensor_value_info("x", TensorProto.FLOAT, [2])]
     flag = numpy_helper.from_array(np.array(True), "flag")
-    graph = helper.make_graph([inner], "g", inputs, [value], [flag])
+    least = numpy_helper.from_array(np.float32(-1e9), "least")
+    asked = [node("ReduceMax", ["x"], ["most"], keepdims=0), node("Greater", ["most", "least"], ["flag"])]
+    nodes, constants = ([inner], [flag]) if known else ([*asked, inner], [least])
+    graph = helper.make_graph(nodes, "g", inputs, [value], constants)
     model = helper.make_model(graph, opset_imports=[helper.make_opsetid("", 17)], ir_version=8)
     data = feeds({"x": (2,)})
     result = roundel.quantize(model.SerializeToString(), data=data)
     assert not result.record.quantized
-    assert f"if{depth - 1}" in result.record.float_nodes
+    assert ("leaf" if known else f"if{depth - 1}") in result.record.float_nodes
+    assert any(one.op_type == "If" for one in result.model.graph.node) is not known
     (found,) = open_session(result.model.SerializeToString()).run(None, data[0])
     np.testing.assert_array_equal(found, np.maximum(data[0]["x"], 0))
 

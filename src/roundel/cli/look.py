@@ -44,6 +44,7 @@ def explain_command(
 def inspect_command(
     model: options.Model,
     preset: options.Preset = None,
+    fix_inputs: options.FixInputs = None,
     nodes: Annotated[bool, option("List every node.", "--nodes")] = False,
     as_json: options.Json = False,
 ) -> None:
@@ -56,7 +57,7 @@ def inspect_command(
     from roundel.inspection import inspect
     from roundel.report.console import show_inspection
 
-    found = inspect(model, preset=preset)
+    found = inspect(model, preset=preset, fix_inputs=options.fixed_inputs(fix_inputs))
     options.put(as_json, found.to_dict(nodes=nodes), lambda to, _: show_inspection(to, found, nodes=nodes))
 
 
@@ -93,6 +94,7 @@ def check_command(
         option("xint8, a8w8, a16w8 or bf16; else a8w8, or what a quantized model shows.", "--preset", "-p"),
     ] = None,
     device: Device = "stx",
+    fix_inputs: options.FixInputs = None,
     nodes: Annotated[bool, option("List the place of every node, and why.", "--nodes")] = False,
     as_json: options.Json = False,
 ) -> None:
@@ -109,7 +111,7 @@ def check_command(
     from roundel.report.views import show_check
     from roundel.rules import check
 
-    report = check(model, preset=preset, device=device)
+    report = check(model, preset=preset, device=device, fix_inputs=options.fixed_inputs(fix_inputs))
     options.put(as_json, report.to_dict(nodes=nodes), show_check)
     if not report.passed:
         raise typer.Exit(1)

@@ -53,6 +53,9 @@ Exclude = Annotated[
 ]
 Include = Annotated[list[str] | None, option("Quantize only these (same words as --exclude).")]
 ExcludeSubgraph = Annotated[list[str] | None, option("Keep in float all between tensors: 'a,b->c,d'.")]
+FixInputs = Annotated[
+    list[str] | None, option("Make an input a constant: NAME=VALUE, for example sr=16000.", "--fix-input")
+]
 Set = Annotated[
     list[str] | None, option("Change a recipe value, for example -s weights.per_channel=true.", "--set", "-s")
 ]
@@ -98,6 +101,7 @@ def recipe_words(
     recipe: RecipeFile = None,
     exclude: Exclude = None,
     include: Include = None,
+    fix_inputs: FixInputs = None,
     settings: Set = None,
 ) -> Words:
     """Which recipe, and what differs from it."""
@@ -106,8 +110,36 @@ def recipe_words(
         "recipe": recipe,
         "exclude": exclude or [],
         "include": include or [],
+        "fix_inputs": fixed_inputs(fix_inputs),
         "changes": settings_tree(settings),
     }
+
+
+def fixed_inputs(texts: list[str] | None) -> dict[str, Any] | None:
+    """Constants by input name from --fix-input's words."""
+    import yaml
+
+    found: dict[str, Any] = {}
+    for text in texts or ():
+        name, equals, value = text.partition("=")
+        try:
+            found[name.strip()] = _number(yaml.safe_load(value)) if equals and name.strip() else None
+        except (yaml.YAMLError, ValueError):
+            found[name.strip()] = None
+        if found[name.strip()] is None:
+            raise RecipeError(
+                "--fix-input takes the name of an input and its value.",
+                observed=text,
+                expected="NAME=VALUE with a number, true, false or a list: sr=16000, size=[480, 640]",
+            )
+    return found or None
+
+
+def _number(value: Any) -> Any:
+    """YAML leaves 1e-3 a text."""
+    if isinstance(value, list):
+        return [_number(one) for one in value]
+    return float(value) if isinstance(value, str) else value
 
 
 def data_words(

@@ -74,6 +74,7 @@ class Samples:
         inputs: what the model takes, and every sample fits.
         repeatable: whether a second pass is possible.
         watch: what was seen in the last pass.
+        ignored: told of arrays in the data that no input needs, since it has become a constant.
     """
 
     def __init__(
@@ -98,6 +99,7 @@ class Samples:
         self._seen: int | None = None
         self.watch = SampleWatch()
         self._notes: dict[str, None] = {}
+        self.ignored: dict[str, None] = {}
 
     @property
     def count(self) -> int | None:

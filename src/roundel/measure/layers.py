@@ -64,7 +64,8 @@ class LayerCost:
         nodes: of the layer.
         activations: error power over signal power with only its activations rounded.
         weights: with only its constants rounded.
-        share: of the costs of all layers.
+        share: of the finite costs of all layers; 1 where this one's is infinite, since rounding it makes the
+            outputs infinite or NaN.
         left: the same, less what 16-bit activations of the layers above it in the ranking take away.
         won_back: share of the quantized model's error power that is gone when the first remedy is applied to
             this layer and all above it (at most, where it is about weights: their error is taken away
@@ -86,6 +87,13 @@ class LayerCost:
     def cost(self) -> float:
         """Both together."""
         return self.activations + self.weights
+
+    @property
+    def moving(self) -> float:
+        """The activations' part of it, 0 to 1."""
+        if math.isfinite(self.cost):
+            return self.activations / self.cost if self.cost > 0 else 0.0
+        return float(not math.isfinite(self.activations))
 
     def to_dict(self) -> dict[str, Any]:
         """Plain values."""
@@ -272,7 +280,7 @@ def remedies(
     layer: StoredLayer, cost: LayerCost, model: ir.Model, state: State, recipe: Recipe
 ) -> tuple[Remedy, ...]:
     """What would help, best first; leaving the layer in float always does."""
-    share, wide = cost.activations / cost.cost, widening(layer, cost, state, recipe)
+    share, wide = cost.moving, widening(layer, cost, state, recipe)
     if wide is None:
         found = list(_for_weights(layer, share, model, state, recipe))
     else:

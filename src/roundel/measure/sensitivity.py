@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import hashlib
+import math
 import time
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
@@ -19,7 +20,7 @@ from roundel.improve.probe import QuantizerProbe
 from roundel.measure import layers
 from roundel.model import LoadedModel, ModelSource
 from roundel.model.files import Portable
-from roundel.options import DataWords, chosen_recipe, recipe_changes, takes_data_words
+from roundel.options import DataWords, chosen_recipe, fixing, recipe_changes, takes_data_words
 from roundel.recipe.load import RecipeSource, load_recipe
 from roundel.recipe.settings import Recipe
 from roundel.state import Context, State
@@ -76,7 +77,8 @@ class _Board:
         """
         state = self.state
         key = partial(run_key, state.model, state, state.inputs, state.recipe)
-        return (float(arrays["error"]) for _, arrays in mapped(work, self, questions, step, key))
+        errors = (float(arrays["error"]) for _, arrays in mapped(work, self, questions, step, key))
+        return (math.inf if math.isnan(error) else error for error in errors)
 
     def open(self, cores: int) -> Ready[ProbeQuestion]:
         state, groups = self.state, [(name,) for name in self.tensors]
@@ -112,6 +114,7 @@ def sensitivity(
     data: object = None,
     exclude: Sequence[str] = (),
     include: Sequence[str] = (),
+    fix_inputs: Mapping[str, Any] | None = None,
     changes: Mapping[str, Any] | None = None,
     look: int = 8,
     worst: int = 5,
@@ -130,6 +133,7 @@ def sensitivity(
         data: calibration data, as `roundel.quantize` takes it, with the words from `samples` to `bgr`.
         exclude: nodes that stay float, as `roundel.quantize` takes them.
         include: only these are quantized.
+        fix_inputs: inputs that become constants, as `roundel.quantize` takes them.
         changes: recipe values that differ from the recipe's own, nested as in the file.
         look: samples that each layer is measured with.
         worst: how many layers, at most, get proposals, whose effect together is measured as well.
@@ -148,7 +152,7 @@ def sensitivity(
             expected="1 or more of each",
         )
     start = time.perf_counter()
-    tree = recipe_changes(changes, words, exclude, include)
+    tree = recipe_changes(fixing(changes, fix_inputs), words, exclude, include)
     settings = load_recipe(chosen_recipe(preset, recipe), tree)
     work = Work(executor, open_store(checkpoint, resume=resume))
     with heard_by(listener) as told:
@@ -190,7 +194,7 @@ def _measured(
     head = layers.find_head(state.model, state.plan, state.inputs[: counts[0]])
     if head is not None:
         of_head = (cost.share for cost in costs.values() if set(head.nodes).issuperset(cost.nodes))
-        head = replace(head, share=sum(of_head))
+        head = replace(head, share=min(1.0, sum(of_head)))
     return layers.Sensitivity(
         model=state.loaded.name,
         recipe=settings.name,
@@ -237,9 +241,19 @@ def _costs(
         stored = next(costs) if layer.weights else 0.0
         found.append(layers.LayerCost(layer.name, layer.op, layer.nodes, moving, stored, 0.0))
         told.advance(done + 1)
-    total = sum(cost.cost for cost in found) or 1.0
-    shares = [replace(cost, share=cost.cost / total, left=cost.cost / total) for cost in found]
-    return dict(zip(parts, shares, strict=True)), by_tensor
+    total = _total(found)
+    shares = (_share(cost.cost, total) for cost in found)
+    shared = [replace(cost, share=share, left=share) for cost, share in zip(found, shares, strict=True)]
+    return dict(zip(parts, shared, strict=True)), by_tensor
+
+
+def _total(costs: Iterable[layers.LayerCost]) -> float:
+    """The sum that shares are of; a layer that makes the outputs infinite would leave the others none."""
+    return sum(cost.cost for cost in costs if math.isfinite(cost.cost)) or 1.0
+
+
+def _share(cost: float, total: float) -> float:
+    return cost / total if math.isfinite(cost) else 1.0
 
 
 def _ranked(
@@ -252,22 +266,25 @@ def _ranked(
 
     What a layer reads gets 16 bits with it, so that the layer before it is cured as well and comes later.
     """
-    total = sum(cost.cost for cost in costs.values()) or 1.0
+    total = _total(costs.values())
     waiting, cured, first = dict.fromkeys(costs), set[str](), list[layers.StoredLayer]()
 
     def left(layer: layers.StoredLayer) -> float:
-        gone = sum(by_tensor[name] for name in layer.activations if name in cured)
-        return max(0.0, costs[layer].cost - gone) / total
+        moving = [by_tensor[name] for name in layer.activations if name not in cured]
+        return _share(sum(moving) + costs[layer].weights, total)
+
+    def breaks(layer: layers.StoredLayer) -> bool:
+        return not math.isfinite(costs[layer].cost)
 
     while waiting and len(first) < worst:
-        layer = max(waiting, key=left)
+        layer = max(waiting, key=lambda one: (breaks(one), left(one)))
         costs[layer] = replace(costs[layer], left=left(layer))
         cured |= set(layer.touched) if widened(layer) else set()
         first.append(layer)
         del waiting[layer]
     for layer in waiting:
         costs[layer] = replace(costs[layer], left=left(layer))
-    return [*first, *sorted(waiting, key=lambda layer: -costs[layer].left)]
+    return [*first, *sorted(waiting, key=lambda one: (not breaks(one), -costs[one].left))]
 
 
 def _check(
@@ -287,10 +304,16 @@ def _check(
     whole = next(errors)
     for done, layer in enumerate(advised):
         left = next(errors)
-        won = 1 - left / whole if whole > 0 else 0.0
-        costs[layer] = replace(costs[layer], won_back=won)
+        costs[layer] = replace(costs[layer], won_back=_won(whole, left))
         told.advance(done + 2)
     return whole
+
+
+def _won(whole: float, left: float) -> float:
+    """The share of an error that is gone; all or nothing where it was infinite."""
+    if math.isfinite(whole):
+        return 1 - left / whole if whole > 0 else 0.0
+    return float(math.isfinite(left))
 
 
 def _relieved(layer: layers.StoredLayer, kind: layers.RemedyKind) -> set[str]:

@@ -13,11 +13,11 @@ Attributes = Mapping[str, int | float | str | Sequence[int]]
 
 
 class Names:
-    """Names that no value and no node of the graph, or of a body inside it, has yet."""
+    """Names that no value and no node of the graphs, or of a body inside them, has yet."""
 
-    def __init__(self, graph: ir.Graph) -> None:
+    def __init__(self, *graphs: ir.Graph) -> None:
         self._taken: set[str | None] = set()
-        for each in (graph, *graph.subgraphs()):
+        for each in (inner for graph in graphs for inner in (graph, *graph.subgraphs())):
             self._taken.update(value.name for value in each.inputs)
             self._taken.update(each.initializers)
             for node in each:

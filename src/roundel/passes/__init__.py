@@ -19,6 +19,7 @@ from roundel.passes.cleanup import (
     unshare_biases,
     unshare_weights,
 )
+from roundel.passes.fixed_inputs import fix_inputs, input_constants, take_branches
 from roundel.passes.norms import fuse_instance_norm, fuse_l2_norm, fuse_layer_norm
 from roundel.passes.operators import (
     explicit_attributes,
@@ -30,7 +31,7 @@ from roundel.passes.operators import (
 from roundel.passes.shapes import fix_input_shapes, refresh_shapes
 from roundel.recipe.settings import Prepare
 
-__all__ = ["PassReport", "prepare", "refresh_shapes"]
+__all__ = ["PassReport", "input_constants", "prepare", "refresh_shapes", "settle_branches"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -49,12 +50,14 @@ def _passes(o: Prepare) -> Iterator[tuple[bool, str, Callable[[ir.Model], int]]]
     has proved that no graph output and no other reader, captures inside bodies of If, Loop and Scan included,
     can see a difference beyond the tolerance that its docstring states.
     """
+    yield bool(o.fixed_inputs), "fixed inputs", partial(fix_inputs, values=o.fixed_inputs)
     yield bool(o.fixed_shapes), "fixed shapes", partial(fix_input_shapes, shapes=o.fixed_shapes)
     yield True, "dead code", remove_dead_code  # a dead reader would keep a live value from being folded
     yield o.fold_constants, "constants to initializers", lift_constants
     yield True, "no-ops", remove_no_ops  # first without copies of weights behind Identity, then fold
     yield o.fold_constants, "constant folding", fold_constants
     yield True, "no-ops", remove_no_ops  # folding shows that a Pad or a Reshape does nothing
+    yield o.fold_constants, "branches that are known", _resolve_branches
     yield o.fuse_instance_norm, "fuse instance norm", fuse_instance_norm  # the stricter match comes first
     yield o.fuse_layer_norm, "fuse layer norm", fuse_layer_norm
     yield o.fuse_gelu, "fuse gelu", fuse_gelu
@@ -74,7 +77,32 @@ def _passes(o: Prepare) -> Iterator[tuple[bool, str, Callable[[ir.Model], int]]]
     yield True, "dead code", remove_dead_code
 
 
+def _resolve_branches(model: ir.Model) -> int:
+    """Takes the branches of Ifs with constant conditions, and folds what that shows to be constant."""
+    total = 0
+    while taken := take_branches(model):
+        total += taken
+        lift_constants(model)
+        refresh_shapes(model)
+        remove_no_ops(model)
+        fold_constants(model)
+    return total
+
+
+def settle_branches(model: ir.Model, options: Prepare) -> None:
+    """Makes the inputs that the options fix constants, and takes the branches that are known; nothing else.
+
+    Where there is no If, not even constants are folded: for a view of the model as it was written.
+    """
+    fix_inputs(model, options.fixed_inputs)
+    if options.fold_constants and any(node.op_type == "If" for node in model.graph):
+        lift_constants(model)
+        fold_constants(model)
+        _resolve_branches(model)
+
+
 _BLIND = (remove_dead_code, lift_constants, unshare_biases, unshare_weights)  # to shapes and types
+_FIXED = ("fixed inputs", "fixed shapes")  # change what shapes follow from
 
 
 def prepare(
@@ -103,7 +131,7 @@ def prepare(
         if not wanted:
             continue
         started = time.perf_counter()
-        if stale and action not in _BLIND and name != "fixed shapes":
+        if stale and action not in _BLIND and name not in _FIXED:
             refresh_shapes(model)
             stale = False
         rewrites = action(model)

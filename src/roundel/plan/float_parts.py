@@ -1,8 +1,9 @@
-"""Detection heads: what turns the last layers' results into boxes and scores, and quantizes badly.
+"""Parts that stay in float for their place in the model: detection heads, spectrograms, delicate arithmetic.
 
-Boxes in pixels and scores in 0..1 in one tensor leave the scores no code but zero; a distribution over
-distances (DFL) is summed with weights 0, 1, 2 …; grids and strides multiply small errors by the size of the
-image. All of it is a handful of cheap nodes behind the last layer with weights.
+A head turns the last layers' results into boxes and scores, and quantizes badly. Boxes in pixels and scores
+in 0..1 in one tensor leave the scores no code but zero; a distribution over distances (DFL) is summed with
+weights 0, 1, 2 …; grids and strides multiply small errors by the size of the image. All of it is a handful of
+cheap nodes behind the last layer with weights.
 """
 
 from __future__ import annotations
@@ -24,6 +25,8 @@ from roundel.model.graph import (
     is_constant,
     upstream,
 )
+from roundel.plain import listed
+from roundel.plan.delicate import EXPONENTIAL, LOGARITHM, ONE_NUMBER, VARIANCE, find_delicate
 from roundel.plan.types import NodePlan
 from roundel.recipe.settings import Recipe
 from roundel.targets.operators import OPERATORS, Trait, ops_with
@@ -190,7 +193,35 @@ def float_part_nodes(graph: ir.Graph, recipe: Recipe) -> dict[str, str]:
     return found
 
 
+def delicate_nodes(graph: ir.Graph, recipe: Recipe) -> dict[str, str]:
+    """For each node of delicate arithmetic the reason why it stays in float, should it not do so anyway."""
+    if not (recipe.keeps_float_parts and recipe.improve.delicate):
+        return {}
+    return {str(node.name): why for node, why in find_delicate(graph).items()}
+
+
 def float_part_notes(nodes: Mapping[str, NodePlan]) -> tuple[str, ...]:
     """What the user is told of them."""
     counts = {reason: sum(node.reason == reason for node in nodes.values()) for reason in _TOLD}
-    return tuple(_TOLD[reason].format(count) for reason, count in counts.items() if count)
+    told = [_TOLD[reason].format(count) for reason, count in counts.items() if count]
+    return (*told, *_delicate_note(nodes))
+
+
+_DELICATE = {
+    VARIANCE: "of variances and norms",
+    LOGARITHM: "in front of a Log",
+    EXPONENTIAL: "around an Exp",
+    ONE_NUMBER: "around a single number",
+}
+_NAMED = 2
+
+
+def _delicate_note(nodes: Mapping[str, NodePlan]) -> Iterator[str]:
+    groups = []
+    for reason, what in _DELICATE.items():
+        names = [f"'{node.name}'" for node in nodes.values() if node.reason == reason]
+        if names:
+            groups.append(f"{len(names)} {what} ({listed(names, _NAMED)})")
+    if groups:
+        switch = "-s improve.delicate=false quantizes them"
+        yield f"nodes of delicate arithmetic stay in float: {', '.join(groups)} ({switch})"

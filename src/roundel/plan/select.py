@@ -21,10 +21,11 @@ from roundel.model.graph import (
     opset_version,
     upstream,
 )
-from roundel.plan.float_parts import float_part_nodes
+from roundel.plan.carriers import spare_carriers
+from roundel.plan.float_parts import delicate_nodes, float_part_nodes
 from roundel.plan.types import NodePlan
-from roundel.recipe.settings import Recipe, Subgraph
-from roundel.targets.operators import OpRule, operator_set
+from roundel.recipe.settings import Placement, Recipe, Subgraph
+from roundel.targets.operators import OpRule, Style, operator_set
 from roundel.types import Scheme
 
 
@@ -172,6 +173,7 @@ def choose_nodes(model: ir.Model, recipe: Recipe, rules: Mapping[str, OpRule]) -
     for name, why in float_part_nodes(graph, recipe).items():
         if name not in included:
             excluded.setdefault(name, why)
+    delicate = delicate_nodes(graph, recipe)
     opset = opset_version(model)
     plans = {}
     for node in graph:
@@ -180,8 +182,17 @@ def choose_nodes(model: ir.Model, recipe: Recipe, rules: Mapping[str, OpRule]) -
         if reason is None and included and name not in included:
             reason = "not among the included nodes"
         reason = reason or _objection(node, rules, recipe, opset)
+        reason = reason or (None if name in included else delicate.get(name))
         plans[name] = NodePlan(name, op_key(node), reason is None, reason or "quantized")
-    return plans
+    if not (recipe.keeps_float_parts and recipe.improve.carriers):
+        return plans
+    return spare_carriers(graph, plans, included, _exact_carriers(rules, recipe.placement))
+
+
+def _exact_carriers(rules: Mapping[str, OpRule], placement: Placement) -> set[str]:
+    """The operators that keep their input's scale, or give their inputs their own: codes pass as they are."""
+    aligned = {"Concat": placement.align_concat, "Slice": placement.align_slice, "Pad": placement.align_pad}
+    return {op for op, rule in rules.items() if rule.style is Style.SHARE or aligned.get(op, False)}
 
 
 def _objection(node: ir.Node, rules: Mapping[str, OpRule], recipe: Recipe, opset: int) -> str | None:

@@ -377,7 +377,7 @@ def _steps(request: Request) -> Values:
     """Accuracy by default: ranges, rounding and biases by error, equalization where the config has it."""
     integers = request.integer_weights
     yield "effort", request.effort
-    for part in ("front_end", "detection_head"):
+    for part in ("front_end", "detection_head", "delicate", "carriers"):
         yield f"improve.{part}", not request.integer_activations  # the same placement
     yield "improve.rounding", integers and request.integer_activations
     yield "improve.ranges", request.integer_activations

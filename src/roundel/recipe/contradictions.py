@@ -159,7 +159,7 @@ def _steps(recipe: Recipe) -> Iterator[str]:
     """The improving steps that work on integer codes."""
     moving, stored = recipe.activations, recipe.weights
     whole = moving.type in _INTEGERS, stored.type in _INTEGERS
-    for name in ("front_end", "detection_head"):
+    for name in ("front_end", "detection_head", "delicate", "carriers"):
         if not whole[0] and not getattr(recipe.improve, name):
             yield f"improve.{name} is about integers, and activations are {moving.type}"
     if recipe.effort == "none" or all(whole):

@@ -33,6 +33,7 @@ _Block = Literal["bfp16", "mx4", "mx6", "mx9", _Microscaling]
 ElementType = Literal["int8", "uint8", "int16", "uint16", "bfloat16", "float16", _Block]
 ScaleName = Literal["float", "power_of_two", "int16"]
 CalibrationMethod = Literal["minmax", "percentile", "entropy", "distribution", "layerwise_percentile", "mse"]
+Number = bool | int | float
 Percent = Annotated[float, Field(gt=50, le=100)]
 
 
@@ -239,6 +240,8 @@ class Prepare(Section):
     """The graph takes and gives NHWC images."""
     fixed_shapes: dict[str, tuple[int, ...]] = {}
     """Shape by input name, or size by the name of an open dimension."""
+    fixed_inputs: dict[str, Number | tuple[Number, ...]] = {}
+    """Inputs that become constants: a number, or all numbers of the tensor row by row, by input name."""
 
 
 class Equalize(Section):
@@ -323,6 +326,10 @@ class Improve(Section):
     """Integers: leave in float what computes a spectrogram, up to the Log before the network."""
     detection_head: bool = True
     """Integers: leave in float what turns the last layers' results into boxes and scores."""
+    delicate: bool = True
+    """Integers: leave in float written-out variances and norms, and what is around Log, Exp or one number."""
+    carriers: bool = True
+    """Integers: leave in float what only moves values to nodes that stay in float."""
     ranges: bool = True
     """Ranges of activations by the error behind the function that reads them, and at the outputs."""
     rounding: bool = True

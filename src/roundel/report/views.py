@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Sequence
 
 from rich.console import Console
@@ -114,7 +115,7 @@ _KIND_WIDTH = 9
 def show_sensitivity(console: Console, tree: Tree, *, everything: bool) -> None:
     """Print what `Sensitivity.to_dict` holds; all layers, or the worst."""
     layers = tree["layers"]
-    whole = "exact" if tree["sqnr_db"] is None else f"{tree['sqnr_db']:.1f} dB"
+    whole = "exact" if tree["sqnr_db"] is None else f"{figure(tree['sqnr_db'], '.1f')} dB"
     console.print(
         f"{escape(tree['model'])}, {escape(tree['recipe'])}: {whole} after calibration; {len(layers)} layers,"
         f" each measured with {tree['samples']} samples, {tree['seconds']:.1f} s"
@@ -133,18 +134,23 @@ def _table(layers: Sequence[Tree]) -> Table:
     numbers = (">alone\ndB", ">share\nof all", ">left\nof it", ">from\nweights", ">won\nback")
     table = grid("\nlayer", "\nop", *numbers, "what\nhelps", gap=1)
     for layer in layers:
-        cost = layer["cost"]
         table.add_row(
             escape(shortened(layer["name"], _LAYER_WIDTH)),
             escape(layer["op"][:_KIND_WIDTH]),
-            "exact" if layer["sqnr_db"] is None else f"{layer['sqnr_db']:.1f}",
+            "exact" if layer["sqnr_db"] is None else figure(layer["sqnr_db"], ".1f"),
             f"{layer['share']:.1%}",
             f"{layer['left']:.1%}",
-            f"{layer['weights'] / cost:.0%}" if cost else "-",
+            _from_weights(float(layer["weights"]), float(layer["cost"])),
             "-" if layer["won_back"] is None else f"{layer['won_back']:.0%}",
             layer["remedies"][0]["kind"] if layer["remedies"] else "-",
         )
     return table
+
+
+def _from_weights(weights: float, cost: float) -> str:
+    if math.isinf(cost):
+        return "all" if math.isinf(weights) else "0%"
+    return f"{weights / cost:.0%}" if cost else "-"
 
 
 def _proposals(console: Console, layers: Sequence[Tree]) -> None:

@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Container
+from collections.abc import Container, Mapping
 from dataclasses import dataclass, replace
 from functools import cached_property
+from typing import Any
 
 import onnx_ir as ir
 
@@ -13,7 +14,7 @@ from roundel.model.graph import op_key
 from roundel.model.load import as_written
 from roundel.model.structure import ModelSource
 from roundel.options import DEFAULT_PRESET
-from roundel.passes import refresh_shapes
+from roundel.passes import refresh_shapes, settle_branches
 from roundel.passes.activations import is_depthwise, rescalable_behind
 from roundel.passes.cleanup import lift_constants
 from roundel.plan import build_plan
@@ -136,8 +137,10 @@ class Facts(Written):
         return bool(self.recipe.own.get(section, {}).get(name, True))
 
 
-def gather_facts(source: ModelSource, preset: RecipeSource | None, device: Device) -> Facts:
-    """Read a model, float or quantized, and prepare it as its format wants."""
+def gather_facts(
+    source: ModelSource, preset: RecipeSource | None, device: Device, changes: Mapping[str, Any] | None = None
+) -> Facts:
+    """Read a model, float or quantized, and prepare it as its format wants; with changes of the recipe."""
     loaded = load_model(source, allow_quantized=True, opaque=QUARK)
     raw = as_written(source)
     given = loaded.model
@@ -146,11 +149,12 @@ def gather_facts(source: ModelSource, preset: RecipeSource | None, device: Devic
     refresh_shapes(given)
     known = None if stored is None else intended(stored)
     chosen = preset if preset is not None else DEFAULT_PRESET if known is None else known.format.value
-    recipe = recipe_for(chosen)
+    recipe = recipe_for(chosen).merged(dict(changes or {}))
     kind, plan = format_of(recipe), None
     if stored is not None:
         prepared = given.clone()  # a finished model is placed as it is
     else:
+        settle_branches(given, recipe.prepare)  # what quantize takes away is nothing to complain about
         # What the device's own steps change is judged apart, so they stay out of the first view.
         plain = recipe.merged({"prepare": {"scale_clip_bounds": False}, "npu": {"clip_to_relu": False}})
         prepared = prepare(source, plain).model

@@ -4,10 +4,11 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Mapping
+from typing import Any
 
 from roundel.errors import RecipeError
 from roundel.model.structure import ModelSource
-from roundel.options import asked_recipe
+from roundel.options import asked_recipe, fixing
 from roundel.recipe.load import RecipeSource
 from roundel.recipe.settings import Recipe
 from roundel.rules import finished, graphs, operators, written
@@ -21,7 +22,12 @@ _ORDER = {severity: index for index, severity in enumerate(Severity)}
 
 
 def check(
-    model: ModelSource, *, preset: str | None = None, recipe: RecipeSource | None = None, device: str = "stx"
+    model: ModelSource,
+    *,
+    preset: str | None = None,
+    recipe: RecipeSource | None = None,
+    device: str = "stx",
+    fix_inputs: Mapping[str, Any] | None = None,
 ) -> CheckReport:
     """Say what will run on the NPU and what stands in the way. Needs no NPU and no data.
 
@@ -30,11 +36,12 @@ def check(
         preset: the format to judge; without it a8w8 for a float model, and what a quantized model shows.
         recipe: the same, as a file, a mapping or a Recipe.
         device: phx, hpt, stx, stx-halo or krk.
+        fix_inputs: inputs of a float model that become constants, as `roundel.quantize` takes them.
 
     Raises:
         RoundelError: the model cannot be read, or there is no such preset or device.
     """
-    facts = gather_facts(model, asked_recipe(preset, recipe), device_named(device))
+    facts = gather_facts(model, asked_recipe(preset, recipe), device_named(device), fixing({}, fix_inputs))
     findings = [found for rule in RULES for found in rule.findings(facts)]
     findings.sort(key=lambda finding: _ORDER[finding.severity])  # stable: by rule within a severity
     return CheckReport(

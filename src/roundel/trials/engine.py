@@ -154,8 +154,9 @@ def trying(
     """
     with tempfile.TemporaryDirectory(prefix="roundel-trials-") as name:
         try:
-            float_model = prepare(model, recipe).model
-            samples = repeatable(open_data(float_model, recipe.data, question.data))
+            ready = prepare(model, recipe)
+            float_model, fixed = ready.model, ready.fixed
+            samples = repeatable(open_data(float_model, recipe.data, question.data, fixed))
             if question.eval_data is None:
                 every = _held_out_every(samples)
                 learn, judge = learning_part(samples, every), samples
@@ -163,7 +164,7 @@ def trying(
             else:
                 # The limit on calibration samples is none on those that judge.
                 options = recipe.data.model_copy(update={"samples": None})
-                learn, judge = samples, repeatable(open_data(float_model, options, question.eval_data))
+                learn, judge = samples, repeatable(open_data(float_model, options, question.eval_data, fixed))
                 every, where = None, "the evaluation data"
             yardstick = Yardstick(
                 model,

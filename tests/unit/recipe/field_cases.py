@@ -73,6 +73,29 @@ def boxes() -> onnx.ModelProto:
     return build(nodes, X, ["y"], {"w": W3})
 
 
+def row_norm() -> onnx.ModelProto:
+    """Rows divided by the root of their mean square, as no pass fuses it."""
+    nodes = [
+        node("Conv", ["x", "w"], ["c"], name="layer"),
+        node("Mul", ["c", "c"], ["squares"], name="square"),
+        node("ReduceMean", ["squares"], ["power"], name="mean", axes=[2]),
+        node("Add", ["power", "floor"], ["safe"], name="floor"),
+        node("Sqrt", ["safe"], ["root"], name="root"),
+        node("Div", ["c", "root"], ["y"], name="divide"),
+    ]
+    return build(nodes, X, ["y"], {"w": W3, "floor": np.float32(1e-3)})
+
+
+def carried() -> onnx.ModelProto:
+    """A Reshape in front of a Softplus, which stays in float; and a layer."""
+    nodes = [
+        node("Reshape", ["x", "shape"], ["r"], name="reshape"),
+        node("Softplus", ["r"], ["s"], name="softplus"),
+        node("MatMul", ["s", "w"], ["y"], name="layer"),
+    ]
+    return build(nodes, X, ["y"], {"shape": np.array([1, -1, 64]), "w": normal(64, 8)})
+
+
 def loud() -> onnx.ModelProto:
     """One channel is a hundred times as large as the others, and hardly counts."""
     nodes = [
@@ -396,6 +419,11 @@ CASES: dict[str, Case] = {
         {"x": [2, 3, 8, 8]},
         data=lambda: feeds({"x": (2, 3, 8, 8)}),
     ),
+    "prepare.fixed_inputs": Case(
+        chain(node("Mul", ["x", "gain"], ["y"]), inputs={"x": [1, 3, 8, 8], "gain": []}),
+        {"gain": 2.0},
+        data=lambda: [{**sample, "gain": np.asarray(2, np.float32)} for sample in feeds(X, 4)],
+    ),
     "placement.operators": Case(cnn, "matmul"),
     "placement.domain": Case(cnn, "ai.onnx"),
     "placement.quantize_passthrough_inputs": Case(
@@ -580,6 +608,8 @@ CASES: dict[str, Case] = {
     "improve.samples": Case(uneven, 4, base=FAST, data=many),
     "improve.front_end": Case(spectral, False, base=FAST),
     "improve.detection_head": Case(boxes, False, base=FAST),
+    "improve.delicate": Case(row_norm, False, base=FAST),
+    "improve.carriers": Case(carried, False, base=FAST),
     "improve.ranges": Case(
         loud, False, base={**FAST, "improve": {"equalize": {"enabled": False}}}, data=many
     ),
