@@ -34,6 +34,8 @@ def natural_key(path: PurePath) -> tuple[object, ...]:
 
 
 IMAGE_SUFFIXES = frozenset({".jpg", ".jpeg", ".png", ".bmp", ".webp", ".gif"})
+IMAGE_FOLDER = "image folder"
+"""Kind of a source whose items are image files, each known by its path below the folder."""
 ARRAY_SUFFIXES = frozenset({".npy", ".npz"})
 _DECODERS = 2
 _LOOK_AHEAD = 4
@@ -105,7 +107,7 @@ def image_folder_source(folder: Path, files: Sequence[Path], plan: ImagePlan, wa
         return decode_ahead(pictures, lambda path: plan.read(folder / path))
 
     count, readable = len(pictures), (folder, pictures, plan.read)
-    return Source("image folder", items, count=count, rows=count, facts=facts, files=readable)
+    return Source(IMAGE_FOLDER, items, count=count, rows=count, facts=facts, files=readable)
 
 
 def decode_ahead(paths: Iterable[Path], read: Callable[[Path], Array]) -> Generator[Item, None, None]:
