@@ -22,6 +22,7 @@ _FORMS = (
     " width, height]}], categories: [{id}]} in pixels, or {file name: [{category_id, box: [left, top, right,"
     " bottom]}]} in parts of the image, 0..1"
 )
+Images = tuple[Path, ImagePlan]
 _INSTANCES = frozenset({"images", "annotations", "categories"})
 _FARTHEST = 2.0
 # COCO numbers 91 kinds of things and has boxes of 80 of them.
@@ -148,18 +149,16 @@ class DetectionScores:
     """What the boxes of several models are worth: mAP with labels, and F1 against the first model's.
 
     Args:
-        labels: as `BoxLabels` takes them; None without any.
-        folder: where the images lie; None where the data are no image files.
-        plans: how an image becomes each model's input, where the data are image files.
+        labels: None without any.
+        images: for each model, as `Samples.images` has it.
 
     Raises:
-        DataError: the labels are of no known form, or there are no files that they could be about.
+        DataError: the data are no files that labels could be about.
     """
 
-    def __init__(self, labels: object, folder: Path | None, plans: Sequence[ImagePlan]) -> None:
-        self._labels = None if labels is None else BoxLabels(labels)
-        self._folder, self._plans = folder, plans
-        if self._labels is not None and folder is None:
+    def __init__(self, labels: BoxLabels | None, images: Sequence[Images | None]) -> None:
+        self._labels, self._images = labels, [image for image in images if image is not None]
+        if labels is not None and not self._images:
             raise DataError(
                 "Boxes are known by their image's file, and the data are no image files.",
                 expected="--data with a folder of images",
@@ -174,17 +173,17 @@ class DetectionScores:
             origin: its file.
             kept: what each model's `BoxReader` read.
         """
-        if self._folder is None:
+        if not self._images:  # nothing to map back to: all models take the same arrays
             self._found += map(list, zip(*map(found_in, kept), strict=True))
             return
         import PIL.Image
 
-        with PIL.Image.open(self._folder / origin) as image:
+        with PIL.Image.open(self._images[0][0] / origin) as image:
             width, height = image.size
         if self._labels is not None:
             self._truths.append(self._labels.of(origin, width, height))
         row = []
-        for read, plan in zip(kept, self._plans, strict=True):
+        for read, (_, plan) in zip(kept, self._images, strict=True):
             (found,) = found_in(read)
             corners = plan.placement(width, height).to_original(found.corners)
             classes = found.classes
@@ -194,8 +193,8 @@ class DetectionScores:
         self._found.append(row)
 
     @property
-    def images(self) -> int:
-        """How many were counted."""
+    def count(self) -> int:
+        """How many images were counted."""
         return len(self._found)
 
     def of_models(self) -> list[dict[str, float]]:

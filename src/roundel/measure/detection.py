@@ -33,8 +33,9 @@ _LOWEST = 0.01  # scores that are looked at
 _MOST = 100  # boxes of an image
 _CANDIDATES = 30_000  # before suppression, the best: a broken model finds something in every cell
 # What hands values on as they are.
-_CARRIERS = frozenset(
-    {"Cast", "Concat", "DequantizeLinear", "Identity", "QuantizeLinear", "Reshape", "Squeeze", "Transpose"}
+_CARRIERS = (
+    *("Cast", "Concat", "Identity", "Reshape", "Squeeze", "Transpose", "Unsqueeze"),
+    *("QuantizeLinear", "DequantizeLinear"),
 )
 Size = tuple[int, int]
 
@@ -206,9 +207,8 @@ def _strongest(corners: Floats, scores: Floats, nms_iou: float) -> Found:
     return Found(classes[kept].astype(np.int64), values[kept], corners[kept])
 
 
-def _is_softmax(value: ir.Value) -> bool:
+def _is_softmax(value: ir.Value | None) -> bool:
     """Whether a value is a softmax, moved and stored at most."""
-    node = producer(value)
-    while node is not None and node.op_type in _CARRIERS:
-        node = producer(node.inputs[0])
-    return node is not None and node.op_type == "Softmax"
+    while (node := producer(value, *_CARRIERS)) is not None:
+        value = node.inputs[0]
+    return producer(value, "Softmax") is not None

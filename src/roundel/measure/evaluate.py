@@ -10,12 +10,10 @@ from pathlib import Path
 from typing import Any, Unpack
 
 from roundel.data import Samples
-from roundel.data.folders import IMAGE_FOLDER
-from roundel.data.images import plan_images
 from roundel.data.lint import record_findings
 from roundel.data.shards import SIZE, SampleDigest
 from roundel.errors import DataError, ModelError, RecipeError
-from roundel.measure.boxes import DetectionScores
+from roundel.measure.boxes import BoxLabels, DetectionScores
 from roundel.measure.detection import NMS_IOU, BoxReader
 from roundel.measure.folders import FolderScores, evaluate_folders
 from roundel.measure.runner import PackedPredictor, Predictor
@@ -129,7 +127,7 @@ def evaluate_models(
     run = _Run(predictors, _opened(predictors, data, options or Data()), work, listener)
     if task == "detection":
         reader = BoxReader.of(predictors[0].model, decoder, nms_iou)
-        return _detection(run, reader, labels, options or Data())
+        return _detection(run, reader, labels)
     truth = Labels(labels, Path(data) if isinstance(data, str | Path) else None)
     return _classification(run, truth, metric)
 
@@ -177,18 +175,16 @@ def _classification(run: _Run, truth: Labels, metric: str | Metric | None) -> tu
     return run.scores(tallies, own, judged=truth.known)
 
 
-def _detection(run: _Run, reader: BoxReader, labels: object, options: Data) -> tuple[ModelScore, ...]:
-    facts = next(iter(run.opened.values())).description
-    folder = Path(str(facts["path"])) if facts["kind"] == IMAGE_FOLDER else None
-    plans = [] if folder is None else [plan_images(options, p.inputs) for p in run.predictors]
-    found = DetectionScores(labels, folder, plans)
+def _detection(run: _Run, reader: BoxReader, labels: object) -> tuple[ModelScore, ...]:
+    truth = None if labels is None else BoxLabels(labels)
+    found = DetectionScores(truth, [run.opened[p.inputs].images for p in run.predictors])
     tallies = [ScoreTally() for _ in run.predictors]
     for origin, looks in run.looks(keep=False, reader=reader):
         found.add(origin, [one.outputs or {} for one in looks])
         for tally, one in zip(tallies, looks, strict=True):
-            tally.add(replace(one, outputs=None, classes=0), None)
+            tally.add(replace(one, outputs=None), None)
     judged = run.scores(tallies, found.of_models(), judged=False)
-    return tuple(replace(score, rows=found.images) for score in judged)
+    return tuple(replace(score, rows=found.count) for score in judged)
 
 
 def _check_task(task: str, decoder: str | None, metric: str | Metric | None) -> None:
