@@ -9,19 +9,22 @@ from pathlib import Path, PurePosixPath
 from typing import Any
 
 import numpy as np
+import onnx_ir as ir
 
 from roundel.data.images import ImagePlan
 from roundel.errors import DataError
 from roundel.measure.average_precision import Found, Integers, Truth, box_f1, mean_average_precision
-from roundel.measure.detection import found_in
+from roundel.measure.detection import NMS_IOU, BoxReader, found_in
 from roundel.plain import listed
-from roundel.types import Array
+from roundel.types import Array, Arrays
 
 _FORMS = (
     "COCO's instances {images: [{id, file_name}], annotations: [{image_id, category_id, bbox: [left, top,"
     " width, height]}], categories: [{id}]} in pixels, or {file name: [{category_id, box: [left, top, right,"
     " bottom]}]} in parts of the image, 0..1"
 )
+BOX_METRICS = {"map": "mAP50-95", "boxf1": "box F1"}
+"""Names of the metrics that judge boxes, and what `DetectionScores` calls them."""
 Images = tuple[Path, ImagePlan]
 _INSTANCES = frozenset({"images", "annotations", "categories"})
 _FARTHEST = 2.0
@@ -215,6 +218,42 @@ class DetectionScores:
                 scores["box F1"] = box_f1(list(zip(found, first, strict=True)))
             every.append(scores)
         return every
+
+
+class BoxRuler:
+    """Judges models by their boxes in the same images, the float model first.
+
+    Args:
+        model: the float model.
+        labels: as `BoxLabels` takes them; None without any.
+        images: as `Samples.images` has it.
+    """
+
+    def __init__(self, model: ir.Model, labels: object, images: Images | None) -> None:
+        self._reader = BoxReader.of(model, None, NMS_IOU)
+        self._labels = None if labels is None else BoxLabels(labels)
+        self._images = images
+        self._wanted: list[tuple[str, Arrays]] = []
+
+    def read(self, sample: Arrays, outputs: Arrays) -> Arrays:
+        """What a model found in a sample."""
+        return self._reader.read(sample, outputs)
+
+    def expect(self, origin: str, read: Arrays) -> None:
+        """What the float model found in the next sample, which came from this file."""
+        self._wanted.append((origin, read))
+
+    def value(self, name: str, reads: Sequence[Arrays]) -> float:
+        """What the metric map or boxf1 says of a model.
+
+        Args:
+            name: of the metric.
+            reads: what the model found in all samples.
+        """
+        found = DetectionScores(self._labels, [self._images] * 2)
+        for (origin, wanted), read in zip(self._wanted, reads, strict=True):
+            found.add(origin, [wanted, read])
+        return found.of_models()[1][BOX_METRICS[name]]
 
 
 def _four(numbers: Any) -> tuple[float, ...]:

@@ -13,8 +13,10 @@ import onnx
 import PIL.Image
 import pytest
 from onnx import TensorProto, helper, numpy_helper
+from typer.testing import CliRunner
 
 import roundel
+from roundel.cli.app import app
 from roundel.measure.boxes import BoxLabels
 from roundel.measure.detection import BoxReader, found_in
 from roundel.work.executors import executor
@@ -225,28 +227,35 @@ def test_workers_and_checkpoints_give_the_same(wide: Path, tmp_path: Path) -> No
         assert [score.metric for score in again] == here
 
 
-def test_the_command_line_shows_it(wide: Path, tmp_path: Path, roundel_cli: Callable[..., Any]) -> None:
+def test_the_command_line_shows_it(wide: Path, tmp_path: Path) -> None:
     models = [yolov8(tmp_path / "1.onnx", THING, OTHER), yolov8(tmp_path / "2.onnx", THING)]
-    labels = written(
-        tmp_path / "l.json", {n: [{"category_id": 2, "box": stretched(THING)}] for n in ("a.png", "b.png")}
-    )
-    words = (
-        "evaluate",
-        *models,
-        "--task",
-        "detection",
-        "--data",
-        wide,
-        "--labels",
-        labels,
-        "--decoder",
-        "yolov8",
-    )
-    shown = roundel_cli(*words, "--csv", tmp_path / "s.csv")
-    assert shown.code == 0
-    assert "mAP50-95" in shown.out
+    entry = [{"category_id": 2, "box": stretched(THING)}]
+    labels = written(tmp_path / "l.json", {"a.png": entry, "b.png": entry})
+    words = ["evaluate", *models, "--task", "detection", "--data", wide, "--labels", labels]
+    run = CliRunner()
+    shown = run.invoke(app, [*map(str, words), "--csv", str(tmp_path / "s.csv")])
+    assert shown.exit_code == 0
+    assert "mAP50-95" in shown.output
     assert "box F1" in (tmp_path / "s.csv").read_text()
-    assert json.loads(roundel_cli(*words, "--json").out)["models"][1]["metric"]["mAP50"] == pytest.approx(1.0)
+    tree = json.loads(run.invoke(app, [*map(str, words), "--decoder", "yolov8", "--json"]).output)
+    assert tree["models"][1]["metric"]["mAP50"] == pytest.approx(1.0)
+
+
+def test_a_budget_of_map(wide: Path, tmp_path: Path) -> None:
+    model = ssd(tmp_path / "m.onnx", THING, OTHER)
+    entry = [{"category_id": box[0] + 1, "box": stretched(box)} for box in (THING, OTHER)]
+    labels = {"a.png": entry, "b.png": entry}
+    words: dict[str, Any] = {"data": wide, "eval_data": wide, "rungs": ["a8w8", "a16w8"]}
+    found = roundel.auto(model, labels=labels, max_drop="1map", **words)
+    assert (found.metric, found.max_drop) == ("map", "1 mAP")
+    assert found.reference == pytest.approx(1.0)
+    assert found.met
+    own = roundel.auto(model, metric="boxf1", max_drop="1 point", **words)
+    assert own.reference == 1.0
+    with pytest.raises(roundel.RecipeError, match="another one"):
+        roundel.auto(model, metric="top1", max_drop="1map", **words)
+    with pytest.raises(roundel.RecipeError, match="needs labels"):
+        roundel.auto(model, max_drop="1map", **words)
 
 
 def test_what_no_decoder_reads_is_an_error(wide: Path, tmp_path: Path) -> None:
