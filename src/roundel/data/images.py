@@ -41,7 +41,7 @@ _READABLE_MODES = frozenset(
 
 
 @dataclass(frozen=True, slots=True)
-class Placement:
+class ImagePlace:
     """Where an image lies in the model's input: `original * scale + offset`, each as (x, y).
 
     Args:
@@ -171,7 +171,7 @@ class ImagePlan:
             array = array[..., 0]
         return self.apply(PIL.Image.fromarray(np.ascontiguousarray(array)), where)
 
-    def placement(self, width: int, height: int) -> Placement:
+    def place(self, width: int, height: int) -> ImagePlace:
         """Where an image of this size comes to lie in the model's input."""
         new_width, new_height = self._new_size(width, height)
         left, top = 0, 0
@@ -179,7 +179,7 @@ class ImagePlan:
             left, top = self._letterbox_corner(new_width, new_height)
         elif self.crop is not None:
             left, top = (-side for side in self._crop_corner(new_width, new_height))
-        return Placement((new_width / width, new_height / height), (left, top))
+        return ImagePlace((new_width / width, new_height / height), (left, top))
 
     def _new_size(self, width: int, height: int) -> Size:
         """Width and height after the resize, before any padding or crop."""

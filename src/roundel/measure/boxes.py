@@ -188,7 +188,7 @@ class DetectionScores:
         row = []
         for read, (_, plan) in zip(kept, self._images, strict=True):
             (found,) = found_in(read)
-            corners = plan.placement(width, height).to_original(found.corners)
+            corners = plan.place(width, height).to_original(found.corners)
             classes = found.classes
             if self._labels is not None:
                 classes = self._labels.class_numbers(int(read["counts"][1]))[classes]

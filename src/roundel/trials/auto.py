@@ -51,7 +51,7 @@ def auto(
         model: an ONNX file, a ModelProto, or an onnx-ir model. It is never changed.
         output: the file to write; its record `NAME.json` and the ladder `NAME.auto.json` appear beside it.
         data: calibration data, as `roundel.quantize` takes it, with the words from `samples` to `letterbox`.
-        max_drop: '1%' of the float model's metric, '1 point' of a hundred, '1map' (a point of the metric map),
+        max_drop: '1%' of the float model's metric, '1 point' of a hundred, '1map', a point of the metric map,
             or '0.01' in the metric's own units.
         eval_data: data to judge by; without it, every fourth item of `data` is held out for that.
         labels: of what judges (all of `data` without `eval_data`), as `roundel.evaluate` takes them.

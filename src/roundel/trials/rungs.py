@@ -264,8 +264,8 @@ _DROP = re.compile(
     r"(?P<number>\d+(?:\.\d*)?|\.\d+)\s*(?P<unit>%|percent|points?|pts?|pp|map)?", re.IGNORECASE
 )
 _FORMS = (
-    "'1%' (of the float model's metric), '1 point' (of a hundred), '1map' (of mAP), or '0.01' (in the metric's"
-    " own units)"
+    "'1%' (of the float model's metric), '1 point' (of a hundred), '1map' (of mAP), or '0.01' (in the"
+    " metric's own units)"
 )
 _TIME = re.compile(
     r"(?:(?P<h>\d+(?:\.\d+)?)\s*h)?\s*(?:(?P<m>\d+(?:\.\d+)?)\s*m(?:in)?)?\s*(?:(?P<s>\d+(?:\.\d+)?)\s*s?)?",
