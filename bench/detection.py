@@ -3,7 +3,7 @@
 usage: python bench/detection.py [--contenders roundel:xint8,quark:XINT8,...]
 
 Run where Roundel is installed; the peers run in their own environments. All get the same 40 calibration
-images as the same arrays; 180 others judge. Each quantization is one run, so that its seconds are only a hint.
+images as the same arrays; 180 others judge. Each quantization is one run: its seconds are only a hint.
 """
 
 from __future__ import annotations
@@ -129,8 +129,8 @@ def page(rows: list[Row], facts: dict[str, str]) -> str:
     return f"""# Detection: SSDLite MobileNetV2 on COCO images
 
 40 calibration images, {rows[0]["images"]} others judge: mAP by COCO's rules in percent, scores above 0.01,
-suppression at 0.6, at most 100 boxes. Box F1 and SQNR (of the class scores) are against the float model. Roundel
-is at its default effort; Quark with equalization, its own default, and without it (`include_cle=false`).
+suppression at 0.6, at most 100 boxes. Box F1 and SQNR, of the class scores, are against the float model.
+Roundel is at its default effort; Quark with equalization, its own default, and without it (`include_cle=false`).
 
 {chr(10).join(lines)}
 

@@ -250,7 +250,7 @@ def plan_images(options: Data, inputs: Sequence[InputSpec]) -> ImagePlan:
         _check_letterbox(options, resize, spec)
     if resize is None and crop is None:
         resize = own
-    elif crop is None and resize != own:
+    elif crop is None and resize != own and not options.letterbox:
         crop = own
     final = crop if crop is not None else resize if isinstance(resize, tuple) else None
     if own is not None and final is not None and final != own:
