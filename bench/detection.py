@@ -130,7 +130,7 @@ def page(rows: list[Row], facts: dict[str, str]) -> str:
 
 40 calibration images, {rows[0]["images"]} others judge: mAP by COCO's rules in percent, scores above 0.01,
 suppression at 0.6, at most 100 boxes. Box F1 and SQNR, of the class scores, are against the float model.
-Roundel is at its default effort; Quark with equalization, its own default, and without it (`include_cle=false`).
+Roundel is at its default effort; Quark with equalization, its default, and without (`include_cle=false`).
 
 {chr(10).join(lines)}
 
