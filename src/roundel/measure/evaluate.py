@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Generator, Iterable, Iterator, Mapping, Sequence
+from contextlib import closing
 from dataclasses import dataclass, fields, replace
 from itertools import islice
 from pathlib import Path
@@ -121,7 +122,7 @@ def evaluate_models(
     """
     if not models:
         raise ModelError("There is no model to evaluate.")
-    _check_task(task, decoder, metric)
+    _check_task(task, decoder, nms_iou, metric)
     work = Work(executor, open_store(checkpoint, resume=resume))
     predictors = [Predictor(model) for model in models]
     run = _Run(predictors, _opened(predictors, data, options or Data()), work, listener)
@@ -141,8 +142,10 @@ class _Run:
     work: Work
     listener: Listener | None
 
-    def looks(self, *, keep: bool, reader: BoxReader | None = None) -> Iterator[tuple[str, list[Look]]]:
-        """The origin of each item with every model's look at it."""
+    def looks(
+        self, *, keep: bool, reader: BoxReader | None = None
+    ) -> Generator[tuple[str, list[Look]], None, None]:
+        """The origin of each item with every model's look at it; closed at its end, the live line goes away."""
         with heard_by(self.listener) as told:
             told.step("evaluate", next(iter(self.opened.values())).count)
             items = _together(self.predictors, self.opened)
@@ -164,12 +167,13 @@ class _Run:
 def _classification(run: _Run, truth: Labels, metric: str | Metric | None) -> tuple[ModelScore, ...]:
     name, function = named_metric(metric)
     tallies, kept = [ScoreTally() for _ in run.predictors], list[list[int] | None]()
-    for origin, looks in run.looks(keep=function is not None):
-        if truth.known and metric is None and not looks[0].classes:
-            raise _no_classes(run.predictors[0], looks[0])
-        kept.append(truth.of(origin, looks[0].rows))
-        for tally, one in zip(tallies, looks, strict=True):
-            tally.add(one, kept[-1])
+    with closing(run.looks(keep=function is not None)) as looked:
+        for origin, looks in looked:
+            if truth.known and metric is None and not looks[0].classes:
+                raise _no_classes(run.predictors[0], looks[0])
+            kept.append(truth.of(origin, looks[0].rows))
+            for tally, one in zip(tallies, looks, strict=True):
+                tally.add(one, kept[-1])
     truths = kept if truth.known else None
     own = [{} if function is None else scores(name, function, t.kept, truths) for t in tallies]
     return run.scores(tallies, own, judged=truth.known)
@@ -179,23 +183,23 @@ def _detection(run: _Run, reader: BoxReader, labels: object) -> tuple[ModelScore
     truth = None if labels is None else BoxLabels(labels)
     found = DetectionScores(truth, [run.opened[p.inputs].images for p in run.predictors])
     tallies = [ScoreTally() for _ in run.predictors]
-    for origin, looks in run.looks(keep=False, reader=reader):
-        found.add(origin, [one.outputs or {} for one in looks])
-        for tally, one in zip(tallies, looks, strict=True):
-            tally.add(replace(one, outputs=None), None)
+    with closing(run.looks(keep=False, reader=reader)) as looked:
+        for origin, looks in looked:
+            found.add(origin, [one.outputs or {} for one in looks])
+            for tally, one in zip(tallies, looks, strict=True):
+                tally.add(replace(one, outputs=None), None)
     judged = run.scores(tallies, found.of_models(), judged=False)
     return tuple(replace(score, rows=found.count) for score in judged)
 
 
-def _check_task(task: str, decoder: str | None, metric: str | Metric | None) -> None:
+def _check_task(task: str, decoder: str | None, nms_iou: float, metric: str | Metric | None) -> None:
     if task not in TASKS:
         raise RecipeError.unknown(f"There is no task '{task}'.", task, TASKS, where="--task")
     if task == "detection" and metric is not None:
         raise RecipeError("Detection has a metric of its own.", where="--metric", expected="no --metric")
-    if task != "detection" and decoder is not None:
+    if task != "detection" and (decoder is not None or nms_iou != NMS_IOU):
         raise RecipeError(
-            "A decoder finds boxes, and the task is another one.",
-            where=f"--decoder {decoder}",
+            "A decoder and --nms-iou are for boxes, and the task is another one.",
             observed=f"task {task}",
             expected="--task detection",
         )

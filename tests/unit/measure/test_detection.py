@@ -281,6 +281,7 @@ def test_what_no_decoder_reads_is_an_error(wide: Path, tmp_path: Path) -> None:
         ({"task": "detection", "nms_iou": 0.0}, "overlap"),
         ({"task": "detection", "metric": "m.py:f"}, "metric of its own"),
         ({"decoder": "ssd"}, "another one"),
+        ({"nms_iou": 0.5}, "another one"),
     ],
 )
 def test_options_that_make_no_sense(words: dict[str, Any], message: str, wide: Path, tmp_path: Path) -> None:
