@@ -145,7 +145,7 @@ class _Run:
     def looks(
         self, *, keep: bool, reader: BoxReader | None = None
     ) -> Generator[tuple[str, list[Look]], None, None]:
-        """The origin of each item with every model's look at it; closed at its end, the live line goes away."""
+        """The origin of each item with every model's look at it; to be closed, for the live line's sake."""
         with heard_by(self.listener) as told:
             told.step("evaluate", next(iter(self.opened.values())).count)
             items = _together(self.predictors, self.opened)
