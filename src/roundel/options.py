@@ -29,6 +29,7 @@ class DataWords(TypedDict, total=False):
         crop: of images: centre crop, a side or (height, width).
         layout: of images: nchw or nhwc; read from the model's input when not given.
         bgr: of images: blue first.
+        letterbox: of images: keep the aspect, with grey around to fill the model's size.
     """
 
     samples: int | None
@@ -39,6 +40,7 @@ class DataWords(TypedDict, total=False):
     crop: Size | None
     layout: str | None
     bgr: bool
+    letterbox: bool
 
 
 def takes_data_words(function: FunctionT) -> FunctionT:

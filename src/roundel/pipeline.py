@@ -80,6 +80,7 @@ def quantize(
         crop: of images: centre crop, a side or (height, width).
         layout: of images: nchw or nhwc; read from the model's input when not given.
         bgr: of images: blue first.
+        letterbox: of images: keep the aspect, with grey around to fill the model's size.
         effort: none (calibration only), fast or high; the recipe's own when not given.
         device: the NPU it is for (phx, stx, krk …): what helps placement there and is exact is applied, and
             what is left is listed in the record's notes.

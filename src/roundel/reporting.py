@@ -52,7 +52,7 @@ def compare(
     Args:
         float_model: an ONNX file, a ModelProto, or an onnx-ir model.
         quantized_model: a Q/DQ model that any tool has made from it.
-        data: whatever `roundel.quantize` takes, with the words from `samples` to `bgr`.
+        data: whatever `roundel.quantize` takes, with the words from `samples` to `letterbox`.
         options: the words of the data as one object.
         csv: also write all tensors there.
         report: also write one HTML page with all of it, as `roundel.write_report` does.
@@ -117,8 +117,8 @@ def write_report(
         path: the file to write.
         float_model: an ONNX file, a ModelProto, or an onnx-ir model.
         quantized: what `roundel.quantize` returned, or a Q/DQ model that any tool has made.
-        data: whatever `roundel.quantize` takes, with the words from `samples` to `bgr`; by default as in the
-            run that made the model, and at most 32 samples.
+        data: whatever `roundel.quantize` takes, with the words from `samples` to `letterbox`; by default as
+            in the run that made the model, and at most 32 samples.
         options: these words as one object.
         device: the NPU whose split is predicted.
         scores: of the float and the quantized model, from `roundel.evaluate_models`.

@@ -83,7 +83,8 @@ def evaluate_command(
     labels: Annotated[
         str | None,
         option(
-            "File of class numbers (.npy, .npz, .json, .csv, .txt), 'folders', or 're:REGEX'.", panel=_MODELS
+            "File of class numbers (.npy, .npz, .json, .csv, .txt), 'folders', or 're:REGEX'. Boxes: .json.",
+            panel=_MODELS,
         ),
     ] = None,
     metric: Annotated[
@@ -92,6 +93,14 @@ def evaluate_command(
             "Your own: module:function or file.py:function, called with (outputs, labels).", panel=_MODELS
         ),
     ] = None,
+    task: Annotated[str, option("classification or detection.", panel=_MODELS)] = "classification",
+    decoder: Annotated[
+        str | None,
+        option("Of detection: ssd, yolov5, yolox or yolov8; else by the outputs' shapes.", panel=_MODELS),
+    ] = None,
+    nms_iou: Annotated[
+        float, option("Of detection: boxes of a class that overlap by more are one.", panel=_MODELS)
+    ] = 0.6,
     csv: Annotated[Path | None, option("Also write the scores of each file (or model) there.")] = None,
     as_json: options.Json = False,
     *,
@@ -108,6 +117,8 @@ def evaluate_command(
     roundel evaluate model.onnx model.a8w8.onnx --data val/ --labels folders --mean 0.5 --std 0.5
 
     roundel evaluate model.onnx model.xint8.onnx --data x.npz --labels x.npz --metric mine.py:f1
+
+    roundel evaluate yolo.onnx yolo.xint8.onnx --task detection --data val/ --labels boxes.json --letterbox
     """
     from roundel.measure.evaluate import evaluate
     from roundel.report.views import show_folders, show_models
@@ -119,6 +130,9 @@ def evaluate_command(
         quantized=quantized,
         labels=labels,
         metric=metric,
+        task=task,
+        decoder=decoder,
+        nms_iou=nms_iou,
         csv=csv,
         **work,
         **kept,

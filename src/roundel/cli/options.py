@@ -158,6 +158,9 @@ def data_words(
     crop: Annotated[str | None, option("Centre crop: side, or HEIGHTxWIDTH.", panel=_IMAGES)] = None,
     layout: Annotated[str | None, option("nchw or nhwc.", panel=_IMAGES)] = None,
     bgr: Annotated[bool, option("Blue first.", "--bgr", panel=_IMAGES)] = False,
+    letterbox: Annotated[
+        bool, option("Keep the aspect, with grey around.", "--letterbox", panel=_IMAGES)
+    ] = False,
 ) -> Words:
     """What the user says about the data."""
     if data is not None and random is not None:
@@ -176,6 +179,7 @@ def data_words(
         "crop": _pixels(crop, "--crop"),
         "layout": layout,
         "bgr": bgr,
+        "letterbox": letterbox,
     }
 
 

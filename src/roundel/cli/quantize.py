@@ -147,11 +147,16 @@ def judge_words(
     ] = None,
     labels: Annotated[
         str | None,
-        option("Of what judges: class numbers, 'folders' or 're:REGEX'; see `evaluate`.", panel=_JUDGE),
+        option(
+            "Of what judges: class numbers, 'folders', 're:REGEX' or boxes; see `evaluate`.", panel=_JUDGE
+        ),
     ] = None,
     metric: Annotated[
         str | None,
-        option("top1, top5, agreement, fidelity, cosine (search: sqnr); or file.py:function.", panel=_JUDGE),
+        option(
+            "top1, top5, agreement, fidelity, cosine, map, boxf1 (search: sqnr); or file.py:function.",
+            panel=_JUDGE,
+        ),
     ] = None,
     lower_is_better: Annotated[
         bool, option("Your own metric is an error.", "--lower-is-better", panel=_JUDGE)
@@ -169,7 +174,7 @@ def auto_command(
     max_drop: Annotated[
         str,
         option(
-            "'1%' of the float model's metric, '1 point' of a hundred, or '0.01' in its own units.",
+            "'1%' of the float model's metric, '1 point' of a hundred, '1map', or '0.01' in its own units.",
             panel=_BUDGET,
         ),
     ] = "1%",

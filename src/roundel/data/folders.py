@@ -7,6 +7,7 @@ import re
 from collections import Counter, deque
 from collections.abc import Callable, Generator, Iterable, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
+from dataclasses import replace
 from pathlib import Path, PurePath
 
 from roundel.data import arrayfiles
@@ -105,7 +106,8 @@ def image_folder_source(folder: Path, files: Sequence[Path], plan: ImagePlan, wa
         return decode_ahead(pictures, lambda path: plan.read(folder / path))
 
     count, readable = len(pictures), (folder, pictures, plan.read)
-    return Source("image folder", items, count=count, rows=count, facts=facts, files=readable)
+    source = Source("image folder", items, count=count, rows=count, facts=facts, files=readable)
+    return replace(source, images=(folder, plan))
 
 
 def decode_ahead(paths: Iterable[Path], read: Callable[[Path], Array]) -> Generator[Item, None, None]:

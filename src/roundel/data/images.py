@@ -3,9 +3,10 @@
 What is asked for stands in the recipe's section `data`. Mean and std are in units of the scaled image and
 in the channel order that the model takes (blue first when `bgr`); one number serves all channels. Without a
 size, images get the height and width of the model input when they are fixed, else they keep their own;
-without a crop, they are cut to the model's height and width when `resize` leaves something else. Resizing
-is as Pillow (and so torchvision on files) does it. The orientation tag of cameras is ignored, as in the
-usual training pipelines. Images turn grey when the model has one channel; transparency is dropped.
+without a crop, they are cut to the model's height and width when `resize` leaves something else. A letterbox
+keeps the aspect and the whole image instead: grey fills what is left of the size. Resizing is as Pillow (and
+so torchvision on files) does it. The orientation tag of cameras is ignored, as in the usual training
+pipelines. Images turn grey when the model has one channel; transparency is dropped.
 """
 
 from __future__ import annotations
@@ -32,10 +33,29 @@ Dim = int | str | None
 Dims = tuple[Dim, Dim, Dim]
 Layout = Literal["nchw", "nhwc"]
 _CHANNELS = (1, 3)
+_GREY = 114  # around a letterboxed image, as detectors are trained with it
 _UNREADABLE = (OSError, SyntaxError, ValueError, EOFError, struct.error)
 _READABLE_MODES = frozenset(
     {"1", "L", "LA", "La", "P", "PA", "RGB", "RGBA", "RGBa", "RGBX", "CMYK", "YCbCr", "HSV"}
 )
+
+
+@dataclass(frozen=True, slots=True)
+class ImagePlace:
+    """Where an image lies in the model's input: `original * scale + offset`, each as (x, y).
+
+    Args:
+        scale: of the resize.
+        offset: of the image's left upper corner; negative where a crop cuts it off.
+    """
+
+    scale: tuple[float, float]
+    offset: tuple[int, int]
+
+    def to_original(self, corners: NDArray[np.float64]) -> NDArray[np.float64]:
+        """Boxes [N, 4] as left, top, right, bottom, from pixels of the input to pixels of the image."""
+        moved: NDArray[np.float64] = (corners - np.tile(self.offset, 2)) / np.tile(self.scale, 2)
+        return moved
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -65,7 +85,8 @@ class ImagePlan:
         if given is not None:
             size = "x".join(map(str, given)) if isinstance(given, tuple) else f"short side {given}"
             by = "" if options.resize is not None else ", the model's own size"
-            words.append(f"resize to {size} ({options.interpolation}{by})")
+            how = "letterbox" if options.letterbox else "resize"
+            words.append(f"{how} to {size} ({options.interpolation}{by})")
         if self.crop is not None:
             words.append(f"centre crop {self.crop[0]}x{self.crop[1]}")
         raw = options.scale == "raw" or self.table.dtype == np.uint8
@@ -150,21 +171,50 @@ class ImagePlan:
             array = array[..., 0]
         return self.apply(PIL.Image.fromarray(np.ascontiguousarray(array)), where)
 
+    def place(self, width: int, height: int) -> ImagePlace:
+        """Where an image of this size comes to lie in the model's input."""
+        new_width, new_height = self._new_size(width, height)
+        left, top = 0, 0
+        if self.options.letterbox:
+            left, top = self._letterbox_corner(new_width, new_height)
+        elif self.crop is not None:
+            left, top = (-side for side in self._crop_corner(new_width, new_height))
+        return ImagePlace((new_width / width, new_height / height), (left, top))
+
+    def _new_size(self, width: int, height: int) -> Size:
+        """Width and height after the resize, before any padding or crop."""
+        if self.resize is None:
+            return width, height
+        if not isinstance(self.resize, tuple):
+            if width <= height:
+                return self.resize, int(self.resize * height / width)
+            return int(self.resize * width / height), self.resize
+        if self.options.letterbox:
+            scale = min(self.resize[0] / height, self.resize[1] / width)
+            return max(1, round(width * scale)), max(1, round(height * scale))
+        return self.resize[1], self.resize[0]
+
+    def _letterbox_corner(self, width: int, height: int) -> Size:
+        assert isinstance(self.resize, tuple)
+        return (self.resize[1] - width) // 2, (self.resize[0] - height) // 2
+
+    def _crop_corner(self, width: int, height: int) -> Size:
+        assert self.crop is not None
+        # round(), not //: the same pixels as torchvision's CenterCrop.
+        return round((width - self.crop[1]) / 2), round((height - self.crop[0]) / 2)
+
     def _resized(self, image: Image) -> Image:
         import PIL.Image
 
-        if self.resize is None:
+        size = self._new_size(*image.size)
+        if size != image.size:
+            image = image.resize(size, PIL.Image.Resampling[self.options.interpolation.upper()])
+        if not self.options.letterbox:
             return image
-        width, height = image.size
-        if isinstance(self.resize, tuple):
-            height, width = self.resize
-        elif width <= height:
-            width, height = self.resize, int(self.resize * height / width)
-        else:
-            width, height = int(self.resize * width / height), self.resize
-        if (width, height) == image.size:
-            return image
-        return image.resize((width, height), PIL.Image.Resampling[self.options.interpolation.upper()])
+        assert isinstance(self.resize, tuple)
+        whole = PIL.Image.new(image.mode, self.resize[::-1], (_GREY,) * len(image.getbands()))
+        whole.paste(image, self._letterbox_corner(*size))
+        return whole
 
     def _cropped(self, image: Image, where: str) -> Image:
         if self.crop is None:
@@ -178,8 +228,7 @@ class ImagePlan:
                 expected=f"at least {crop_height}x{crop_width}",
                 hint="Set resize to the crop's size or more.",
             )
-        # round(), not //: the same pixels as torchvision's CenterCrop.
-        top, left = round((height - crop_height) / 2), round((width - crop_width) / 2)
+        left, top = self._crop_corner(width, height)
         return image.crop((left, top, left + crop_width, top + crop_height))
 
 
@@ -196,9 +245,12 @@ def plan_images(options: Data, inputs: Sequence[InputSpec]) -> ImagePlan:
     resize, crop = options.resize, options.crop
     if isinstance(crop, int):
         crop = (crop, crop)
+    if options.letterbox:
+        resize = (resize, resize) if isinstance(resize, int) else resize or own
+        _check_letterbox(options, resize, spec)
     if resize is None and crop is None:
         resize = own
-    elif crop is None and resize != own:
+    elif crop is None and resize != own and not options.letterbox:
         crop = own
     final = crop if crop is not None else resize if isinstance(resize, tuple) else None
     if own is not None and final is not None and final != own:
@@ -220,6 +272,23 @@ def _check(options: Data) -> None:
             observed=f"mean {options.mean} with pixels divided by 255, which lie in 0..1",
             expected="a mean in 0..1, or scale 'raw'",
             hint="Set scale='raw' when mean and std are meant for pixels 0..255.",
+        )
+
+
+def _check_letterbox(options: Data, size: Size | None, spec: InputSpec) -> None:
+    if options.crop is not None:
+        raise DataError(
+            "A letterbox keeps the whole image, and a crop does not",
+            observed=f"letterbox and crop {options.crop}",
+            expected="one of them",
+        )
+    if size is None:
+        raise DataError(
+            "A letterbox needs a size",
+            where=f"input '{spec.name}'",
+            observed=str(spec),
+            expected="a fixed height and width, or resize",
+            hint="Give --resize HEIGHTxWIDTH.",
         )
 
 

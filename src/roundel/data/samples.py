@@ -44,6 +44,7 @@ class Source:
         repeatable: whether `items` may be called more than once.
         facts: further lines of the record (path, preprocessing, ...).
         files: the folder, its files and how one is read, where each item is a file that workers could read.
+        images: the folder, and how an image becomes model input, where each item is an image file in it.
     """
 
     kind: str
@@ -53,6 +54,7 @@ class Source:
     repeatable: bool = True
     facts: Mapping[str, object] = field(default_factory=dict)
     files: tuple[Path, Sequence[Path], Reader] | None = None
+    images: tuple[Path, ImagePlan] | None = None
 
 
 class Samples:
@@ -125,6 +127,11 @@ class Samples:
         told["inputs"] = {name: profile.to_dict() for name, profile in self.profiles.items()}
         told["notes"] = list(self._notes)
         return told
+
+    @property
+    def images(self) -> tuple[Path, ImagePlan] | None:
+        """The folder, and how an image becomes model input, where each item is an image file in it."""
+        return self._source.images
 
     @property
     def profiles(self) -> dict[str, Profile]:

@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, fields
+from collections.abc import Generator, Iterable, Iterator, Mapping, Sequence
+from contextlib import closing
+from dataclasses import dataclass, fields, replace
 from itertools import islice
 from pathlib import Path
 from typing import Any, Unpack
@@ -13,6 +14,8 @@ from roundel.data import Samples
 from roundel.data.lint import record_findings
 from roundel.data.shards import SIZE, SampleDigest
 from roundel.errors import DataError, ModelError, RecipeError
+from roundel.measure.boxes import BoxLabels, DetectionScores
+from roundel.measure.detection import NMS_IOU, BoxReader
 from roundel.measure.folders import FolderScores, evaluate_folders
 from roundel.measure.runner import PackedPredictor, Predictor
 from roundel.measure.scores import TOP, Labels, Look, Metric, ScoreTally, look, named_metric, scores
@@ -29,6 +32,7 @@ from roundel.work.checkpoints import open_store
 from roundel.work.executors import Executor, Ready, Work, mapped
 
 Inputs = tuple[InputSpec, ...]
+TASKS = ("classification", "detection")
 Item = tuple[str, tuple[Sample, ...]]
 """The file that an item of the data came from, and the item as each model takes it."""
 
@@ -47,7 +51,7 @@ class ModelScore(Card):
         agreement: share of rows with the same largest score as the first model; None for the first.
         sqnr_db: the first output against the first model's; None for the first.
         cosine: likewise.
-        metric: what the user's metric says, by name.
+        metric: what the user's metric says, by name; or mAP and the F1 of boxes.
         seconds: inside the model.
         notes: what a careful reader wants to know, such as data unlike that of the calibration.
     """
@@ -86,6 +90,9 @@ def evaluate_models(
     *,
     labels: object = None,
     metric: str | Metric | None = None,
+    task: str = "classification",
+    decoder: str | None = None,
+    nms_iou: float = NMS_IOU,
     options: Data | None = None,
     executor: Executor | None = None,
     checkpoint: str | Path | None = None,
@@ -98,8 +105,12 @@ def evaluate_models(
         models: the float model first; the others are compared with it.
         data: whatever `roundel.quantize` takes.
         labels: None, one class number for each row, a mapping from file name to class number, a file of
-            either (.npy, .npz, .json, .csv, .txt), 'folders', or 're:REGEX'.
+            either (.npy, .npz, .json, .csv, .txt), 'folders', or 're:REGEX'. For detection: a JSON file of
+            boxes, or what it would hold.
         metric: a function, 'module:function' or 'file.py:function'; see docs/evaluate.md.
+        task: classification, or detection: mAP with labels, and the F1 of boxes against the first model's.
+        decoder: of detection: ssd, yolov5, yolox or yolov8; else as the outputs' shapes say.
+        nms_iou: of detection: of two boxes of one class that overlap by more, the weaker one goes.
         options: how files become samples, and how many; see the `data` section of recipes.
         executor: where the models run, from `roundel.executor(…)`; this process when not given.
         checkpoint: a folder that holds what is done, shard by shard.
@@ -111,28 +122,87 @@ def evaluate_models(
     """
     if not models:
         raise ModelError("There is no model to evaluate.")
+    _check_task(task, decoder, nms_iou, metric)
     work = Work(executor, open_store(checkpoint, resume=resume))
     predictors = [Predictor(model) for model in models]
-    name, function = named_metric(metric)
+    run = _Run(predictors, _opened(predictors, data, options or Data()), work, listener)
+    if task == "detection":
+        reader = BoxReader.of(predictors[0].model, decoder, nms_iou)
+        return _detection(run, reader, labels)
     truth = Labels(labels, Path(data) if isinstance(data, str | Path) else None)
-    opened = _opened(predictors, data, options or Data())
-    tallies, kept = [ScoreTally() for _ in models], list[list[int] | None]()
-    with heard_by(listener) as told:
-        told.step("evaluate", next(iter(opened.values())).count)
-        items = _together(predictors, opened)
-        for origin, looks in _looked_at(predictors, items, work, keep=function is not None):
+    return _classification(run, truth, metric)
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class _Run:
+    """Models, the data as each of them takes it, and where they run."""
+
+    predictors: Sequence[Predictor]
+    opened: Mapping[Inputs, Samples]
+    work: Work
+    listener: Listener | None
+
+    def looks(
+        self, *, keep: bool, reader: BoxReader | None = None
+    ) -> Generator[tuple[str, list[Look]], None, None]:
+        """The origin of each item with every model's look at it; to be closed, for the live line's sake."""
+        with heard_by(self.listener) as told:
+            told.step("evaluate", next(iter(self.opened.values())).count)
+            items = _together(self.predictors, self.opened)
+            looked = _looked_at(self.predictors, items, self.work, keep=keep, reader=reader)
+            for done, item in enumerate(looked, 1):
+                yield item
+                told.advance(done)
+
+    def scores(
+        self, tallies: Sequence[ScoreTally], own: Sequence[Mapping[str, float]], *, judged: bool
+    ) -> tuple[ModelScore, ...]:
+        """Of every model."""
+        return tuple(
+            _score(predictor, tally, metric, self.opened[predictor.inputs], judged=judged)
+            for predictor, tally, metric in zip(self.predictors, tallies, own, strict=True)
+        )
+
+
+def _classification(run: _Run, truth: Labels, metric: str | Metric | None) -> tuple[ModelScore, ...]:
+    name, function = named_metric(metric)
+    tallies, kept = [ScoreTally() for _ in run.predictors], list[list[int] | None]()
+    with closing(run.looks(keep=function is not None)) as looked:
+        for origin, looks in looked:
             if truth.known and metric is None and not looks[0].classes:
-                raise _no_classes(predictors[0], looks[0])
+                raise _no_classes(run.predictors[0], looks[0])
             kept.append(truth.of(origin, looks[0].rows))
-            for tally, look in zip(tallies, looks, strict=True):
-                tally.add(look, kept[-1])
-            told.advance(len(kept))
+            for tally, one in zip(tallies, looks, strict=True):
+                tally.add(one, kept[-1])
     truths = kept if truth.known else None
     own = [{} if function is None else scores(name, function, t.kept, truths) for t in tallies]
-    return tuple(
-        _score(predictor, tally, own_scores, opened[predictor.inputs], judged=truth.known)
-        for predictor, tally, own_scores in zip(predictors, tallies, own, strict=True)
-    )
+    return run.scores(tallies, own, judged=truth.known)
+
+
+def _detection(run: _Run, reader: BoxReader, labels: object) -> tuple[ModelScore, ...]:
+    truth = None if labels is None else BoxLabels(labels)
+    found = DetectionScores(truth, [run.opened[p.inputs].images for p in run.predictors])
+    tallies = [ScoreTally() for _ in run.predictors]
+    with closing(run.looks(keep=False, reader=reader)) as looked:
+        for origin, looks in looked:
+            found.add(origin, [one.outputs or {} for one in looks])
+            for tally, one in zip(tallies, looks, strict=True):
+                tally.add(replace(one, outputs=None), None)
+    judged = run.scores(tallies, found.of_models(), judged=False)
+    return tuple(replace(score, rows=found.count) for score in judged)
+
+
+def _check_task(task: str, decoder: str | None, nms_iou: float, metric: str | Metric | None) -> None:
+    if task not in TASKS:
+        raise RecipeError.unknown(f"There is no task '{task}'.", task, TASKS, where="--task")
+    if task == "detection" and metric is not None:
+        raise RecipeError("Detection has a metric of its own.", where="--metric", expected="no --metric")
+    if task != "detection" and (decoder is not None or nms_iou != NMS_IOU):
+        raise RecipeError(
+            "A decoder and --nms-iou are for boxes, and the task is another one.",
+            observed=f"task {task}",
+            expected="--task detection",
+        )
 
 
 @takes_data_words
@@ -145,6 +215,9 @@ def evaluate(
     quantized: str | Path | None = None,
     labels: object = None,
     metric: str | Metric | None = None,
+    task: str = "classification",
+    decoder: str | None = None,
+    nms_iou: float = NMS_IOU,
     csv: str | Path | None = None,
     executor: Executor | None = None,
     checkpoint: str | Path | None = None,
@@ -156,13 +229,17 @@ def evaluate(
 
     Args:
         models: the float model first; the others are compared with it. Or two folders of results.
-        data: whatever `roundel.quantize` takes, with the words from `samples` to `bgr`.
+        data: whatever `roundel.quantize` takes, with the words from `samples` to `letterbox`.
         options: the words of the data as one object.
         baseline: instead of models: a folder with results of the float model, .jpg, .png or .npy.
         quantized: and one with those of the quantized model, under the same names.
         labels: None, one class number for each row, a mapping from file name to class number, a file of
-            either (.npy, .npz, .json, .csv, .txt), 'folders', or 're:REGEX'.
+            either (.npy, .npz, .json, .csv, .txt), 'folders', or 're:REGEX'. For detection: a JSON file of
+            boxes, or what it would hold.
         metric: a function, 'module:function' or 'file.py:function'; see docs/evaluate.md.
+        task: classification, or detection: mAP with labels, and the F1 of boxes against the first model's.
+        decoder: of detection: ssd, yolov5, yolox or yolov8; else as the outputs' shapes say.
+        nms_iou: of detection: of two boxes of one class that overlap by more, the weaker one goes.
         csv: also write the scores of each file (or model) there.
         executor: where the models run, from `roundel.executor(…)`; this process when not given.
         checkpoint: a folder that holds what is done, shard by shard.
@@ -194,6 +271,9 @@ def evaluate(
         data,
         labels=labels,
         metric=metric,
+        task=task,
+        decoder=decoder,
+        nms_iou=nms_iou,
         options=data_settings(options, words),
         executor=executor,
         checkpoint=checkpoint,
@@ -254,16 +334,22 @@ def _together(predictors: Sequence[Predictor], opened: Mapping[Inputs, Samples])
 
 
 def _looked_at(
-    predictors: Sequence[Predictor], items: Iterable[Item], work: Work, *, keep: bool
+    predictors: Sequence[Predictor],
+    items: Iterable[Item],
+    work: Work,
+    *,
+    keep: bool,
+    reader: BoxReader | None,
 ) -> Iterator[tuple[str, list[Look]]]:
     """The origin of each item with every model's look at it, in the order of the data."""
 
     def key() -> dict[str, str]:
         models = {f"model {number}": predictor.digest() for number, predictor in enumerate(predictors)}
-        return {**models, "kept outputs": "all" if keep else "none"}
+        return {**models, "kept outputs": "all" if keep else "none" if reader is None else str(reader)}
 
-    task, parts = _Task(tuple(predictors), keep), _parts(items, digests=work.store is not None)
-    names = [list(predictor.outputs) if keep else [] for predictor in predictors]
+    task, parts = _Task(tuple(predictors), keep, reader), _parts(items, digests=work.store is not None)
+    read = [] if reader is None else list(reader.KEPT)
+    names = [list(predictor.outputs) if keep else read for predictor in predictors]
     for part, arrays in mapped(work, task, parts, "evaluate", key):
         for place, (origin, _) in enumerate(part.items):
             looks = (below(arrays, f"{place}.{number}.") for number in range(len(names)))
@@ -291,13 +377,16 @@ def _parts(items: Iterable[Item], *, digests: bool) -> Iterator[_Part]:
 class _Task:
     models: tuple[Predictor | PackedPredictor, ...]
     keep: bool
+    reader: BoxReader | None
 
     def open(self, cores: int) -> Ready[_Part]:
         predictors = [model.open(cores) for model in self.models]
-        return Ready(lambda part: _part_arrays(predictors, part, keep=self.keep))
+        return Ready(lambda part: _part_arrays(predictors, part, keep=self.keep, reader=self.reader))
 
 
-def _part_arrays(predictors: Sequence[Predictor], part: _Part, *, keep: bool) -> Arrays:
+def _part_arrays(
+    predictors: Sequence[Predictor], part: _Part, *, keep: bool, reader: BoxReader | None
+) -> Arrays:
     """Every model's look at each item of a part, under the item's place and the model's number."""
     arrays: Arrays = {}
     for place, (_, samples) in enumerate(part.items):
@@ -306,8 +395,10 @@ def _part_arrays(predictors: Sequence[Predictor], part: _Part, *, keep: bool) ->
             started = time.perf_counter()
             results = predictor.run(sample, part.number * SIZE + place)
             seconds = time.perf_counter() - started
-            one = look(results, first, keep=keep, seconds=seconds).arrays()
-            arrays |= {f"{place}.{number}.{key}": array for key, array in one.items()}
+            one = look(results, first, keep=keep, seconds=seconds)
+            if reader is not None:
+                one = replace(one, outputs=reader.read(sample, results))
+            arrays |= {f"{place}.{number}.{key}": array for key, array in one.arrays().items()}
             first = first or [results[predictor.outputs[0]]]
     return arrays
 

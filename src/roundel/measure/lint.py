@@ -72,7 +72,7 @@ def lint_data(
 
     Args:
         model: the float model.
-        data: whatever `roundel.quantize` takes, with the words from `samples` to `bgr`.
+        data: whatever `roundel.quantize` takes, with the words from `samples` to `letterbox`.
         options: the words of the data as one object.
         against: other data that should look the same (evaluation data).
         against_options: how those become samples; as for `data` when not given.

@@ -200,7 +200,7 @@ def infer(
 
     Args:
         model: an ONNX file, a ModelProto, or an onnx-ir model.
-        data: whatever `roundel.quantize` takes, with the words from `samples` to `bgr`.
+        data: whatever `roundel.quantize` takes, with the words from `samples` to `letterbox`.
         out: the folder to write to; it is created when it does not exist.
         options: the words of the data as one object, for example `result.record.recipe`'s.
         outputs: only these outputs.

@@ -130,7 +130,7 @@ def sensitivity(
         model: an ONNX file, a ModelProto, or an onnx-ir model. It is never changed.
         preset: a preset's name, with static integers; a8w8 when neither this nor a recipe is given.
         recipe: a recipe file, a mapping or a Recipe.
-        data: calibration data, as `roundel.quantize` takes it, with the words from `samples` to `bgr`.
+        data: calibration data, as `roundel.quantize` takes it, with the words from `samples` to `letterbox`.
         exclude: nodes that stay float, as `roundel.quantize` takes them.
         include: only these are quantized.
         fix_inputs: inputs that become constants, as `roundel.quantize` takes them.

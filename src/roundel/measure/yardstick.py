@@ -17,6 +17,7 @@ from roundel.data.kept import KeptSamples
 from roundel.data.samples import held_out
 from roundel.errors import DataError, RecipeError, did_you_mean
 from roundel.measure import scores
+from roundel.measure.boxes import BOX_METRICS, BoxRuler
 from roundel.measure.runner import Predictor
 from roundel.measure.scores import Labels
 from roundel.model.structure import ModelSource
@@ -31,6 +32,8 @@ BUILTIN = {
     "agreement": "share of rows whose largest score is the float model's",
     "fidelity": "1 - error power / signal power against the float model: 99 % is 20 dB",
     "cosine": "cosine similarity with the float model's outputs",
+    "map": "mAP50-95 of boxes by COCO's rules",
+    "boxf1": "F1 of boxes with the float model's",
     "sqnr": "signal to noise against the float model's outputs, in dB",
 }
 
@@ -123,6 +126,12 @@ class Yardstick:
         told, predictor, start = listener or Silent(), Predictor(model), time.perf_counter()
         self.outputs = predictor.outputs
         given, path = measure_of(metric, lower=lower), samples.description.get("path")
+        self._boxes: BoxRuler | None = None
+        if given is not None and given.name in BOX_METRICS and given.function is None:
+            if given.name == "map" and labels is None:
+                raise _no_labels(given.name)
+            self._boxes = BoxRuler(predictor.model, labels, samples.images)
+            labels = None
         truth = Labels(labels, None if path is None else Path(str(path)))
         first, tally = self._run_float(predictor, truth, given, told)
         self.samples, self.rows = len(self._labels), tally.rows or len(self._labels)
@@ -144,6 +153,8 @@ class Yardstick:
         for done, (index, _, _, sample) in enumerate(kept):
             outputs = predictor.run(sample, index)
             best = self._add(tally, outputs, self._wanted[done], self.measure, self._labels[done])
+            if self._boxes is not None:
+                tally.kept.append(self._boxes.read(sample, outputs))
             if self.resolution is not None:
                 then, now = self._hits(self._best[done], done), self._hits(best, done)
                 changes[0] += int((then & ~now).sum())
@@ -176,6 +187,9 @@ class Yardstick:
             self._labels.append(truth.of(origin, _rows_in(outputs)))
             self._wanted.append(outputs)
             self._best.append(self._add(tally, outputs, outputs, given, self._labels[-1]))
+            if self._boxes is not None:
+                tally.kept.append(self._boxes.read(sample, outputs))
+                self._boxes.expect(origin, tally.kept[-1])
             told.advance(len(self._labels))
         if first is None:
             raise DataError("There is nothing to judge by.", expected="at least one held-out sample")
@@ -228,6 +242,8 @@ class Yardstick:
             return next(iter(found.values()))
         if measure.pair is not None:
             return float(sum(tally.kept)) / len(tally.kept)
+        if self._boxes is not None:
+            return self._boxes.value(measure.name, tally.kept)
         rows, close = max(tally.rows, 1), self._close(tally)
         values: dict[str, Callable[[], float]] = {
             "top1": lambda: tally.right / rows,
@@ -245,9 +261,7 @@ class Yardstick:
         if self.measure.function is not None or self.measure.pair is not None:
             return
         if name in _LABELLED and not self._known:
-            raise RecipeError(
-                f"The metric {name} needs labels.", where=f"--metric {name}", expected="--labels …"
-            )
+            raise _no_labels(name)
         main = next(iter(first.values()))
         if name in (*_LABELLED, "agreement") and scores.class_scores(main) is None:
             raise DataError(
@@ -293,6 +307,10 @@ def paired_margin(lost: int, won: int, rows: int) -> float:
     count = rows + 2
     variance = (lost + won + 2 - (lost - won) ** 2 / count) / count**2
     return _Z * math.sqrt(max(variance, 0.0))
+
+
+def _no_labels(name: str) -> RecipeError:
+    return RecipeError(f"The metric {name} needs labels.", where=f"--metric {name}", expected="--labels …")
 
 
 def _fitting(first: Arrays, *, labelled: bool) -> Measure:

@@ -530,6 +530,8 @@ class Data(Section):
     """Axis order of the model input; read from its shape when not given."""
     bgr: bool = False
     """Blue first."""
+    letterbox: bool = False
+    """Keep the aspect: the whole image in the middle of the model's (or resize's) size, grey 114 around."""
     interpolation: Literal["bilinear", "bicubic", "nearest"] = "bilinear"
     """Of the resize."""
 

@@ -19,7 +19,7 @@ from roundel.recipe.load import load_recipe
 from roundel.result import QuantizeResult
 from roundel.trials import rungs as ladders
 from roundel.trials.engine import Engine, OutOfTime, Question, TitledListener, trying, what_is_read
-from roundel.trials.rungs import AutoResult, Drop, Rung, RungForecast, RungStep, RungVerdict
+from roundel.trials.rungs import AutoResult, Drop, DropUnit, Rung, RungForecast, RungStep, RungVerdict
 from roundel.types import Listener, Silent
 
 
@@ -50,11 +50,13 @@ def auto(
     Args:
         model: an ONNX file, a ModelProto, or an onnx-ir model. It is never changed.
         output: the file to write; its record `NAME.json` and the ladder `NAME.auto.json` appear beside it.
-        data: calibration data, as `roundel.quantize` takes it, with the words from `samples` to `bgr`.
-        max_drop: '1%' of the float model's metric, '1 point' of a hundred, or '0.01' in its own units.
+        data: calibration data, as `roundel.quantize` takes it, with the words from `samples` to `letterbox`.
+        max_drop: '1%' of the float model's metric, '1 point' of a hundred, '1map', a point of the metric map,
+            or '0.01' in the metric's own units.
         eval_data: data to judge by; without it, every fourth item of `data` is held out for that.
         labels: of what judges (all of `data` without `eval_data`), as `roundel.evaluate` takes them.
-        metric: top1, top5, agreement, fidelity, cosine, 'module:function', 'file.py:function' or a function;
+        metric: top1, top5, agreement, fidelity, cosine; of boxes: map, boxf1; 'module:function',
+            'file.py:function' or a function;
             without one: top1 with labels, else agreement with the float model for class scores, and fidelity
             for anything else.
         lower_is_better: for a metric of your own that measures an error.
@@ -73,14 +75,15 @@ def auto(
         RoundelError: something in the model, the data or the options is wrong; nothing was written.
     """
     settings = recipe_changes(changes, words, exclude, include, exclude_subgraph)
+    budget = ladders.parse_drop(max_drop)
+    metric = _metric_of(budget, metric)
     question = Question(data, eval_data, labels, metric, lower_is_better)
     ladder = {} if output is None else {"output's ladder": ladder_path(Path(output))}
     refuse_overwriting({**model_targets(output), **ladder}, what_is_read(model, question))
     start, limit = clock.perf_counter(), ladders.parse_time(time)
     deadline = None if limit is None else start + limit
-    chosen, budget = ladders.chosen_rungs(rungs), ladders.parse_drop(max_drop)
+    chosen = ladders.chosen_rungs(rungs)
     patient = rungs is not None or deadline is not None
-    _check_metric(metric)
     recipes = [load_recipe(rung.preset, settings) for rung in chosen]
     out = ladders.out_of_reach(chosen, device)
     target, told = None if output is None else Path(output), listener or Silent()
@@ -98,13 +101,27 @@ def auto(
 _WON_BACK = 2.0  # times the budget: of more than that, fine-tuning does not win back enough
 
 
-def _check_metric(metric: object) -> None:
-    if isinstance(metric, str) and metric.strip().casefold() == "sqnr":
+def _metric_of(budget: Drop, metric: str | Metric | None) -> str | Metric | None:
+    """What is measured: as was said, or as the budget's unit says.
+
+    Raises:
+        RecipeError: nothing can be said about the drop of this metric.
+    """
+    named = metric.strip().casefold() if isinstance(metric, str) else metric
+    if budget.unit is DropUnit.MAP and named not in (None, "map"):
+        raise RecipeError(
+            "The budget is one of mAP, and the metric is another one.",
+            where=f"--max-drop '{budget}'",
+            observed=f"--metric {metric}",
+            expected="--metric map, or a budget in points",
+        )
+    if named == "sqnr":
         raise RecipeError(
             "The float model's signal to noise is infinite, so nothing can be said about its drop.",
             where="--metric sqnr",
             hint="Use --metric fidelity: 99 % is 20 dB, 99.9 % is 30 dB.",
         )
+    return "map" if budget.unit is DropUnit.MAP else metric
 
 
 def ladder_path(model_path: Path) -> Path:

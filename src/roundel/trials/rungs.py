@@ -260,8 +260,13 @@ class AutoResult(Card):
         }
 
 
-_DROP = re.compile(r"(?P<number>\d+(?:\.\d*)?|\.\d+)\s*(?P<unit>%|percent|points?|pts?|pp)?", re.IGNORECASE)
-_FORMS = "'1%' (of the float model's metric), '1 point' (of a hundred), or '0.01' (in the metric's own units)"
+_DROP = re.compile(
+    r"(?P<number>\d+(?:\.\d*)?|\.\d+)\s*(?P<unit>%|percent|points?|pts?|pp|map)?", re.IGNORECASE
+)
+_FORMS = (
+    "'1%' (of the float model's metric), '1 point' (of a hundred), '1map' (of mAP), or '0.01' (in the"
+    " metric's own units)"
+)
 _TIME = re.compile(
     r"(?:(?P<h>\d+(?:\.\d+)?)\s*h)?\s*(?:(?P<m>\d+(?:\.\d+)?)\s*m(?:in)?)?\s*(?:(?P<s>\d+(?:\.\d+)?)\s*s?)?",
     re.IGNORECASE,
@@ -276,6 +281,7 @@ class DropUnit(enum.Enum):
 
     RELATIVE = "%"  # of the float model's own metric
     POINT = "point"  # of a hundred: 75.3 % to 74.3 % is one
+    MAP = "mAP"  # likewise, of the mean average precision of boxes
     PLAIN = ""  # of the metric's own units
 
 
@@ -297,7 +303,7 @@ class Drop:
         lost = value - reference if lower else reference - value
         if self.unit is DropUnit.PLAIN:
             return lost
-        if self.unit is DropUnit.POINT:
+        if self.unit in (DropUnit.POINT, DropUnit.MAP):
             return 100 * lost
         if reference == 0:
             return 0.0 if lost == 0 else math.copysign(math.inf, lost)
@@ -316,6 +322,8 @@ class Drop:
     def __str__(self) -> str:
         if self.unit is DropUnit.POINT:
             return f"{self.amount:g} point" + ("" if self.amount == 1 else "s")
+        if self.unit is DropUnit.MAP:
+            return f"{self.amount:g} mAP"
         return f"{self.amount:g}{self.unit.value}"
 
 
@@ -333,6 +341,8 @@ def parse_drop(text: str | float) -> Drop:
     amount, unit = float(found["number"]), (found["unit"] or "").casefold()
     if unit in ("%", "percent"):
         return Drop(amount, DropUnit.RELATIVE)
+    if unit == "map":
+        return Drop(amount, DropUnit.MAP)
     return Drop(amount, DropUnit.POINT if unit else DropUnit.PLAIN)
 
 

@@ -121,7 +121,7 @@ def search(
     Args:
         model: an ONNX file, a ModelProto, or an onnx-ir model. It is never changed.
         output: a file for the best model, made again at the end; its record appears beside it.
-        data: calibration data, as `roundel.quantize` takes it, with the words from `samples` to `bgr`.
+        data: calibration data, as `roundel.quantize` takes it, with the words from `samples` to `letterbox`.
         space: by dotted field, or 'preset': a list of values, or {'low', 'high', 'log'}; or words such as
             'weights.method=minmax,mse' and 'calibration.percentile=99..100'; or a YAML file of them.
         trials: how many in all, those of earlier runs in the same study among them.

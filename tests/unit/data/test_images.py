@@ -12,6 +12,7 @@ from pydantic import ValidationError
 
 from roundel.data import open_samples
 from roundel.data.folders import decode_ahead
+from roundel.data.images import plan_images
 from roundel.errors import DataError
 from roundel.recipe.settings import Data
 from roundel.types import InputSpec
@@ -201,3 +202,41 @@ def test_look_ahead_is_bounded_and_in_order() -> None:
         assert len(started) <= index + 4
     walk.close()
     assert len(started) <= 14
+
+
+@pytest.mark.parametrize(("width", "height"), [(12, 6), (6, 12), (7, 5), (8, 8), (300, 2)])
+@pytest.mark.parametrize("target", [(8, 8), (8, 12)])
+def test_a_letterbox_keeps_all_of_the_image(width: int, height: int, target: tuple[int, int]) -> None:
+    plan = plan_images(Data(scale="raw", letterbox=True), sized(*target))
+    image = Image.fromarray(np.full((height, width, 3), 255, np.uint8))
+    pixels = plan.apply(image, "here")
+    assert pixels.shape == (3, *target)
+    seen = pixels[0] == 255
+    assert np.all(pixels[:, ~seen] == 114)
+    place = plan.place(width, height)
+    rows, columns = np.nonzero(seen)
+    corners = np.array([[columns.min(), rows.min(), columns.max() + 1, rows.max() + 1]], np.float64)
+    np.testing.assert_allclose(place.to_original(corners), [[0, 0, width, height]], atol=1e-9)
+    # One side is filled, the other has as much grey before as after, but for one row.
+    gaps = (target[1] - np.ptp(columns) - 1, target[0] - np.ptp(rows) - 1)
+    assert min(gaps) == 0
+    assert place.offset == (gaps[0] // 2, gaps[1] // 2)
+
+
+def test_a_letterbox_of_another_size_of_grey_pictures_and_of_arrays() -> None:
+    plan = plan_images(Data(letterbox=True, resize=6), sized("H", "W", channels=1))
+    assert plan.apply_to_array(np.zeros((4, 2), np.uint8), "here").shape == (1, 6, 6)
+    assert plan.describe().startswith("grey, letterbox to 6x6 (bilinear)")
+
+
+@pytest.mark.parametrize(
+    ("options", "side", "message"),
+    [
+        (Data(letterbox=True, crop=4), 8, "keeps the whole image"),
+        (Data(letterbox=True), "N", "needs a size"),
+        (Data(letterbox=True, resize=6), 8, "do not give the size"),
+    ],
+)
+def test_a_letterbox_that_cannot_be(options: Data, side: int | str, message: str) -> None:
+    with pytest.raises(DataError, match=message):
+        plan_images(options, sized(side, side))

@@ -318,6 +318,7 @@ CASES: dict[str, Case] = {
     "data.crop": Case(open_image, 6, base={"data": {"resize": 8}}, data=pixels),
     "data.layout": Case(any_layout, "nhwc", "nchw", base={"data": HALF}, data=square_pixels),
     "data.bgr": Case(cnn, True, base={"data": HALF}, data=pixels),
+    "data.letterbox": Case(cnn, True, base={"data": HALF}, data=pixels),
     "data.interpolation": Case(cnn, "nearest", base={"data": HALF}, data=pixels),
     "prepare.fold_constants": Case(
         chain(node("Sqrt", ["p"], ["k"]), node("Mul", ["x", "k"], ["y"]), p=np.float32([4.0])), False

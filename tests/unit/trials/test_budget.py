@@ -21,6 +21,7 @@ from roundel.trials.rungs import Drop, DropUnit, parse_drop, parse_time
         ("1 point", Drop(1, DropUnit.POINT), "1 point"),
         ("1.5 Points", Drop(1.5, DropUnit.POINT), "1.5 points"),
         ("2pp", Drop(2, DropUnit.POINT), "2 points"),
+        ("1map", Drop(1, DropUnit.MAP), "1 mAP"),
         ("0.01", Drop(0.01, DropUnit.PLAIN), "0.01"),
         (0.01, Drop(0.01, DropUnit.PLAIN), "0.01"),
         (".5", Drop(0.5, DropUnit.PLAIN), "0.5"),
