@@ -1,4 +1,4 @@
-"""Parts that stay in float for their place in the model: detection heads, spectrograms, delicate arithmetic.
+"""Parts that stay in float for their place: heads, spectrograms, delicate arithmetic, carriers to float.
 
 A head turns the last layers' results into boxes and scores, and quantizes badly. Boxes in pixels and scores
 in 0..1 in one tensor leave the scores no code but zero; a distribution over distances (DFL) is summed with
@@ -8,8 +8,8 @@ cheap nodes behind the last layer with weights.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
-from dataclasses import dataclass
+from collections.abc import Collection, Iterator, Mapping
+from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
@@ -23,6 +23,7 @@ from roundel.model.graph import (
     constant_array,
     downstream,
     is_constant,
+    is_float32,
     upstream,
 )
 from roundel.plain import listed
@@ -225,3 +226,63 @@ def _delicate_note(nodes: Mapping[str, NodePlan]) -> Iterator[str]:
     if groups:
         switch = "-s improve.delicate=false quantizes them"
         yield f"nodes of delicate arithmetic stay in float: {', '.join(groups)} ({switch})"
+
+
+# Nodes that only carry values to nodes that stay in float: a Q/DQ pair there rounds, and nothing gains.
+
+CARRIES = "only carries values to nodes that stay in float"
+
+_CARRIERS = {"Pad"} | ops_with(
+    Trait.SHAPES | Trait.REARRANGES | Trait.SELECTS | Trait.REPEATS | Trait.JOINS | Trait.CASTS
+)
+
+
+def spare_carriers(
+    graph: ir.Graph, plans: Mapping[str, NodePlan], named: Collection[str], exact: Collection[str]
+) -> dict[str, NodePlan]:
+    """The verdicts, with carriers left in float whose values reach no quantized node.
+
+    Two kinds are quantized as ever. What carries codes on as they are costs nothing behind a quantized node.
+    And what leads to an output of the model is spared only behind a node that stays in float itself.
+
+    Args:
+        graph: of the model.
+        plans: a verdict for each node.
+        named: nodes that the user has asked for by name.
+        exact: operator types whose output takes the scale of their input.
+    """
+    idle = _idle(graph, plans, named)
+    spared = dict(plans)
+    for node in graph:
+        if node not in idle:
+            continue
+        makers = {value.producer() for value in node.inputs if value is not None and not is_constant(value)}
+        quantized = [maker is not None and spared[str(maker.name)].quantized for maker in makers]
+        codes = any(quantized) and node.op_type in exact
+        from_outside = None in makers or any(quantized)
+        if not codes and not (idle[node] and from_outside):
+            name = str(node.name)
+            spared[name] = replace(spared[name], quantized=False, reason=CARRIES)
+    return spared
+
+
+def _idle(graph: ir.Graph, plans: Mapping[str, NodePlan], named: Collection[str]) -> dict[ir.Node, bool]:
+    """The carriers that lead to no quantized node, and whether one of the model's outputs is behind each."""
+    found: dict[ir.Node, bool] = {}
+    for node in reversed(graph):
+        verdict = plans[str(node.name)]
+        if node.op_type not in _CARRIERS or not verdict.quantized or verdict.name in named:
+            continue
+        if not any(map(is_float32, node.outputs)):
+            continue
+        after = [reader for value in node.outputs for reader in value.consumers()]
+        leads_out = any(v.is_graph_output() for v in node.outputs) or any(found.get(r, False) for r in after)
+        if (after or leads_out) and all(reader in found or _in_float(reader, plans) for reader in after):
+            found[node] = leads_out
+    return found
+
+
+def _in_float(node: ir.Node, plans: Mapping[str, NodePlan]) -> bool:
+    """Whether a reader stays in float; what is inside a body of If, Loop or Scan does."""
+    verdict = plans.get(str(node.name))
+    return verdict is None or not verdict.quantized

@@ -21,8 +21,7 @@ from roundel.model.graph import (
     opset_version,
     upstream,
 )
-from roundel.plan.carriers import spare_carriers
-from roundel.plan.float_parts import delicate_nodes, float_part_nodes
+from roundel.plan.float_parts import delicate_nodes, float_part_nodes, spare_carriers
 from roundel.plan.types import NodePlan
 from roundel.recipe.settings import Placement, Recipe, Subgraph
 from roundel.targets.operators import OpRule, Style, operator_set

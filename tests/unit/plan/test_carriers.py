@@ -12,7 +12,7 @@ import pytest
 import roundel
 from helpers import build, feeds, node, normal
 from roundel.plan import build_plan
-from roundel.plan.carriers import CARRIES
+from roundel.plan.float_parts import CARRIES
 from roundel.recipe.load import load_recipe
 
 _HIDDEN = 8
