@@ -7,6 +7,7 @@ from dataclasses import replace
 
 import numpy as np
 import onnx_ir as ir
+import onnxruntime as ort
 
 from roundel.data import open_samples
 from roundel.improve.layers import quantized_layers
@@ -58,10 +59,7 @@ def held_out_packed(state: State) -> Iterator[float]:
 def outliers(state: State) -> Iterator[float]:
     """The model that calibration on the few samples gives, on those of them that it has not seen."""
     first = first_held(state)
-    done = _calibrated(state, state.few.inputs[:first])
-    assert done.written is not None
-    let_out_logits(done.written.graph, state.model.graph)
-    session = open_session(done.written, simulate=True)
+    session = _calibrated(state, state.few.inputs[:first])
     errors = OutputErrors(state.model.graph)
     numbers = range(first, len(state.few.inputs))
     pairs = ((state.few.inputs[n], state.few.wanted[n]) for n in numbers)
@@ -107,9 +105,16 @@ def _plainly(state: State) -> State:
     return replace(state, recipe=state.recipe.merged({**plain, **tuning}), notes=())
 
 
-def _calibrated(state: State, samples: Sequence[Sample]) -> State:
+def _calibrated(state: State, samples: Sequence[Sample]) -> ort.InferenceSession:
+    """The model that a state and these samples give, with the outputs that `OutputErrors` asks for."""
     planned = plan(_plainly(state))
-    return write(resolve(collect(planned, open_samples(samples, input_specs(state.model)))))
+    now = resolve(collect(planned, open_samples(samples, input_specs(state.model))))
+    if now.recipe.mode == "static":
+        return session_of(now.model, now, now.recipe)
+    written = write(now).written
+    assert written is not None
+    let_out_logits(written.graph, now.model.graph)
+    return open_session(written, simulate=True)
 
 
 # Errors.

@@ -95,3 +95,14 @@ def test_the_logits_of_the_quantized_model_come_from_where_it_computes_them(pres
     assert "rounding" in {step.step for step in result.record.improvements}
     assert all(5 < step.before_db < 60 for step in result.record.improvements)
     assert [value.name for value in result.model.graph.output] == ["y"]  # asked for in copies only
+
+
+@pytest.mark.parametrize("how", [{"rotate": {"enabled": True}}, {"smooth": {"enabled": True}}])
+def test_the_logits_are_there_where_the_npu_computes_the_softmax_by_other_nodes(
+    how: dict[str, object],
+) -> None:
+    """It is written without a Softmax then, and those who judge a step before calibration ask as well."""
+    samples = [{"x": normal(1, 32, seed=seed)} for seed in range(20)]
+    changes = {"npu": {"softmax": True}, "improve": how}
+    result = quantize(_classifier(32, 8), preset="xint8", data=samples, changes=changes)
+    assert "rounding" in {step.step for step in result.record.improvements}
