@@ -12,7 +12,7 @@ from roundel.data import Samples
 from roundel.forecasting import Forecast, run_budget
 from roundel.improve.finetune import check_tuning
 from roundel.improve.steps import GRAPH_STEPS, PLAN_STEPS, STATE_STEPS, keep_if_better, take_few, too_few
-from roundel.model.memory import parse_size, within
+from roundel.model.memory import older_objects_spared, parse_size, within
 from roundel.model.structure import blaming
 from roundel.numerics.rounding import one_blas_thread
 from roundel.options import DataWords, chosen_recipe, fixing, recipe_changes, takes_data_words
@@ -125,6 +125,7 @@ def quantize(
         require_data(report, data)
     with ExitStack() as cleanup:
         cleanup.callback(told.close)
+        cleanup.enter_context(older_objects_spared())
         settings = for_effort(for_device(load_recipe(chosen, tree), device))
         execution = choose_execution(device_exec, settings)
         check_tuning(execution.recipe)

@@ -43,7 +43,7 @@ from roundel.model.graph import (
     weight_bytes,
 )
 from roundel.model.normalise import raise_opset
-from roundel.model.session import give_memory_back, open_session
+from roundel.model.session import Lanes, give_memory_back, open_session
 from roundel.model.structure import ModelSource
 from roundel.numerics.packed import round_packed
 from roundel.passes import input_constants
@@ -368,10 +368,10 @@ def _reuse(state: State, saved: Statistics, samples: Samples, path: Path) -> Sta
 
 def float_outputs(model: ir.Model, samples: Sequence[Sample]) -> Iterator[Sample]:
     """What a float model makes of samples."""
-    session = open_session(model)
+    lanes = Lanes.of(model.graph, len(samples))
+    session = open_session(model, threads=lanes.threads)
     names = [out.name for out in session.get_outputs()]
-    for index, sample in enumerate(samples):
-        yield run_session(session, names, sample, index)
+    yield from lanes.each(lambda pair: run_session(session, names, pair[1], pair[0]), enumerate(samples))
 
 
 def _doubtful(model: ir.Model, plan: QuantPlan) -> dict[str, StatKind]:

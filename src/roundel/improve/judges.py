@@ -7,14 +7,13 @@ from dataclasses import replace
 
 import numpy as np
 import onnx_ir as ir
-import onnxruntime as ort
 
 from roundel.data import open_samples
 from roundel.improve.layers import quantized_layers
-from roundel.improve.probe import FinerWeights, OutputErrors, let_out_logits, run_size, session_of, together
+from roundel.improve.probe import Judged, let_out_logits, run_size
+from roundel.improve.probe import judged as quantized
 from roundel.improve.weight_only import packed_sqnr
 from roundel.model.graph import input_specs
-from roundel.model.session import open_session
 from roundel.stages import collect, plan, resolve, write
 from roundel.state import State, held_out_count
 from roundel.types import QType, Sample
@@ -23,6 +22,7 @@ _FINER = 8  # the weights' step against the one that leaves the error of roundin
 _FINENESSES = (2, 4, 8)  # one rounding of the weights is one draw; with other steps it is another
 _MOST = 24  # samples
 _ELEMENTS = 1_500_000  # of their inputs: 10 images of 224 x 224; smaller ones are cheap, so there are more
+_SEEN = 4  # of them give the ranges for this verdict
 
 
 def unseen(state: State) -> Iterator[float]:
@@ -59,11 +59,10 @@ def held_out_packed(state: State) -> Iterator[float]:
 def outliers(state: State) -> Iterator[float]:
     """The model that calibration on the few samples gives, on those of them that it has not seen."""
     first = first_held(state)
-    session = _calibrated(state, state.few.inputs[:first])
-    errors = OutputErrors(state.model.graph)
+    model = _calibrated(state, state.few.inputs[:first])
     numbers = range(first, len(state.few.inputs))
-    pairs = ((state.few.inputs[n], state.few.wanted[n]) for n in numbers)
-    yield together(errors.of(wanted, session.run(errors.names, sample)) for sample, wanted in pairs).sqnr_db
+    inputs, wanted = [state.few.inputs[n] for n in numbers], [state.few.wanted[n] for n in numbers]
+    yield Judged(model, state.model.graph, len(inputs)).error(inputs, wanted).sqnr_db
 
 
 def equalization(state: State) -> Iterator[float]:
@@ -74,17 +73,14 @@ def equalization(state: State) -> Iterator[float]:
     """
     numbers = spread_evenly(state.model.graph, state.few.inputs)
     inputs, wanted = [state.few.inputs[n] for n in numbers], [state.few.wanted[n] for n in numbers]
-    now = resolve(collect(plan(replace(state, notes=())), open_samples(inputs, input_specs(state.model))))
+    seen = open_samples(inputs[:: -(-len(inputs) // _SEEN)], input_specs(state.model))
+    now = resolve(collect(plan(replace(state, notes=())), seen))
     if not state.recipe.improve.rounding or len(inputs) < len(_FINENESSES):
         yield output_sqnr(now, now, inputs, wanted)
         return
-    states = [as_if_rounded(now.model.graph, now, finer) for finer in _FINENESSES]
-    moved = [name for name, params in states[0].params.items() if params is not now.params[name]]
-    session, errors = FinerWeights(now.model, states[0], moved, now.recipe), OutputErrors(now.model.graph)
-    for first, finely in enumerate(states):
-        part = slice(first, None, len(states))
-        given = session.run(finely, errors.names, inputs[part])
-        yield together(errors.of(*pair) for pair in zip(wanted[part], given, strict=True)).sqnr_db
+    for first, finer in enumerate(_FINENESSES):
+        part = slice(first, None, len(_FINENESSES))
+        yield output_sqnr(now, as_if_rounded(now.model.graph, now, finer), inputs[part], wanted[part])
 
 
 def first_held(state: State) -> int:
@@ -105,16 +101,16 @@ def _plainly(state: State) -> State:
     return replace(state, recipe=state.recipe.merged({**plain, **tuning}), notes=())
 
 
-def _calibrated(state: State, samples: Sequence[Sample]) -> ort.InferenceSession:
+def _calibrated(state: State, samples: Sequence[Sample]) -> ir.Model:
     """The model that a state and these samples give, with the outputs that `OutputErrors` asks for."""
     planned = plan(_plainly(state))
     now = resolve(collect(planned, open_samples(samples, input_specs(state.model))))
     if now.recipe.mode == "static":
-        return session_of(now.model, now, now.recipe)
+        return quantized(now.model, now, now.recipe)
     written = write(now).written
     assert written is not None
     let_out_logits(written.graph, now.model.graph)
-    return open_session(written, simulate=True)
+    return written
 
 
 # Errors.
@@ -152,7 +148,5 @@ def output_sqnr(state: State, judged: State, samples: Sequence[Sample], outputs:
         samples: inputs.
         outputs: the float model's outputs for them.
     """
-    session = session_of(state.model, judged, state.recipe)
-    errors = OutputErrors(state.model.graph)
-    pairs = zip(samples, outputs, strict=True)
-    return together(errors.of(wanted, session.run(errors.names, sample)) for sample, wanted in pairs).sqnr_db
+    model = quantized(state.model, judged, state.recipe)
+    return Judged(model, state.model.graph, len(samples)).error(samples, outputs).sqnr_db

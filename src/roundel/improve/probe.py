@@ -8,9 +8,7 @@ that are nearly certain nothing else shows an error, and the verdict would hang 
 
 from __future__ import annotations
 
-import math
-from collections.abc import Iterable, Iterator, Mapping, Sequence
-from concurrent.futures import ThreadPoolExecutor
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -20,14 +18,14 @@ from numpy.typing import NDArray
 
 from roundel.model.edit import Names, add_constant
 from roundel.model.graph import attribute_int, constant_array, is_op, opset_version, rank, values_by_name
-from roundel.model.session import open_session
+from roundel.model.session import Lanes, elements, open_session
 from roundel.numerics.affine import dequantize
 from roundel.numerics.metrics import Closeness, comparable
 from roundel.numerics.packed import Packed
 from roundel.plan.build import WeightLayer
 from roundel.plan.float_parts import joined_outputs, paired_parts
 from roundel.qdq import simulate, write_qdq
-from roundel.qdq.nodes import CODES, MICROSOFT, Chain, Dialect
+from roundel.qdq.nodes import MICROSOFT, Chain, Dialect
 from roundel.qdq.write import weight_codes
 from roundel.recipe.settings import Recipe
 from roundel.state import State
@@ -43,27 +41,24 @@ _USUAL_DEPTH = 100  # elements in all activations for each one of the input
 
 def run_size(graph: ir.Graph, sample: Sample) -> int:
     """What a run takes: elements of the input, or of one that would be usual for so many in between."""
-    between = sum(_elements(value) for node in graph for value in node.outputs)
+    between = sum(elements(value) for node in graph for value in node.outputs)
     return max(1, sum(array.size for array in sample.values()), between // _USUAL_DEPTH)
-
-
-def _elements(value: ir.Value) -> int:
-    """As far as the shape is known: open dimensions count as one."""
-    shape = value.shape
-    return 0 if shape is None else math.prod(dim if isinstance(dim, int) else 1 for dim in shape)
 
 
 def simulated(model: ir.Model, state: State, recipe: Recipe) -> ir.Model:
     """The model as a state quantizes it, with the NPU's arithmetic where the recipe has it."""
-    written = write_qdq(model, state, recipe)
-    simulate(written, state, recipe.npu)
-    return written
+    return _written(model, state, recipe, logits=False)
 
 
 def judged(model: ir.Model, state: State, recipe: Recipe) -> ir.Model:
     """The same, with the outputs that `OutputErrors` asks for."""
+    return _written(model, state, recipe, logits=True)
+
+
+def _written(model: ir.Model, state: State, recipe: Recipe, *, logits: bool) -> ir.Model:
     written = write_qdq(model, state, recipe)
-    let_out_logits(written.graph, model.graph)
+    if logits:
+        let_out_logits(written.graph, model.graph)
     simulate(written, state, recipe.npu)
     return written
 
@@ -73,43 +68,26 @@ def session_of(model: ir.Model, state: State, recipe: Recipe) -> ort.InferenceSe
     return open_session(judged(model, state, recipe), simulate=True)
 
 
-class FinerWeights:
-    """A quantized model in one session, whose weights can be fed in with other steps.
+class Judged:
+    """A quantized model that is ready to be compared with the float one.
 
     Args:
-        model: the prepared float model.
-        state: says how it is quantized; weights that may get other steps have them.
-        names: these weights.
-        recipe: formats and arithmetic.
+        model: with the outputs that `OutputErrors` asks for.
+        plain: the float graph.
+        samples: how many there will be.
     """
 
-    def __init__(self, model: ir.Model, state: State, names: Sequence[str], recipe: Recipe) -> None:
-        written = judged(model, state, recipe)
-        values = values_by_name(written.graph)
-        self._values, self._plan = values_by_name(model.graph), state.plan
-        self._inputs: dict[str, tuple[str, str]] = {}
-        for name in names:
-            codes = values[f"{name}{CODES}"]
-            scale = codes.consumers()[0].inputs[1]
-            assert scale is not None
-            self._inputs[name] = (str(codes.name), str(scale.name))
-            for value in (codes, scale):
-                if str(value.name) in written.graph.initializers:  # a scale that several read goes once
-                    del written.graph.initializers[str(value.name)]
-                    value.const_value = None
-                    written.graph.inputs.append(value)
-        self._session = open_session(written, simulate=True)
+    def __init__(self, model: ir.Model, plain: ir.Graph, samples: int) -> None:
+        self._lanes, self._errors = Lanes.of(plain, samples), OutputErrors(plain)
+        self._session = open_session(model, threads=self._lanes.threads, simulate=True)
 
-    def run(self, state: State, outputs: Sequence[str], samples: Iterable[Sample]) -> Iterator[list[Any]]:
-        """The outputs for each sample, with the weights as a state has them."""
-        feeds: Sample = {}
-        for name, (codes, scale) in self._inputs.items():
-            array = constant_array(self._values[name])
-            assert array is not None
-            feeds[codes] = weight_codes(array, self._plan.tensors[name], state)
-            feeds[scale] = np.asarray(state.params[name].scale)
-        for sample in samples:
-            yield self._session.run(list(outputs), {**feeds, **sample})
+    def error(self, samples: Iterable[Sample], outputs: Iterable[Sample]) -> Closeness:
+        """At the outputs, over all samples; `outputs` are the float model's own."""
+
+        def one(pair: tuple[Sample, Sample]) -> Errors:
+            return self._errors.of(pair[1], self._session.run(self._errors.names, pair[0]))
+
+        return together(self._lanes.each(one, zip(samples, outputs, strict=True)))
 
 
 def _distributions(graph: ir.Graph) -> dict[str, str]:
@@ -190,7 +168,6 @@ class QuantizerProbe:
             constants have one scale. A group is called by its first tensor.
         recipe: the domain of Q/DQ nodes.
         samples, outputs: inputs, and the float model's own outputs for them.
-        threads: samples that run at once.
     """
 
     def __init__(
@@ -201,10 +178,9 @@ class QuantizerProbe:
         recipe: Recipe,
         samples: Sequence[Sample],
         outputs: Sequence[Sample],
-        *,
-        threads: int = 2,
     ) -> None:
-        self._samples, self._wanted, self._threads = samples, outputs, threads
+        self._samples, self._wanted = samples, outputs
+        self._lanes = Lanes.of(model.graph, len(samples))
         self._errors = OutputErrors(model.graph)
         let_out_logits((copy := model.clone()).graph, model.graph)
         wired = _Wiring(copy, state, recipe)
@@ -218,7 +194,7 @@ class QuantizerProbe:
         made = [str(value.name) for value in wired.model.graph.outputs]
         asked = zip(self._errors.names, self._errors.outputs, made, strict=False)
         self._names = [now if name == plain else name for name, plain, now in asked]
-        self._session = open_session(wired.model, threads=1, simulate=True)
+        self._session = open_session(wired.model, threads=self._lanes.threads, simulate=True)
 
     def error(self, scales: Mapping[str, NDArray[np.float32] | None], count: int) -> Closeness:
         """What quantizing some groups does to the outputs of the first `count` samples.
@@ -238,8 +214,7 @@ class QuantizerProbe:
             given = self._session.run(self._names, {**feeds, **self._samples[index]})
             return self._errors.of(self._wanted[index], given)
 
-        with ThreadPoolExecutor(self._threads) as pool:
-            return together(pool.map(one, range(min(count, len(self._samples)))))
+        return together(self._lanes.each(one, range(min(count, len(self._samples)))))
 
 
 class _Wiring:

@@ -23,6 +23,7 @@ from roundel.model.layers import Layer
 from roundel.numerics.affine import quantize
 from roundel.numerics.metrics import layer_db
 from roundel.numerics.rounding import (
+    apart,
     compensated,
     correction,
     damped,
@@ -30,6 +31,7 @@ from roundel.numerics.rounding import (
     handed_on,
     one_blas_thread,
     shrunk,
+    taken_together,
 )
 from roundel.plan.types import Fixed
 from roundel.recipe.settings import Recipe
@@ -41,6 +43,7 @@ _RIDGES = (1.0, 0.1, 0.01)
 _DAMPING = 0.3
 _SWEEPS = 2
 _TRIED = 3  # scales that a layer is solved with
+_FEW_OUTPUTS = 4  # times as many inputs
 _ASKED = 64  # outputs of a layer that choose its ridge and scale
 _MOST_APART = 32  # places of one sample that tell something that the others do not
 _LARGEST = 16  # of them for their large weights
@@ -113,9 +116,9 @@ def solve(problem: Problem) -> Solution:
     with ThreadPoolExecutor(1) as aside:
         factored = aside.submit(_factored, problem, train)
         before = aside.submit(held.error, _turned(plain), problem.bias)
-        ridge = _choose_ridge(problem, weight, train)
-        target = weight if ridge is None else weight + correction(train.moment, train.cross, ridge)
-        codes, scale = _best_codes(problem, target, *factored.result())
+        ridge, change = _choose_ridge(problem, weight, train)
+        target = weight if ridge is None else weight + change
+        codes, scale = _best_codes(problem, target, factored.result())
         real, bias = _turned(codes * (scale * problem.input_scale)), problem.bias
         if problem.has_bias:
             bias = train.offset - np.einsum("gko,gk->go", real - weight, train.mean)
@@ -138,24 +141,31 @@ def _turned(matrix: NDArray[Any]) -> NDArray[np.float32]:
     return np.ascontiguousarray(matrix.transpose(0, 2, 1), np.float32)
 
 
-def _choose_ridge(problem: Problem, weight: NDArray[np.float32], train: Missing) -> float | None:
-    """The weakest tie to the float weights that still pays on held-out rows; None for no move at all.
+def _choose_ridge(
+    problem: Problem, weight: NDArray[np.float32], train: Missing
+) -> tuple[float | None, FloatArray]:
+    """The weakest tie to the float weights that still pays on held-out rows, and how it changes them.
 
-    Some of the outputs tell which: they share their inputs.
+    None for no move at all. Some of the outputs tell which: they share their inputs.
     """
+    best, found = None, np.zeros((), np.float32)
     if problem.train.parts > 1:
-        return None
-    held, some = problem.held, _some(problem.weight.shape[1])
+        return best, found
+    held, outputs = problem.held, problem.weight.shape[1]
+    # Of few outputs all are solved for at once: to factor the moment again would take longer.
+    some = slice(None) if _FEW_OUTPUTS * outputs <= weight.shape[1] else _some(outputs)
     missed = held.missed(weight[:, :, some], some)
     heavy = np.broadcast_to(problem.importance, problem.weight.shape[:2])[:, some]
-    best, error = None, float((held.spread(missed) * heavy).sum())
+    error = float((held.spread(missed) * heavy).sum())
     for ridge in _RIDGES:
         change = correction(train.moment, train.cross[:, :, some], ridge)
         tried = float((held.spread(missed - held.x @ change) * heavy).sum())
         if tried >= error:
             break
-        best, error = ridge, tried
-    return best
+        best, error, found = ridge, tried, change
+    if best is not None and found.shape[2] < outputs:
+        found = correction(train.moment, train.cross, best)
+    return best, found
 
 
 def _some(outputs: int) -> slice:
@@ -163,27 +173,45 @@ def _some(outputs: int) -> slice:
     return slice(None, None, -(-outputs // _ASKED))
 
 
-def _factored(problem: Problem, seen: Missing) -> tuple[FloatArray, FloatArray]:
-    """The moment as far as it is trusted, and what each input hands on."""
+@dataclass(frozen=True, slots=True, eq=False)
+class _Factored:
+    """How inputs make up for each other.
+
+    Attributes:
+        moment: as far as it is trusted, in the order in which inputs are rounded.
+        shares: what each input hands on.
+        together: inputs that are rounded at once.
+        order: of the inputs.
+    """
+
+    moment: FloatArray
+    shares: FloatArray
+    together: int
+    order: NDArray[np.intp]
+
+
+def _factored(problem: Problem, seen: Missing) -> _Factored:
     trusted = seen.moment if problem.single is None else shrunk(seen.moment, problem.single.rows)
     moment = damped(trusted, _DAMPING)
-    return moment, handed_on(moment)
+    together = taken_together(moment.shape[1])
+    order = apart(moment.shape[1], together)
+    if together > 1:
+        moment = moment.take(order, 1).take(order, 2)
+    return _Factored(moment, handed_on(moment), together, order)
 
 
-def _best_codes(
-    problem: Problem, target: FloatArray, moment: FloatArray, shares: FloatArray
-) -> tuple[Doubles, Doubles]:
+def _best_codes(problem: Problem, target: FloatArray, factored: _Factored) -> tuple[Doubles, Doubles]:
     """Codes and scale with the least error over the candidates."""
     aimed = in_parts(target, problem.train.parts)
-    scales = _promising(problem, target, moment)
-    if len(scales) > 1:
-        scale = _choose(problem, scales, aimed, moment, shares)
-    else:
-        scale = scales[0]
-    unit = _along(scale * problem.input_scale, problem)
-    wanted = aimed / unit
-    codes = descend(compensated(wanted, shares, problem.limits), wanted, moment, problem.limits, _SWEEPS)
-    whole = codes.reshape(len(target), -1, target.shape[2])[:, : target.shape[1]]
+    if factored.together > 1:
+        aimed = aimed.take(factored.order, 1)
+    scales = _promising(problem, aimed, factored.moment)
+    scale = _choose(problem, scales, aimed, factored) if len(scales) > 1 else scales[0]
+    wanted = aimed / _along(scale * problem.input_scale, problem)
+    start = compensated(wanted, factored.shares, problem.limits, factored.together)
+    codes = descend(start, wanted, factored.moment, problem.limits, _SWEEPS, factored.together)
+    back = np.argsort(factored.order, kind="stable")
+    whole = codes.take(back, 1).reshape(len(target), -1, target.shape[2])[:, : target.shape[1]]
     return whole.transpose(0, 2, 1).astype(np.float64), scale
 
 
@@ -193,13 +221,7 @@ def _along(scale: Doubles, problem: Problem) -> NDArray[np.float32]:
     return np.repeat(turned, problem.train.parts, 0) if len(turned) > 1 else turned
 
 
-def _choose(
-    problem: Problem,
-    scales: Sequence[Doubles],
-    target: FloatArray,
-    moment: FloatArray,
-    shares: FloatArray,
-) -> Doubles:
+def _choose(problem: Problem, scales: Sequence[Doubles], target: FloatArray, factored: _Factored) -> Doubles:
     """The candidate with the least error; where each output has its own, each takes what suits it best.
 
     One scale for all is chosen by some of the outputs: those of the largest weights, which it may cut off,
@@ -217,8 +239,8 @@ def _choose(
     units = [_along(scale * problem.input_scale, problem) for scale in scales]
     units = [unit if unit.shape[2] == 1 else unit[:, :, asked] for unit in units]
     wanted = np.concatenate([some / unit for unit in units], axis=2)
-    missed = compensated(wanted, shares, problem.limits) - wanted
-    each = np.einsum("gko,gko->go", moment @ missed, missed, dtype=np.float64)
+    missed = compensated(wanted, factored.shares, problem.limits, factored.together) - wanted
+    each = np.einsum("gko,gko->go", factored.moment @ missed, missed, dtype=np.float64)
     each = each.reshape(groups, problem.train.parts, len(scales), -1).sum(1)  # (G, candidates, asked)
     each *= np.stack([np.square(np.broadcast_to(u[:groups, 0], each[:, 0].shape)) for u in units], 1)
     if not alone:
@@ -234,14 +256,14 @@ def _promising(problem: Problem, target: FloatArray, moment: FloatArray) -> list
     scales = [np.asarray(problem.scale * factor) for factor in problem.factors]
     if len(scales) <= _TRIED or problem.scale.size > 1:
         return scales[:_TRIED]
-    power = np.einsum("gkk->gk", moment).reshape(len(target), -1)[:, : target.shape[1]]
+    power = np.einsum("gkk->gk", moment)
     costs = []
     for scale in scales:
         unit = np.float32(scale.item() * problem.input_scale)
         wanted = target / unit
         miss = np.clip(np.rint(wanted), *problem.limits) - wanted
-        each = np.einsum("gko,gko,gk->go", miss, miss, power, optimize=["einsum_path", (0, 1), (0, 1)])
-        costs.append(float((each * problem.importance).sum()) * float(unit) ** 2)
+        each = (power[:, None] @ np.square(miss))[:, 0].reshape(len(problem.weight), problem.train.parts, -1)
+        costs.append(float((each.sum(1) * problem.importance).sum()) * float(unit) ** 2)
     return [scales[index] for index in np.argsort(costs, kind="stable")[:_TRIED]]
 
 

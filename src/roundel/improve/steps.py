@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import time
 from collections import Counter
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from contextvars import copy_context
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -33,6 +35,8 @@ from roundel.work.checkpoints import Memory
 
 Judge = Callable[[State], Iterable[float]]
 _ROUNDING = "rounding"
+_SELDOM_NOTHING = frozenset({_ROUNDING, "fine-tuning"})  # what the state was worth before is asked meanwhile
+_FEWEST_DRAWS = 2
 _CLEAR = 1.5  # dB between two verdicts
 _DOUBT = 0.5  # of the standard error of several draws
 
@@ -60,18 +64,27 @@ def keep_if_better(step: Step, state: State, context: Context) -> State:
     if not step.applies(state):
         return state
     start = time.perf_counter()
-    tried = step.run(state, context)
-    story, layers = tried.said, tried.layers
-    nothing = tried.same_as(state)
-    tried = replace(tried, said="", layers=())
-    if story:
-        state, tried = state.noted(f"{step.name}: {story}"), tried.noted(f"{step.name}: {story}")
-    if step.judge is None:
-        return tried.spent(step.name, time.perf_counter() - start)
-    if nothing:
-        return state.spent(step.name, time.perf_counter() - start)
     judge = _judge(step, state)
-    errors, doubt = _compared(judge, state, tried)
+    with ThreadPoolExecutor(2) as pool:
+        beside = None
+        if judge is not None and step.name in _SELDOM_NOTHING and not _knows(judge, state):
+            beside = pool.submit(copy_context().run, list, judge(state))
+        tried = step.run(state, context)
+        story, layers = tried.said, tried.layers
+        nothing = tried.same_as(state)
+        tried = replace(tried, said="", layers=())
+        if story:
+            state, tried = state.noted(f"{step.name}: {story}"), tried.noted(f"{step.name}: {story}")
+        if judge is None:
+            return tried.spent(step.name, time.perf_counter() - start)
+        if nothing:
+            return state.spent(step.name, time.perf_counter() - start)
+        if _knows(judge, state):
+            assert state.judged is not None
+            errors, doubt = (state.judged[1], _mean(list(judge(tried)))), 0.0
+        else:
+            before = judge(state) if beside is None else beside.result()
+            errors, doubt = _compared(iter(before), iter(judge(tried)), pool)
     took = time.perf_counter() - start
     early = judge in (judges.ahead_of_rounding, judges.equalization)
     foreseen = early and state.recipe.improve.rounding
@@ -81,23 +94,33 @@ def keep_if_better(step: Step, state: State, context: Context) -> State:
     return done.spent(step.name, took)
 
 
-def _compared(judge: Judge, state: State, tried: State) -> tuple[tuple[float, float], float]:
+def _knows(judge: Judge, state: State) -> bool:
+    return state.judged is not None and state.judged[0] is judge
+
+
+def _compared(
+    before: Iterator[float], after: Iterator[float], pool: ThreadPoolExecutor
+) -> tuple[tuple[float, float], float]:
     """Both verdicts, and the gain that chance alone may show.
 
     A judge of several draws stops when two agree and leave no doubt. One draw alone may be 6 dB off.
     """
-    if state.judged and state.judged[0] is judge:
-        return (state.judged[1], _mean(list(judge(tried)))), 0.0
     draws: list[tuple[float, float]] = []
     gains: list[float] = []
-    for before, after in zip(judge(state), judge(tried), strict=True):
-        draws.append((before, after))
-        gains.append(after - before)
-        if len(gains) > 1 and min(map(abs, gains)) > _CLEAR and len(set(map(np.sign, gains))) == 1:
+    while len(gains) < _FEWEST_DRAWS or not _agree(gains):
+        asked = [pool.submit(copy_context().run, next, side, None) for side in (before, after)]
+        first, second = (future.result() for future in asked)
+        if first is None or second is None:
             break
+        draws.append((first, second))
+        gains.append(second - first)
     doubt = _DOUBT * float(np.std(gains, ddof=1)) / len(gains) ** 0.5 if len(gains) > 1 else 0.0
-    before, after = (_mean(side) for side in zip(*draws, strict=True))
-    return (before, after), doubt if np.isfinite(doubt) else 0.0
+    now, then = (_mean(side) for side in zip(*draws, strict=True))
+    return (now, then), doubt if np.isfinite(doubt) else 0.0
+
+
+def _agree(gains: Sequence[float]) -> bool:
+    return min(map(abs, gains)) > _CLEAR and len(set(map(np.sign, gains))) == 1
 
 
 def _mean(decibels: Sequence[float]) -> float:
@@ -120,9 +143,8 @@ def verdict(
     return StepReport(step, before, before, False, seconds, layers, refused_db=tried, foreseen=foreseen)
 
 
-def _judge(step: Step, state: State) -> Judge:
+def _judge(step: Step, state: State) -> Judge | None:
     """Before rounding, weights count as it will leave them."""
-    assert step.judge is not None
     if step.judge is not judges.unseen or step.name == _ROUNDING:
         return step.judge
     behind = any(report.step == _ROUNDING for report in state.steps)

@@ -31,7 +31,7 @@ from roundel.types import Doubles, Sample
 
 _ROWS, _MOST_ROWS = 10_000, 200  # places looked at in all samples, and in one
 _ROWS_IN_PARTS = 2_560  # the same where only some of the inputs' products are kept
-_GROUPED_WORK = 45_000  # the same x kernel size for a grouped layer: few weights need few rows
+_GROUPED_WORK = 16_000  # the same x kernel size for a grouped layer: few weights need few rows
 _MOST_BYTES = 1_000_000_000  # in a file beyond what the run may hold
 
 

@@ -92,6 +92,19 @@ def show_size(count: float) -> str:
 
 
 @contextmanager
+def older_objects_spared() -> Iterator[None]:
+    """What was there before the run (modules, the caller's data) is not searched for garbage during it."""
+    mine = gc.get_freeze_count() == 0
+    if mine:
+        gc.freeze()
+    try:
+        yield
+    finally:
+        if mine:
+            gc.unfreeze()
+
+
+@contextmanager
 def collector_paused() -> Iterator[None]:
     """No search for garbage while graphs are built: it reads every node again and again, and finds none."""
     running = gc.isenabled()

@@ -20,6 +20,7 @@ from roundel.numerics.packed import Packed, PackedParams, packed_params
 from roundel.types import Doubles, FloatArray, PackedScheme
 
 _BLOCK = 64
+_MOST_TOGETHER, _APART = 8, 36  # inputs: at most at once, and how many of them there must be for each
 
 
 def damped(moment: FloatArray, share: float) -> FloatArray:
@@ -82,28 +83,49 @@ def _lifted(moment: FloatArray) -> FloatArray:
     return np.asarray(moment + lift[:, None, None] * np.eye(moment.shape[-1], dtype=moment.dtype))
 
 
-def compensated(target: FloatArray, shares: FloatArray, limits: tuple[int, int]) -> FloatArray:
+def taken_together(size: int) -> int:
+    """Of so many inputs, how many are rounded at once: what they do to each other matters little then."""
+    return min(_MOST_TOGETHER, max(1, size // _APART))
+
+
+def apart(size: int, together: int) -> NDArray[np.intp]:
+    """An order in which inputs that are rounded together lie far apart: neighbours are most alike."""
+    rounds = -(-size // together)
+    return np.argsort(np.arange(size) % rounds, kind="stable")
+
+
+def compensated(
+    target: FloatArray, shares: FloatArray, limits: tuple[int, int], together: int = 1
+) -> FloatArray:
     """Round input by input, each making up for what those before have missed.
 
     Args:
         target: (G, K, O) in units of the scale.
         shares: (G, K, K), from `handed_on`.
         limits: smallest and largest code.
+        together: inputs that are rounded at once, without making up for each other.
     """
     codes, missed = np.empty_like(target), np.empty_like(target)
     for block in _blocks(target.shape[1]):
         start = block.start
-        behind = shares[:, block, :start] @ missed[:, :start]
-        for k in range(start, block.stop):
-            wanted = target[:, k] - behind[:, k - start]
-            wanted -= (shares[:, k, None, start:k] @ missed[:, start:k])[:, 0]
-            codes[:, k] = _within(np.rint(wanted, out=wanted), limits)
-            missed[:, k] = wanted - target[:, k]
+        ahead = target[:, block] - shares[:, block, :start] @ missed[:, :start]
+        for first in range(start, block.stop, together):
+            some = slice(first, min(first + together, block.stop))
+            wanted = ahead[:, some.start - start : some.stop - start]
+            if first > start:
+                wanted -= shares[:, some, start:first] @ missed[:, start:first]
+            codes[:, some] = _within(np.rint(wanted, out=wanted), limits)
+            np.subtract(wanted, target[:, some], out=missed[:, some])
     return codes
 
 
 def descend(
-    codes: FloatArray, target: FloatArray, moment: FloatArray, limits: tuple[int, int], sweeps: int = 3
+    codes: FloatArray,
+    target: FloatArray,
+    moment: FloatArray,
+    limits: tuple[int, int],
+    sweeps: int = 3,
+    together: int = 1,
 ) -> FloatArray:
     """Coordinate descent over the codes: each move lowers tr(Dᵀ H D), so the result is never worse.
 
@@ -112,6 +134,7 @@ def descend(
         moment: (G, K, K).
         limits: smallest and largest code.
         sweeps: how often each code may move.
+        together: inputs whose codes move at once, where that lowers the sum.
     """
     codes = codes.copy()
     missed = codes - target
@@ -122,12 +145,18 @@ def descend(
             start = block.start
             slope = moment[:, block] @ missed
             steps = np.zeros_like(slope)
-            for k in range(start, block.stop):
-                here = slope[:, k - start] + (moment[:, k, None, start:k] @ steps[:, : k - start])[:, 0]
-                here /= diagonal[:, k]
-                better = _within(codes[:, k] - np.rint(here, out=here), limits)
-                steps[:, k - start] = better - codes[:, k]
-                codes[:, k] = better
+            for first in range(start, block.stop, together):
+                some = slice(first, min(first + together, block.stop))
+                here = slope[:, some.start - start : some.stop - start]
+                if first > start:
+                    here += moment[:, some, start:first] @ steps[:, : first - start]
+                now = codes[:, some]
+                step = _within(now - np.rint(here / diagonal[:, some]), limits) - now
+                if together > 1:
+                    gain = (step * (2 * here + moment[:, some, some] @ step)).sum(1, keepdims=True)
+                    step *= gain < 0
+                steps[:, some.start - start : some.stop - start] = step
+                now += step
             moved = moved or bool(steps.any())
             missed[:, block] += steps
         if not moved:
