@@ -16,7 +16,7 @@ from numpy.typing import NDArray
 from roundel.calibrate.runner import run_session
 from roundel.errors import DataError, ModelError, VerifyError
 from roundel.model.load import as_written
-from roundel.model.session import open_session
+from roundel.model.session import ONE_LANE, Lanes, open_session
 from roundel.model.structure import ModelSource
 from roundel.numerics.metrics import Closeness, comparable
 from roundel.plan.float_parts import Joint, paired_parts
@@ -46,6 +46,7 @@ def compare_outputs(
     source: ModelSource | None = None,
     joints: Mapping[str, Joint] | None = None,
     fixed: Mapping[str, NDArray[Any]] | None = None,
+    lanes: Lanes = ONE_LANE,
 ) -> tuple[OutputReport, ...]:
     """Run the quantized model on the kept samples and compare with the kept float outputs.
 
@@ -56,6 +57,7 @@ def compare_outputs(
         source: the float model as given, to tell whose fault it is where a sample does not run.
         joints: outputs of which each part is compared by itself: boxes and scores, say.
         fixed: what the float model as given takes besides.
+        lanes: of the session.
 
     Raises:
         VerifyError: the quantized model does not run a sample.
@@ -64,9 +66,11 @@ def compare_outputs(
     names = [out.name for out in session.get_outputs()]
     sums: dict[str, Closeness] = {}
     tops: dict[str, list[bool]] = {}
-    for index, (sample, wanted) in enumerate(zip(inputs, expected, strict=True)):
+
+    def one(numbered: tuple[int, Sample]) -> Sample:
+        index, sample = numbered
         try:
-            results = run_session(session, names, sample, index)
+            return run_session(session, names, sample, index)
         except (DataError, ModelError) as error:
             if source is not None:
                 _check_as_written(source, {**sample, **(fixed or {})}, index)
@@ -76,6 +80,8 @@ def compare_outputs(
                 observed=error.observed,
                 hint="This is a defect of Roundel: please report it.",
             ) from error
+
+    for results, wanted in zip(lanes.each(one, enumerate(inputs)), expected, strict=True):
         for name, result in results.items():
             if not comparable(wanted.get(name), result):
                 continue
@@ -168,7 +174,7 @@ def _original(source: ModelSource, *, optimise: bool = True) -> ort.InferenceSes
     if hasattr(source, "SerializeToString"):
         source = as_written(source)
     model = source if isinstance(source, ir.Model | bytes) else Path(str(source))
-    return open_session(model, optimise=optimise)
+    return open_session(model, threads=1, optimise=optimise)
 
 
 def _worst(a: Sample, b: Sample) -> tuple[str, float] | None:

@@ -22,7 +22,7 @@ from roundel.measure.lint import quantize_findings
 from roundel.model import ModelSource, save_model
 from roundel.model.files import file_sha256, model_sha256, self_contained, staged_or_temporary, write_text
 from roundel.model.graph import fingerprint
-from roundel.model.session import runtime_has_cuda
+from roundel.model.session import Lanes, runtime_has_cuda
 from roundel.plain import Card
 from roundel.plan import QuantPlan
 from roundel.plan.float_parts import joined_outputs
@@ -222,10 +222,11 @@ def _verified(
     doubt = None
     if state.inputs and not state.recipe.prepare.nchw_to_nhwc:
         doubt = check_prepared(source, {**state.inputs[0], **state.fixed}, state.outputs[0])
-    session, count = check_file(file), state.recipe.verify.samples
-    joints = joined_outputs(state.model.graph)
+    count = state.recipe.verify.samples
+    lanes = Lanes.of(state.model.graph, min(count, len(state.inputs)))
+    session, joints = check_file(file, lanes.threads), joined_outputs(state.model.graph)
     reports = compare_outputs(
-        session, state.inputs[:count], state.outputs[:count], source, joints, state.fixed
+        session, state.inputs[:count], state.outputs[:count], source, joints, state.fixed, lanes
     )
     return reports, (doubt,) if doubt else ()
 

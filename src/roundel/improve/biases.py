@@ -107,7 +107,7 @@ def _constant_index(node: ir.Node) -> int | None:
 class _Correction:
     def __init__(self, model: ir.Model, state: State, samples: Sequence[Sample], recipe: Recipe) -> None:
         self.constants = Constants(model.graph, state, recipe)
-        self._written = Written(model, state, recipe)
+        self._written = Written.of(model, state, recipe)
         self._short = StepwiseRunner(self._written.model, samples)
         self._plain = StepwiseRunner(model, samples)
         self._made = {str(node.name): str(node.outputs[0].name) for node in model.graph}

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass, replace
 from typing import Any, ClassVar
 
@@ -255,19 +255,31 @@ def _spread(layer: Layer, numbers: NDArray[Any], params: QParams, shape: tuple[i
 
 
 class Written:
-    """The quantized model as it will be written, with the constants found so far.
+    """A quantized model whose constants change.
 
     Args:
         model: the prepared float model.
-        state: calibrated.
-        recipe: formats and arithmetic.
+        written: the same with its Q/DQ nodes.
     """
 
-    def __init__(self, model: ir.Model, state: State, recipe: Recipe) -> None:
-        self.model = simulated(model, state, _replaceable(recipe))
+    def __init__(self, model: ir.Model, written: ir.Model) -> None:
+        self.model = written
         self._values = values_by_name(self.model.graph)
         self._nodes = {str(node.name): node for node in self.model.graph}
         self._given = values_by_name(model.graph)
+
+    @staticmethod
+    def of(model: ir.Model, state: State, recipe: Recipe) -> Written:
+        """As it will be written, with the constants found so far."""
+        return Written(model, simulated(model, state, _replaceable(recipe)))
+
+    def take(self, state: State, names: Iterable[str]) -> None:
+        """Store these constants as another state does."""
+        for name in names:
+            array = constant_array(self._given[name])
+            assert array is not None
+            codes = weight_codes(array, state.plan.tensors[name], state)
+            self.replace({name: (codes, state.params[name])})
 
     def replace(self, changed: Changed) -> None:
         """Put new codes and scales, or new real numbers, into it."""

@@ -97,7 +97,10 @@ class _Run:
         self._algorithm, self._settings = recipe.finetuning, recipe.improve.finetune
         self._device, self._listener = optim_device(self._settings.optim_device), listener
         self._rounded = frozenset(state.codes)
-        self.constants, self._written = Constants(model.graph, state, recipe), Written(model, state, recipe)
+        self.constants, self._written = (
+            Constants(model.graph, state, recipe),
+            Written.of(model, state, recipe),
+        )
         cuda = infer_device(self._settings.infer_device)
         self._short = StepwiseRunner(self._written.model, samples, cuda)
         self._plain = StepwiseRunner(model, samples, cuda)

@@ -9,6 +9,7 @@ import numpy as np
 import onnx_ir as ir
 
 from roundel.data import open_samples
+from roundel.improve.constants import Written
 from roundel.improve.layers import quantized_layers
 from roundel.improve.probe import Judged, let_out_logits, run_size
 from roundel.improve.probe import judged as quantized
@@ -19,7 +20,7 @@ from roundel.state import State, held_out_count
 from roundel.types import QType, Sample
 
 _FINER = 8  # the weights' step against the one that leaves the error of rounding: 2.5 to 10 were seen
-_FINENESSES = (2, 4, 8)  # one rounding of the weights is one draw; with other steps it is another
+_FINENESSES = (3, 8)  # one rounding of the weights is one draw; with other steps it is another
 _MOST = 24  # samples
 _ELEMENTS = 1_500_000  # of their inputs: 10 images of 224 x 224; smaller ones are cheap, so there are more
 _SEEN = 4  # of them give the ranges for this verdict
@@ -78,9 +79,16 @@ def equalization(state: State) -> Iterator[float]:
     if not state.recipe.improve.rounding or len(inputs) < len(_FINENESSES):
         yield output_sqnr(now, now, inputs, wanted)
         return
-    for first, finer in enumerate(_FINENESSES):
-        part = slice(first, None, len(_FINENESSES))
-        yield output_sqnr(now, as_if_rounded(now.model.graph, now, finer), inputs[part], wanted[part])
+    graph = now.model.graph
+    states = [as_if_rounded(graph, now, finer) for finer in _FINENESSES]
+    moved = [name for name, params in states[0].params.items() if params is not now.params[name]]
+    written = Written(now.model, quantized(now.model, states[0], now.recipe))
+    for first, finely in enumerate(states):
+        if first:
+            written.take(finely, moved)
+        part = slice(first, None, len(states))
+        judged = Judged(written.model, graph, len(inputs[part]))
+        yield judged.error(inputs[part], wanted[part]).sqnr_db
 
 
 def first_held(state: State) -> int:

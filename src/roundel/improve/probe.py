@@ -168,6 +168,7 @@ class QuantizerProbe:
             constants have one scale. A group is called by its first tensor.
         recipe: the domain of Q/DQ nodes.
         samples, outputs: inputs, and the float model's own outputs for them.
+        lanes: samples that run at once; as many as the machine has room for where this is not said.
     """
 
     def __init__(
@@ -178,9 +179,11 @@ class QuantizerProbe:
         recipe: Recipe,
         samples: Sequence[Sample],
         outputs: Sequence[Sample],
+        *,
+        lanes: Lanes | None = None,
     ) -> None:
         self._samples, self._wanted = samples, outputs
-        self._lanes = Lanes.of(model.graph, len(samples))
+        self._lanes = lanes or Lanes.of(model.graph, len(samples))
         self._errors = OutputErrors(model.graph)
         let_out_logits((copy := model.clone()).graph, model.graph)
         wired = _Wiring(copy, state, recipe)

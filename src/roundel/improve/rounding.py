@@ -7,6 +7,7 @@ from collections import deque
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass, replace
+from functools import partial
 from typing import Any, TypeVar
 
 import numpy as np
@@ -42,6 +43,7 @@ from roundel.work.checkpoints import Memory
 _RIDGES = (1.0, 0.1, 0.01)
 _DAMPING = 0.3
 _SWEEPS = 2
+_WORTH_A_THREAD = 20_000  # weights
 _TRIED = 3  # scales that a layer is solved with
 _FEW_OUTPUTS = 4  # times as many inputs
 _ASKED = 64  # outputs of a layer that choose its ridge and scale
@@ -107,33 +109,47 @@ class Solution:
         return self.after < self.before
 
 
-def solve(problem: Problem) -> Solution:
-    """Least-squares target, compensated rounding, coordinate descent, bias; judged on held-out rows."""
+def solve(problem: Problem, aside: ThreadPoolExecutor | None = None) -> Solution:
+    """Least-squares target, compensated rounding, coordinate descent, bias; judged on held-out rows.
+
+    Args:
+        problem: the layer.
+        aside: takes what can be done beside the rest.
+    """
     weight = _turned(problem.weight * problem.input_scale)
     plain = np.clip(np.rint(problem.weight / problem.scale), *problem.limits)
     plain *= problem.scale * problem.input_scale
     train, held = problem.train.around(weight), problem.held
-    with ThreadPoolExecutor(1) as aside:
-        factored = aside.submit(_factored, problem, train)
-        before = aside.submit(held.error, _turned(plain), problem.bias)
-        ridge, change = _choose_ridge(problem, weight, train)
-        target = weight if ridge is None else weight + change
-        codes, scale = _best_codes(problem, target, factored.result())
-        real, bias = _turned(codes * (scale * problem.input_scale)), problem.bias
-        if problem.has_bias:
-            bias = train.offset - np.einsum("gko,gk->go", real - weight, train.mean)
-            if problem.single is not None:
-                bias = problem.bias + problem.single.common(real, problem.bias) * (bias - problem.bias)
-        after = held.error(real, bias)
+    if problem.weight.size < _WORTH_A_THREAD:
+        aside = None
+    factored = _begun(aside, partial(_factored, problem, train))
+    before = _begun(aside, partial(held.error, _turned(plain), problem.bias))
+    ridge, change = _choose_ridge(problem, weight, train)
+    target = weight if ridge is None else weight + change
+    codes, scale = _best_codes(problem, target, factored())
+    real, bias = _turned(codes * (scale * problem.input_scale)), problem.bias
+    if problem.has_bias:
+        bias = train.offset - np.einsum("gko,gk->go", real - weight, train.mean)
+        if problem.single is not None:
+            bias = problem.bias + problem.single.common(real, problem.bias) * (bias - problem.bias)
+    after = held.error(real, bias)
     return Solution(
         codes,
         scale,
         bias,
-        before=float((before.result() * problem.importance).sum()),
+        before=float((before() * problem.importance).sum()),
         after=float((after * problem.importance).sum()),
         power=float(held.spread(held.y).sum()),
         ridge=ridge,
     )
+
+
+_T = TypeVar("_T")
+
+
+def _begun(pool: ThreadPoolExecutor | None, work: Callable[[], _T]) -> Callable[[], _T]:
+    """What hands out the result: of work that has begun in another thread, or that is done when asked for."""
+    return work if pool is None else pool.submit(work).result
 
 
 def _turned(matrix: NDArray[Any]) -> NDArray[np.float32]:
@@ -148,7 +164,7 @@ def _choose_ridge(
 
     None for no move at all. Some of the outputs tell which: they share their inputs.
     """
-    best, found = None, np.zeros((), np.float32)
+    best, found = None, np.zeros((1, 1, 1), np.float32)
     if problem.train.parts > 1:
         return best, found
     held, outputs = problem.held, problem.weight.shape[1]
@@ -320,7 +336,7 @@ class _LayerByLayer:
         recipe: Recipe,
         pool: ThreadPoolExecutor,
     ) -> None:
-        self.constants, self.written = Constants(model.graph, state, recipe), Written(model, state, recipe)
+        self.constants, self.written = Constants(model.graph, state, recipe), Written.of(model, state, recipe)
         self.runner = StepwiseRunner(self.written.model, samples)
         self.importance = importance(model.graph)
         self.visible = visible_ranges(model.graph)
@@ -353,7 +369,7 @@ class _LayerByLayer:
         """Solve one layer; its new constants where held-out data agrees."""
         start = time.perf_counter()
         problem = self._problem(layer, codes, targets)
-        solution = solve(problem)
+        solution = solve(problem, self.pool)
         changed = self._changes(layer, solution) if solution.kept else {}
         after = solution.after if solution.kept else solution.before
         took = time.perf_counter() - start
@@ -452,9 +468,6 @@ class _LayerByLayer:
             scale = step if old.scale.ndim else step.reshape(-1)[0]
             return replace(old, scale=np.asarray(scale, np.float32).reshape(old.scale.shape))
         return self.constants.best_bias_scale(layer.name, solution.bias, old, weight)
-
-
-_T = TypeVar("_T")
 
 
 def _in_turn(pool: ThreadPoolExecutor, work: Callable[[range], _T], chunks: Sequence[range]) -> Iterator[_T]:

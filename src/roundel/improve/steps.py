@@ -8,7 +8,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextvars import copy_context
 from dataclasses import dataclass, replace
-from typing import Any
+from typing import Any, TypeVar
 
 import numpy as np
 
@@ -33,6 +33,8 @@ from roundel.stages import float_outputs, most_samples, open_data
 from roundel.state import FEWEST, Context, Few, LayerReport, Layers, State, StepReport, held_out_count
 from roundel.work.checkpoints import Memory
 
+_Item = TypeVar("_Item")
+_Result = TypeVar("_Result")
 Judge = Callable[[State], Iterable[float]]
 _ROUNDING = "rounding"
 _SELDOM_NOTHING = frozenset({_ROUNDING, "fine-tuning"})  # what the state was worth before is asked meanwhile
@@ -68,7 +70,7 @@ def keep_if_better(step: Step, state: State, context: Context) -> State:
     with ThreadPoolExecutor(2) as pool:
         beside = None
         if judge is not None and step.name in _SELDOM_NOTHING and not _knows(judge, state):
-            beside = pool.submit(copy_context().run, list, judge(state))
+            beside = pool.submit(_in_context(list), judge(state))
         tried = step.run(state, context)
         story, layers = tried.said, tried.layers
         nothing = tried.same_as(state)
@@ -94,6 +96,16 @@ def keep_if_better(step: Step, state: State, context: Context) -> State:
     return done.spent(step.name, took)
 
 
+def _next(draws: Iterator[float]) -> float | None:
+    return next(draws, None)
+
+
+def _in_context(work: Callable[[_Item], _Result]) -> Callable[[_Item], _Result]:
+    """The same for another thread, with this one's memory budget."""
+    context = copy_context()
+    return lambda item: context.run(work, item)
+
+
 def _knows(judge: Judge, state: State) -> bool:
     return state.judged is not None and state.judged[0] is judge
 
@@ -108,7 +120,7 @@ def _compared(
     draws: list[tuple[float, float]] = []
     gains: list[float] = []
     while len(gains) < _FEWEST_DRAWS or not _agree(gains):
-        asked = [pool.submit(copy_context().run, next, side, None) for side in (before, after)]
+        asked = [pool.submit(_in_context(_next), side) for side in (before, after)]
         first, second = (future.result() for future in asked)
         if first is None or second is None:
             break

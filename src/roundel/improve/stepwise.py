@@ -6,7 +6,6 @@ run's budget goes, else in temporary files.
 
 from __future__ import annotations
 
-import os
 from collections.abc import Iterable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any
@@ -21,6 +20,7 @@ from roundel.model.graph import is_constant, values_by_name
 from roundel.model.memory import budget
 from roundel.model.session import move_to_cuda, open_session
 from roundel.types import Sample
+from roundel.work.executors import usable_cores
 
 _DQ = "DequantizeLinear"
 
@@ -36,7 +36,7 @@ class StepwiseRunner:
 
     def __init__(self, model: ir.Model, samples: Sequence[Sample], cuda: int | None = None) -> None:
         self._model, self._cuda, self._count = model, cuda, len(samples)
-        self._threads, self._room = max(2, os.cpu_count() or 2), budget().held
+        self._pool, self._room = ThreadPoolExecutor(max(2, usable_cores())), budget().held
         self._named = values_by_name(model.graph)
         self._order = {node: index for index, node in enumerate(model.graph)}
         self._done: set[ir.Node] = set()
@@ -129,8 +129,7 @@ class StepwiseRunner:
             result = session.run(list(wanted), {key: self.values[key][index] for key in feeds})
             return [spool.keep(array) for array in result]
 
-        with ThreadPoolExecutor(self._threads) as pool:
-            rows = list(pool.map(one, range(self._count)))
+        rows = list(self._pool.map(one, range(self._count)))
         return [KeptArrays(column) for column in zip(*rows, strict=True)]
 
     def _spool(self) -> Spool:

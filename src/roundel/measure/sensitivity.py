@@ -20,6 +20,7 @@ from roundel.improve.probe import QuantizerProbe
 from roundel.measure import layers
 from roundel.model import LoadedModel, ModelSource
 from roundel.model.files import Portable
+from roundel.model.session import Lanes
 from roundel.options import DataWords, chosen_recipe, fixing, recipe_changes, takes_data_words
 from roundel.recipe.load import RecipeSource, load_recipe
 from roundel.recipe.settings import Recipe
@@ -83,7 +84,7 @@ class _Board:
     def open(self, cores: int) -> Ready[ProbeQuestion]:
         state, groups = self.state, [(name,) for name in self.tensors]
         parts = state, groups, state.recipe, state.inputs, state.outputs
-        probe = QuantizerProbe(state.model, *parts, threads=cores)
+        probe = QuantizerProbe(state.model, *parts, lanes=Lanes(cores, 1))
 
         def error(question: ProbeQuestion) -> Arrays:
             """Power of the error over that of the outputs, which count alike."""

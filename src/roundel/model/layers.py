@@ -108,12 +108,12 @@ class Layer:
         return blocks[..., ::-1] if self.op == "ConvTranspose" else blocks
 
     def places(self, shape: tuple[int, ...], most: int, rng: np.random.Generator) -> NDArray[np.intp]:
-        """Up to `most` flat positions of an output of this shape, for one sample."""
+        """Up to `most` flat positions of an output of this shape, for one sample; one in each equal part."""
         around = (shape[0], *shape[2:]) if self.op in _IMAGES else shape[: self.axis]
-        count = int(np.prod(around))
+        count = math.prod(around)
         if count <= most:
             return np.arange(count)
-        return np.sort(rng.choice(count, most, replace=False))
+        return ((np.arange(most) + rng.random(most)) * (count / most)).astype(np.intp)
 
     def targets(self, output: Array, places: NDArray[np.intp]) -> NDArray[np.float32]:
         """(n, groups, outputs per group) at the given places."""

@@ -75,7 +75,8 @@ if os.environ.get("ORT_DISABLE_TELEMETRY") == "1":
 
 _MOST_LANES = 4
 _AT_WORK = 0.2  # of all that lies between inputs and outputs, what is in memory at a time
-_Item, _Result = TypeVar("_Item"), TypeVar("_Result")
+_Item = TypeVar("_Item")
+_Result = TypeVar("_Result")
 
 
 @dataclass(frozen=True, slots=True)
@@ -108,6 +109,9 @@ class Lanes:
             return
         with ThreadPoolExecutor(self.count) as pool:
             yield from pool.map(work, items)
+
+
+ONE_LANE = Lanes(1, 1)
 
 
 def elements(value: ir.Value) -> int:

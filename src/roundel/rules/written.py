@@ -97,8 +97,12 @@ def check_written(model: ir.Model, recipe: Recipe, quantized: Collection[str]) -
     gc.collect()  # the stripped copy is full of cycles, and holds a second set of codes
 
 
-def check_file(path: Path) -> ort.InferenceSession:
+def check_file(path: Path, threads: int | None = None) -> ort.InferenceSession:
     """Check a written model and hand back a session on it, computing exactly as written.
+
+    Args:
+        path: of the model.
+        threads: of the session; None leaves the choice to ONNX Runtime.
 
     Raises:
         VerifyError: the ONNX checker or ONNX Runtime refuses it.
@@ -111,7 +115,7 @@ def check_file(path: Path) -> ort.InferenceSession:
             "The quantized model fails the ONNX checker.", observed=observed, hint=_HINT
         ) from error
     try:
-        return open_session(path, simulate=True)
+        return open_session(path, threads=threads, simulate=True)
     except ModelError as error:
         raise VerifyError(
             "ONNX Runtime does not load the quantized model.", observed=error.observed, hint=_HINT
