@@ -28,10 +28,17 @@ _NUMBERS = ("plan", "params", "float_scales", "values", "codes", "reads")
 
 @dataclass(frozen=True, slots=True)
 class Context:
-    """What surrounds a run and decides no number in its result: who listens, and where the work is done."""
+    """What surrounds a run and decides no number in its result: who listens, and where the work is done.
+
+    Attributes:
+        told: hears about progress.
+        work: executor and checkpoints.
+        kept: what a step leaves for the next one because it takes long to make.
+    """
 
     told: Listener = field(default_factory=Silent)
     work: Work = field(default_factory=lambda: Work(None, None))
+    kept: dict[str, Any] = field(default_factory=dict)
 
 
 @dataclass(frozen=True, slots=True)
@@ -125,6 +132,7 @@ class State:
         steps: what was tried.
         layers, said: what the step that ran last tells of each layer, and in words.
         judged: who judged this state last, and the result: the next step need not ask again.
+        known: scales of constants that were found before, with the constants.
         seconds: wall time by stage and step.
     """
 
@@ -152,6 +160,7 @@ class State:
     layers: Layers = ()
     said: str = ""
     judged: tuple[object, float] | None = None
+    known: dict[tuple[object, ...], tuple[object, QParams]] = field(default_factory=dict)
     seconds: Mapping[str, float] = field(default_factory=dict)
 
     def read_params(self, tensor: str, node: str) -> QParams | None:

@@ -98,6 +98,7 @@ class _Resolver:
         self.notes: list[str] = []
         self._method = method_of(state.recipe)
         self._groups: dict[tuple[str, ...], QParams] = {}
+        self._known = state.known
 
     def scale_of(self, tensor: TensorPlan) -> QParams:
         """What the tensor would get with this plan, which need not be the whole plan's."""
@@ -109,12 +110,22 @@ class _Resolver:
         if isinstance(tensor.source, Fixed):
             return _fixed(tensor.source.range, tensor)
         if tensor.role is not Role.ACTIVATION and not isinstance(tensor.source, Shared):
-            method = weight_method(self.recipe.weights)
-            return ranges.choose_weight(method, self.array(tensor.name), tensor.integer)
+            return self._weight(tensor)
         leaders = self.plan.leaders(tensor.name)
         if leaders not in self._groups:
             self._groups[leaders] = self._group(leaders, tensor)
         return self._groups[leaders]
+
+    def _weight(self, tensor: TensorPlan) -> QParams:
+        """Remembered for the run: while steps are tried, one model is resolved several times."""
+        constant = self.graph.initializers[tensor.name].const_value
+        assert constant is not None
+        key = (id(constant), self.recipe.weights.method, self.recipe.weights.scale, tensor.integer)
+        if key not in self._known:
+            method = weight_method(self.recipe.weights)
+            params = ranges.choose_weight(method, self.array(tensor.name), tensor.integer)
+            self._known[key] = (constant, params)  # as long as it lives, nothing else has its id
+        return self._known[key][1]
 
     def short_float(self, tensor: TensorPlan, scheme: FloatScheme) -> None:
         """A scale where one is wanted; a constant beyond the type's range is brought to its end."""

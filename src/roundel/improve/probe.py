@@ -169,6 +169,10 @@ class QuantizerProbe:
         recipe: the domain of Q/DQ nodes.
         samples, outputs: inputs, and the float model's own outputs for them.
         lanes: samples that run at once; as many as the machine has room for where this is not said.
+
+    Attributes:
+        samples: how many.
+        size: of one run (`run_size`).
     """
 
     def __init__(
@@ -184,6 +188,7 @@ class QuantizerProbe:
     ) -> None:
         self._samples, self._wanted = samples, outputs
         self._lanes = lanes or Lanes.of(model.graph, len(samples))
+        self.samples, self.size = len(samples), run_size(model.graph, samples[0])
         self._errors = OutputErrors(model.graph)
         let_out_logits((copy := model.clone()).graph, model.graph)
         wired = _Wiring(copy, state, recipe)

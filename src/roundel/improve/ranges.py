@@ -8,20 +8,18 @@ from __future__ import annotations
 
 import heapq
 import time
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cache
 
 import numpy as np
-import onnx_ir as ir
 from numpy.typing import NDArray
 
 from roundel.calibrate.resolve import resolve as scales_of
-from roundel.improve.probe import QuantizerProbe, run_size
+from roundel.improve.probe import QuantizerProbe
 from roundel.numerics.affine import bias_params, round_scale
 from roundel.numerics.metrics import Closeness
 from roundel.plan.types import Derived, Fixed, Role
-from roundel.recipe.settings import Recipe
 from roundel.state import LayerReport, State
 from roundel.types import Listener, QParams, Sample, ScaleKind
 
@@ -30,6 +28,7 @@ _RUNS_A_SAMPLE = 0.6  # forward runs that looking at every tensor may take, for 
 _RUNS, _FEWEST_RUNS, _LEAST_RUNS = 240, 24, 8
 _RUN_ELEMENTS = 12_000_000  # for a big model, fewer runs must do: 8 with images of 1024 x 512
 _LEAST_LOOKED, _LOOKED = 1, 4  # samples that a tensor is looked at with
+_GLANCE = 2  # samples that tell whether a direction is worth a try at all
 _MEASURED = 8  # samples that confirm a range; held-out ones judge in the end
 _TRIED_ELEMENTS = 1_200_000  # of the samples that a range is first tried on: 16 images of 224 x 224
 _WORTH = 0.1  # share of the whole error that makes a tensor worth a search
@@ -43,25 +42,40 @@ _FACTORS = {ScaleKind.POWER_OF_TWO: 0.5}
 _FACTOR = 0.8
 
 
-def as_wide_as_seen(state: State, samples: Sequence[Sample], outputs: Sequence[Sample]) -> State:
+def probe_of(state: State, samples: Sequence[Sample], outputs: Sequence[Sample]) -> QuantizerProbe | None:
+    """A probe of the ranges that may move; None where none may.
+
+    Args:
+        state: calibrated.
+        samples, outputs: inputs that may be learned from, and the float model's outputs for them.
+    """
+    groups = _searched(state)
+    if not groups or not samples:
+        return None
+    return QuantizerProbe(state.model, state, groups, state.recipe, samples, outputs)
+
+
+Scales = Mapping[str, NDArray[np.float32]]
+
+
+def as_wide_as_seen(state: State, probe: QuantizerProbe) -> State:
     """With all ranges of activations as wide as what calibration saw, where that is clearly better.
 
     A few samples show little of a tensor's tails: what seems best for them cuts off other samples' values.
 
     Args:
         state: calibrated by the squared error.
-        samples, outputs: inputs that may be learned from, and the float model's outputs for them.
+        probe: of its ranges.
     """
     groups = _searched(state)
-    if not groups or len(samples) > _FEW_SAMPLES:
+    if probe.samples > _FEW_SAMPLES:
         return state
     wide = scales_of(replace(state, recipe=state.recipe.merged({"calibration": {"method": "minmax"}}))).params
     scales = {n[0]: wide[n[0]].scale for n in groups if _only_wider(state.params[n[0]], wide[n[0]])}
     if not scales:
         return state
-    probe = QuantizerProbe(state.model, state, groups, state.recipe, samples, outputs)
-    count = _tried(run_size(state.model.graph, samples[0]))
-    usual: dict[str, NDArray[np.float32] | None] = {names[0]: None for names in groups}
+    count = _tried(probe.size)
+    usual = {names[0]: state.params[names[0]].scale for names in groups}
     now, then = probe.error(usual, count), probe.error({**usual, **scales}, count)
     if not then.noise < _CLEAR_GAIN * now.noise:
         return state
@@ -82,37 +96,25 @@ def _tried(size: int) -> int:
 
 
 def choose_ranges(
-    model: ir.Model,
-    state: State,
-    samples: Sequence[Sample],
-    outputs: Sequence[Sample],
-    recipe: Recipe,
-    progress: Listener | None = None,
+    state: State, probe: QuantizerProbe, progress: Listener | None = None
 ) -> tuple[State, tuple[LayerReport, ...]]:
     """Widen or narrow the ranges of activations where the model's outputs gain.
 
     Args:
-        model: the prepared float model.
         state: calibrated; limits of the target are applied afterwards.
-        samples: inputs that may be learned from.
-        outputs: the float model's outputs for them.
-        recipe: formats.
+        probe: of its ranges; it may have been made when they were others.
         progress: told the number of tensors, and how many are done.
     """
     groups = _searched(state)
-    if not groups or not samples:
-        return state, ()
     if progress is not None:
         progress.step("look at each tensor's error", len(groups))
-    probe = QuantizerProbe(model, state, groups, recipe, samples, outputs)
-    size = run_size(model.graph, samples[0])
-    fewest = _at_most(_FEWEST_RUNS, _LEAST_RUNS, _RUN_ELEMENTS // size)
-    runs = _at_most(_RUNS, fewest, int(_RUNS_A_SAMPLE * len(samples)))
-    noise, total = _noise(probe, [names[0] for names in groups], runs, progress)
+    fewest = _at_most(_FEWEST_RUNS, _LEAST_RUNS, _RUN_ELEMENTS // probe.size)
+    runs = _at_most(_RUNS, fewest, int(_RUNS_A_SAMPLE * probe.samples))
+    noise, total = _noise(probe, {names[0]: state.params[names[0]].scale for names in groups}, runs, progress)
     least = max(_WORTH * total, *sorted(noise)[-_MOST - 1 : -_MOST], 0.0)
     moved: dict[str, QParams] = {}
     reports: list[LayerReport] = []
-    tried = _tried(size)
+    tried = _tried(probe.size)
     patience = _at_most(_PATIENCE, _LEAST_PATIENCE, tried)
     worst = sorted((i for i in range(len(groups)) if noise[i] > least), key=lambda i: -noise[i])
     for index in worst:
@@ -134,7 +136,7 @@ def _at_most(most: int, least: int, wanted: int) -> int:
 
 
 def _noise(
-    probe: QuantizerProbe, groups: Sequence[str], runs: int, progress: Listener | None
+    probe: QuantizerProbe, scales: Scales, runs: int, progress: Listener | None
 ) -> tuple[list[float], float]:
     """What quantizing each group alone does to the outputs, and the sum of it all.
 
@@ -142,14 +144,18 @@ def _noise(
     looked at together first; then the worst bundle is halved, again and again, while there are runs. What is
     not in one half is in the other: noise adds up.
     """
-    many = len(groups)
+    groups, many = list(scales), len(scales)
     few = _at_most(_LOOKED, _LEAST_LOOKED, runs // many)
+
+    def joint(some: Sequence[str]) -> float:
+        return probe.error({name: scales[name] for name in some}, few).noise
+
     noise = [0.0] * many
     size = -(-2 * many * few // runs) if many * few > runs else 1  # half of the runs for the bundles
     heap: list[tuple[float, int, int]] = []
     for first in range(0, many, size):
         behind = min(first + size, many)
-        heap.append((-_joint(probe, groups[first:behind], few), first, behind))
+        heap.append((-joint(groups[first:behind]), first, behind))
         if progress is not None:
             progress.advance(behind)
     total, left = -sum(entry[0] for entry in heap), runs // few - len(heap)
@@ -160,14 +166,10 @@ def _noise(
             noise[first] = -negative
         elif left > 0 and -negative > _WORTH * total:
             left, middle = left - 1, (first + behind) // 2
-            half = min(_joint(probe, groups[first:middle], few), -negative)
+            half = min(joint(groups[first:middle]), -negative)
             heapq.heappush(heap, (-half, first, middle))
             heapq.heappush(heap, (negative + half, middle, behind))
     return noise, total
-
-
-def _joint(probe: QuantizerProbe, groups: Sequence[str], samples: int) -> float:
-    return probe.error(dict.fromkeys(groups), samples).noise
 
 
 def movable(state: State) -> list[tuple[str, ...]]:
@@ -213,7 +215,16 @@ def _search(
             chosen, best = tried, result
         return chosen, best
 
-    steps = (factor, 1 / factor)
+    glance = min(count, _GLANCE)
+    now = error(float(scale), glance).noise
+    steps = [
+        s
+        for s in (factor, 1 / factor)
+        if error(float(round_scale(float(scale) * s, kind)), glance).noise < now
+    ]
+    if not steps:
+        decibels = error(float(scale), glance).sqnr_db
+        return _Found(scale, False, (decibels, decibels))
     both = [downhill(scale, step, count) for step in steps]
     (chosen, best), step = min(zip(both, steps, strict=True), key=lambda pair: pair[0][1].noise)
     if chosen is not scale:

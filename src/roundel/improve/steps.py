@@ -21,7 +21,8 @@ from roundel.improve.equalize import equalize
 from roundel.improve.finetune import finetune
 from roundel.improve.memory import once, run_key
 from roundel.improve.mixed import mix_layers
-from roundel.improve.ranges import as_wide_as_seen, choose_ranges
+from roundel.improve.probe import QuantizerProbe
+from roundel.improve.ranges import as_wide_as_seen, choose_ranges, probe_of
 from roundel.improve.rotate import rotate
 from roundel.improve.rounding import choose_rounding
 from roundel.improve.smooth import find_groups, look_at_channels, smooth
@@ -295,24 +296,33 @@ def _mixed(state: State, context: Context) -> State:
 
 def _widened(state: State, context: Context) -> State:
     context.told.step("try wider ranges")
-    inputs, outputs = judges.to_learn(state)
-    held = held_out_count(len(inputs))
-    found = as_wide_as_seen(state, inputs[:-held], outputs[:-held])
+    probe = _range_probe(state, context)
+    found = state if probe is None else as_wide_as_seen(state, probe)
     return found if found is state else refine(state.model, found, state.recipe.npu)
 
 
 def _ranges(state: State, context: Context) -> State:
-    inputs, outputs = judges.to_learn(state)
-    held = held_out_count(len(inputs))
+    probe = _range_probe(state, context)
+    context.kept.clear()
+    if probe is None:
+        return state
 
     def work(now: State) -> tuple[State, tuple[LayerReport, ...]]:
-        found, tensors = choose_ranges(
-            state.model, now, inputs[:-held], outputs[:-held], state.recipe, progress=context.told
-        )
+        found, tensors = choose_ranges(now, probe, progress=context.told)
         return found if found is now else refine(state.model, found, state.recipe.npu), tensors
 
     found, layers = once(_memory("ranges", state, context), state, work)
     return replace(found, layers=layers)
+
+
+def _range_probe(state: State, context: Context) -> QuantizerProbe | None:
+    """One for both steps: to open it takes longer than most of what it is asked."""
+    inputs, outputs = judges.to_learn(state)
+    held = held_out_count(len(inputs))
+    if "probe" not in context.kept:
+        context.kept["probe"] = probe_of(state, inputs[:-held], outputs[:-held])
+    found: QuantizerProbe | None = context.kept["probe"]
+    return found
 
 
 def _corrected(state: State, context: Context) -> State:

@@ -57,7 +57,7 @@ def _with_activation(op: str) -> onnx.ModelProto:
 
 
 def _rows(case: Case, unit: Unit) -> tuple[Any, LayerWeights]:
-    written = Written(case.model, case.state, case.recipe)
+    written = Written.of(case.model, case.state, case.recipe)
     codes = StepwiseRunner(written.model, case.samples).run_to(written.codes_of(unit.layer.data))
     outputs = StepwiseRunner(case.model, case.samples).run_to(unit.output)
     seen = SeenRows(codes, None, outputs, case.state.params[unit.layer.data])
@@ -66,7 +66,7 @@ def _rows(case: Case, unit: Unit) -> tuple[Any, LayerWeights]:
 
 
 def _units(case: Case, algorithm: str = "adaround") -> tuple[Unit, ...]:
-    written = Written(case.model, case.state, case.recipe)
+    written = Written.of(case.model, case.state, case.recipe)
     return find_units(case.model.graph, written.model.graph, case.state, Finetune(), algorithm)
 
 

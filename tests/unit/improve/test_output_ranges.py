@@ -10,7 +10,7 @@ import pytest
 
 from helpers import build, node, normal
 from roundel.improve.probe import QuantizerProbe
-from roundel.improve.ranges import as_wide_as_seen, choose_ranges, movable
+from roundel.improve.ranges import as_wide_as_seen, choose_ranges, movable, probe_of
 from roundel.model.session import open_session
 from roundel.numerics.affine import fake_quantize
 from roundel.numerics.metrics import Closeness
@@ -22,6 +22,12 @@ from roundel.state import State
 from roundel.types import Sample
 
 Case = tuple[ir.Model, State, list[Sample], list[Sample], Recipe]
+
+
+def probed(state, samples, outputs):
+    probe = probe_of(state, samples, outputs)
+    assert probe is not None
+    return probe
 
 
 def calibrated(preset: str, *, loud: float = 100.0, quiet: float = 1e-5) -> Case:
@@ -63,30 +69,30 @@ def test_one_switch_quantizes_one_tensor_and_nothing_else(preset: str) -> None:
 
 
 def test_a_loud_channel_that_does_not_count_is_cut_off() -> None:
-    model, state, samples, outputs, recipe = calibrated("a8w8_minmax")
-    better, reports = choose_ranges(model, state, samples, outputs, recipe)
+    _model, state, samples, outputs, _recipe = calibrated("a8w8_minmax")
+    better, reports = choose_ranges(state, probed(state, samples, outputs))
     assert float(better.params["r"].scale) < 0.5 * float(state.params["r"].scale)
     assert [r.layer for r in reports if r.kept] == ["r"]
     assert all(r.after_db >= r.before_db for r in reports)
 
 
 def test_a_loud_channel_that_counts_keeps_its_range() -> None:
-    model, state, samples, outputs, recipe = calibrated("a8w8_minmax", quiet=1.0)
-    better, _ = choose_ranges(model, state, samples, outputs, recipe)
+    _model, state, samples, outputs, _recipe = calibrated("a8w8_minmax", quiet=1.0)
+    better, _ = choose_ranges(state, probed(state, samples, outputs))
     assert float(better.params["r"].scale) == float(state.params["r"].scale)
 
 
 def test_powers_of_two_stay_powers_of_two() -> None:
-    model, state, samples, outputs, recipe = calibrated("xint8_plain")
-    better, _ = choose_ranges(model, state, samples, outputs, recipe)
+    _model, state, samples, outputs, _recipe = calibrated("xint8_plain")
+    better, _ = choose_ranges(state, probed(state, samples, outputs))
     moved = float(better.params["r"].scale) / float(state.params["r"].scale)
     assert moved < 1
     assert np.log2(moved).is_integer()
 
 
 def test_derived_biases_follow() -> None:
-    model, state, samples, outputs, recipe = calibrated("a8w8_minmax")
-    better, _ = choose_ranges(model, state, samples, outputs, recipe)
+    _model, state, samples, outputs, _recipe = calibrated("a8w8_minmax")
+    better, _ = choose_ranges(state, probed(state, samples, outputs))
     for name, tensor in better.plan.tensors.items():
         source = tensor.source
         if hasattr(source, "weight"):
@@ -104,9 +110,9 @@ def test_ranges_that_the_user_gave_do_not_move() -> None:
 
 
 def test_sixteen_bits_keep_the_room_that_they_have() -> None:
-    model, state, samples, outputs, recipe = calibrated("a16w8_minmax")
+    _model, state, samples, outputs, _recipe = calibrated("a16w8_minmax")
     assert movable(state)
-    moved, reports = choose_ranges(model, state, samples, outputs, recipe)
+    moved, reports = choose_ranges(state, probed(state, samples, outputs))
     assert (moved, reports) == (state, ())
 
 
@@ -126,13 +132,13 @@ def with_rare_peaks(*last: ir.Node) -> Case:
 
 def test_ranges_become_as_wide_as_seen_where_peaks_count() -> None:
     _, state, samples, outputs, _ = with_rare_peaks(node("GlobalMaxPool", ["r"], ["y"], name="pool"))
-    wide = as_wide_as_seen(state, samples, outputs)
+    wide = as_wide_as_seen(state, probed(state, samples, outputs))
     seen = max(float(out["y"].max()) for out in outputs)
     assert float(wide.params["r"].scale) * 127 == pytest.approx(seen, rel=1e-5)
     assert float(state.params["r"].scale) * 127 < 0.9 * seen
-    assert wide.same_as(as_wide_as_seen(wide, samples, outputs)), "there is nothing wider"
+    assert wide.same_as(as_wide_as_seen(wide, probed(wide, samples, outputs))), "there is nothing wider"
 
 
 def test_ranges_stay_where_peaks_hardly_count() -> None:
     _, state, samples, outputs, _ = with_rare_peaks(node("GlobalAveragePool", ["r"], ["y"], name="pool"))
-    assert as_wide_as_seen(state, samples, outputs) is state
+    assert as_wide_as_seen(state, probed(state, samples, outputs)) is state
