@@ -157,7 +157,7 @@ def _quantized(state: State, data: Samples | None, stats: str | Path | None, con
     state = collect(plan(state), data, context, stats=stats)
     for step in PLAN_STEPS:
         state = keep_if_better(step, state, context)
-    state = too_few(resolve(state))
+    state = context.kept["calibrated"] = too_few(resolve(state))
     for step in STATE_STEPS:
         state = keep_if_better(step, state, context)
     context.told.step("write")

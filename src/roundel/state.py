@@ -23,7 +23,7 @@ if TYPE_CHECKING:
 
 FEWEST = 4  # samples: with fewer, nothing is left to judge by
 _SHARE = 0.2
-_NUMBERS = ("plan", "params", "float_scales", "values", "codes", "reads")
+NUMBERS = ("plan", "params", "float_scales", "values", "codes", "reads")
 
 
 @dataclass(frozen=True, slots=True)
@@ -179,7 +179,7 @@ class State:
 
     def same_as(self, other: State) -> bool:
         """Whether a step that has returned this state has left the other one as it was."""
-        tables = ("model", "packed", *_NUMBERS)
+        tables = ("model", "packed", *NUMBERS)
         return all(getattr(self, name) is getattr(other, name) for name in tables)
 
 

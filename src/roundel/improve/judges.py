@@ -23,7 +23,7 @@ _FINER = 8  # the weights' step against the one that leaves the error of roundin
 _FINENESSES = (3, 8)  # one rounding of the weights is one draw; with other steps it is another
 _MOST = 24  # samples
 _ELEMENTS = 1_500_000  # of their inputs: 10 images of 224 x 224; smaller ones are cheap, so there are more
-_SEEN = 4  # of them give the ranges for this verdict
+_LEAST_SEEN, _SEEN_ELEMENTS = 4, 600_000  # of them give the ranges for this verdict, of small ones all
 
 
 def unseen(state: State) -> Iterator[float]:
@@ -69,13 +69,15 @@ def outliers(state: State) -> Iterator[float]:
 def equalization(state: State) -> Iterator[float]:
     """The model calibrated on a few samples, on the same: no factor has been chosen by any of them.
 
-    Where rounding follows, there is one draw for each of several finenesses of the weights, which share the
-    samples.
+    Where rounding follows, there is one draw for each of several finenesses of the weights. They share the
+    samples where a run takes long.
     """
     numbers = spread_evenly(state.model.graph, state.few.inputs)
     inputs, wanted = [state.few.inputs[n] for n in numbers], [state.few.wanted[n] for n in numbers]
-    seen = open_samples(inputs[:: -(-len(inputs) // _SEEN)], input_specs(state.model))
-    now = resolve(collect(plan(replace(state, notes=())), seen))
+    size = run_size(state.model.graph, inputs[0])
+    seen = inputs[:: -(-len(inputs) // max(_LEAST_SEEN, _SEEN_ELEMENTS // size))]
+    ranges = open_samples(seen, input_specs(state.model))
+    now = resolve(collect(plan(replace(state, notes=())), ranges))
     if not state.recipe.improve.rounding or len(inputs) < len(_FINENESSES):
         yield output_sqnr(now, now, inputs, wanted)
         return
@@ -86,7 +88,8 @@ def equalization(state: State) -> Iterator[float]:
     for first, finely in enumerate(states):
         if first:
             written.take(finely, moved)
-        part = slice(first, None, len(states))
+        share = len(states) if len(inputs) * size > _SEEN_ELEMENTS else 1
+        part = slice(first % share, None, share)
         judged = Judged(written.model, graph, len(inputs[part]))
         yield judged.error(inputs[part], wanted[part]).sqnr_db
 

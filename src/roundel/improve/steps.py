@@ -31,7 +31,17 @@ from roundel.passes import refresh_shapes
 from roundel.plan import build_plan
 from roundel.plan.build import weight_layers
 from roundel.stages import float_outputs, most_samples, open_data
-from roundel.state import FEWEST, Context, Few, LayerReport, Layers, State, StepReport, held_out_count
+from roundel.state import (
+    FEWEST,
+    NUMBERS,
+    Context,
+    Few,
+    LayerReport,
+    Layers,
+    State,
+    StepReport,
+    held_out_count,
+)
 from roundel.work.checkpoints import Memory
 
 _Item = TypeVar("_Item")
@@ -294,6 +304,21 @@ def _mixed(state: State, context: Context) -> State:
     return mix_layers(state, context.told)
 
 
+def _moved(state: State) -> bool:
+    """Whether a step was kept on a forecast of what rounding would leave."""
+    return _learns(state) and any(step.kept and step.foreseen for step in _behind_calibration(state))
+
+
+def _behind_calibration(state: State) -> list[StepReport]:
+    early = {step.name for step in GRAPH_STEPS}
+    return [report for report in state.steps if report.step not in early]
+
+
+def _back(state: State, context: Context) -> State:
+    plain: State = context.kept["calibrated"]
+    return replace(state, **{name: getattr(plain, name) for name in NUMBERS})
+
+
 def _widened(state: State, context: Context) -> State:
     context.told.step("try wider ranges")
     probe = _range_probe(state, context)
@@ -303,7 +328,7 @@ def _widened(state: State, context: Context) -> State:
 
 def _ranges(state: State, context: Context) -> State:
     probe = _range_probe(state, context)
-    context.kept.clear()
+    del context.kept["probe"]
     if probe is None:
         return state
 
@@ -396,6 +421,8 @@ STATE_STEPS = (
     ),
     Step(_ROUNDING, lambda s: _learns(s) and s.recipe.improve.rounding, _rounded, judges.unseen),
     Step("fine-tuning", lambda s: _learns(s) and s.recipe.finetuning != "none", _tuned, judges.unseen),
+    # Steps before rounding are judged by what it will about leave; this asks what it did leave.
+    Step("calibration alone", _moved, _back, judges.unseen),
     Step(
         "gptq",
         lambda s: (
