@@ -223,7 +223,7 @@ def _verified(
     if state.inputs and not state.recipe.prepare.nchw_to_nhwc:
         doubt = check_prepared(source, {**state.inputs[0], **state.fixed}, state.outputs[0])
     count = state.recipe.verify.samples
-    lanes = Lanes.of(state.model.graph, min(count, len(state.inputs)))
+    lanes = Lanes.of(state.model, min(count, len(state.inputs)))
     session, joints = check_file(file, lanes.threads), joined_outputs(state.model.graph)
     reports = compare_outputs(
         session, state.inputs[:count], state.outputs[:count], source, joints, state.fixed, lanes

@@ -368,7 +368,7 @@ def _reuse(state: State, saved: Statistics, samples: Samples, path: Path) -> Sta
 
 def float_outputs(model: ir.Model, samples: Sequence[Sample]) -> Iterator[Sample]:
     """What a float model makes of samples."""
-    lanes = Lanes.of(model.graph, len(samples))
+    lanes = Lanes.of(model, len(samples))
     session = open_session(model, threads=lanes.threads)
     names = [out.name for out in session.get_outputs()]
     yield from lanes.each(lambda pair: run_session(session, names, pair[1], pair[0]), enumerate(samples))

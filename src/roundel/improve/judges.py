@@ -63,7 +63,7 @@ def outliers(state: State) -> Iterator[float]:
     model = _calibrated(state, state.few.inputs[:first])
     numbers = range(first, len(state.few.inputs))
     inputs, wanted = [state.few.inputs[n] for n in numbers], [state.few.wanted[n] for n in numbers]
-    yield Judged(model, state.model.graph, len(inputs)).error(inputs, wanted).sqnr_db
+    yield Judged(model, state.model, len(inputs)).error(inputs, wanted).sqnr_db
 
 
 def equalization(state: State) -> Iterator[float]:
@@ -90,7 +90,7 @@ def equalization(state: State) -> Iterator[float]:
             written.take(finely, moved)
         share = len(states) if len(inputs) * size > _SEEN_ELEMENTS else 1
         part = slice(first % share, None, share)
-        judged = Judged(written.model, graph, len(inputs[part]))
+        judged = Judged(written.model, now.model, len(inputs[part]))
         yield judged.error(inputs[part], wanted[part]).sqnr_db
 
 
@@ -160,4 +160,4 @@ def output_sqnr(state: State, judged: State, samples: Sequence[Sample], outputs:
         outputs: the float model's outputs for them.
     """
     model = quantized(state.model, judged, state.recipe)
-    return Judged(model, state.model.graph, len(samples)).error(samples, outputs).sqnr_db
+    return Judged(model, state.model, len(samples)).error(samples, outputs).sqnr_db

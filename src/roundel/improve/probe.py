@@ -73,12 +73,12 @@ class Judged:
 
     Args:
         model: with the outputs that `OutputErrors` asks for.
-        plain: the float graph.
+        plain: the float model.
         samples: how many there will be.
     """
 
-    def __init__(self, model: ir.Model, plain: ir.Graph, samples: int) -> None:
-        self._lanes, self._errors = Lanes.of(plain, samples), OutputErrors(plain)
+    def __init__(self, model: ir.Model, plain: ir.Model, samples: int) -> None:
+        self._lanes, self._errors = Lanes.of(plain, samples), OutputErrors(plain.graph)
         self._session = open_session(model, threads=self._lanes.threads, simulate=True)
 
     def error(self, samples: Iterable[Sample], outputs: Iterable[Sample]) -> Closeness:
@@ -187,7 +187,7 @@ class QuantizerProbe:
         lanes: Lanes | None = None,
     ) -> None:
         self._samples, self._wanted = samples, outputs
-        self._lanes = lanes or Lanes.of(model.graph, len(samples))
+        self._lanes = lanes or Lanes.of(model, len(samples))
         self.samples, self.size = len(samples), run_size(model.graph, samples[0])
         self._errors = OutputErrors(model.graph)
         let_out_logits((copy := model.clone()).graph, model.graph)

@@ -27,6 +27,8 @@ from roundel.improve.rotate import rotate
 from roundel.improve.rounding import choose_rounding
 from roundel.improve.smooth import find_groups, look_at_channels, smooth
 from roundel.improve.weight_only import gptq_layers
+from roundel.model.graph import weight_bytes
+from roundel.model.session import Lanes
 from roundel.passes import refresh_shapes
 from roundel.plan import build_plan
 from roundel.plan.build import weight_layers
@@ -50,6 +52,7 @@ Judge = Callable[[State], Iterable[float]]
 _ROUNDING = "rounding"
 _SELDOM_NOTHING = frozenset({_ROUNDING, "fine-tuning"})  # what the state was worth before is asked meanwhile
 _FEWEST_DRAWS = 2
+_LARGE = 100_000_000  # bytes of weights
 _CLEAR = 1.5  # dB between two verdicts
 _DOUBT = 0.5  # of the standard error of several draws
 
@@ -78,9 +81,11 @@ def keep_if_better(step: Step, state: State, context: Context) -> State:
         return state
     start = time.perf_counter()
     judge = _judge(step, state)
-    with ThreadPoolExecutor(2) as pool:
+    # Of a large model, one copy at a time.
+    at_once = Lanes.of(state.model, 2).count if weight_bytes(state.model) < _LARGE else 1
+    with ThreadPoolExecutor(at_once) as pool:
         beside = None
-        if judge is not None and step.name in _SELDOM_NOTHING and not _knows(judge, state):
+        if judge is not None and step.name in _SELDOM_NOTHING and at_once > 1 and not _knows(judge, state):
             beside = pool.submit(_in_context(list), judge(state))
         tried = step.run(state, context)
         story, layers = tried.said, tried.layers

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from typing import Any
 
@@ -24,7 +23,7 @@ from roundel.model.graph import (
     values_by_name,
 )
 from roundel.model.layers import Layer
-from roundel.model.session import open_session
+from roundel.model.session import Lanes, open_session
 from roundel.passes import refresh_shapes
 from roundel.targets.operators import Trait, ops_with
 from roundel.types import Doubles, Sample
@@ -64,16 +63,15 @@ def float_targets(
     samples: Sequence[Sample],
     *,
     seed: int = 0,
-    threads: int = 2,
 ) -> list[list[SampledTargets]]:
     """For each layer what it should give, for each sample.
 
     The places are drawn from the seed and the sample's number alone, so the result does not depend on
     how many threads take part.
     """
-    looked = _Looked(model, layers, samples, seed)
-    with ThreadPoolExecutor(threads) as pool:
-        found = list(pool.map(looked.at, range(len(samples))))
+    lanes = Lanes.of(model, len(samples))
+    looked = _Looked(model, layers, samples, seed, lanes.threads)
+    found = list(lanes.each(looked.at, range(len(samples))))
     return [list(column) for column in zip(*found, strict=True)]
 
 
@@ -81,7 +79,12 @@ class _Looked:
     """The float model, of which only the places that are looked at come out."""
 
     def __init__(
-        self, model: ir.Model, layers: Sequence[Layer], samples: Sequence[Sample], seed: int
+        self,
+        model: ir.Model,
+        layers: Sequence[Layer],
+        samples: Sequence[Sample],
+        seed: int,
+        threads: int,
     ) -> None:
         self._layers, self._samples, self._seed, self._spool = layers, samples, seed, Spool()
         watched = model.clone()
@@ -92,7 +95,7 @@ class _Looked:
         self._taps = [_tap(watched.graph, layer, values[layer.output], names) for layer in layers]
         share = _share(layers, self._taps, wanted, len(samples))
         self._rows = [max(1, int(count * share)) for count in wanted]
-        self._session = open_session(watched, threads=1)
+        self._session = open_session(watched, threads=threads)
 
     def at(self, index: int) -> list[SampledTargets]:
         """Every layer's on one sample."""

@@ -40,7 +40,7 @@ class Budget:
         returns: whether freed blocks go back to the system at once: slower, too.
     """
 
-    live: int = 1_500_000_000
+    live: int = 800_000_000
     held: int = 64_000_000
     lean: int = 1_000_000_000
     returns: bool = False

@@ -22,7 +22,7 @@ from onnxruntime.capi import onnxruntime_pybind11_state as ort_state
 from roundel.errors import DependencyError, ModelError
 from roundel.model.files import external_values, self_contained, weights_apart
 from roundel.model.graph import weight_bytes
-from roundel.model.memory import Outline, budget, outline_of
+from roundel.model.memory import Outline, budget, footprint, outline_of
 from roundel.work.executors import usable_cores
 
 PROVIDER = "CUDAExecutionProvider"
@@ -74,7 +74,7 @@ if os.environ.get("ORT_DISABLE_TELEMETRY") == "1":
 
 
 _MOST_LANES = 4
-_AT_WORK = 0.2  # of all that lies between inputs and outputs, what is in memory at a time
+_WITH_QUANTIZERS = 3  # times what the float model needs at once
 _Item = TypeVar("_Item")
 _Result = TypeVar("_Result")
 
@@ -95,10 +95,9 @@ class Lanes:
     threads: int
 
     @staticmethod
-    def of(graph: ir.Graph, samples: int) -> Lanes:
+    def of(model: ir.Model, samples: int) -> Lanes:
         """As many as there are cores, samples, and room in memory for."""
-        between = 4 * sum(elements(value) for node in graph for value in node.outputs)
-        room = int(budget().live // max(1.0, _AT_WORK * between))
+        room = int(budget().live // (_WITH_QUANTIZERS * max(1, footprint(model).peak)))
         count = max(1, min(usable_cores(), samples, room, _MOST_LANES))
         return Lanes(count, max(1, usable_cores() // count))
 
