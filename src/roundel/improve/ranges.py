@@ -29,6 +29,7 @@ _RUNS, _FEWEST_RUNS, _LEAST_RUNS = 240, 24, 8
 _RUN_ELEMENTS = 12_000_000  # for a big model, fewer runs must do: 8 with images of 1024 x 512
 _LEAST_LOOKED, _LOOKED = 1, 4  # samples that a tensor is looked at with
 _GLANCE = 2  # samples that tell whether a direction is worth a try at all
+_HOPELESS = 1.25  # times the error on them
 _MEASURED = 8  # samples that confirm a range; held-out ones judge in the end
 _TRIED_ELEMENTS = 1_200_000  # of the samples that a range is first tried on: 16 images of 224 x 224
 _WORTH = 0.1  # share of the whole error that makes a tensor worth a search
@@ -216,12 +217,9 @@ def _search(
         return chosen, best
 
     glance = min(count, _GLANCE)
-    now = error(float(scale), glance).noise
-    steps = [
-        s
-        for s in (factor, 1 / factor)
-        if error(float(round_scale(float(scale) * s, kind)), glance).noise < now
-    ]
+    ends = {step: float(round_scale(float(scale) * step, kind)) for step in (factor, 1 / factor)}
+    most = _HOPELESS * error(float(scale), glance).noise
+    steps = [step for step, tried in ends.items() if error(tried, glance).noise < most]
     if not steps:
         decibels = error(float(scale), glance).sqnr_db
         return _Found(scale, False, (decibels, decibels))

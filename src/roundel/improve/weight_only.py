@@ -214,7 +214,8 @@ def packed_sqnr(
     for layer in layers:
         carried.take(layer, packed[layer.key])
     let_out_logits(carried.model.graph, model.graph)
-    plain, other = open_session(model), open_session(carried.model)
+    # A copy: to open a model changes it for a moment, and another verdict may read it meanwhile.
+    plain, other = open_session(model.clone()), open_session(carried.model)
     errors = OutputErrors(model.graph)
 
     def one(sample: Sample) -> Errors:

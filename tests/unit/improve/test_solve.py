@@ -9,8 +9,10 @@ import pytest
 from numpy.typing import NDArray
 
 from roundel.improve import rounding as module
-from roundel.improve.moments import HeldRows, Moments, Single, parts_of
+from roundel.improve.moments import HeldRows, Missing, Moments, Single, parts_of
 from roundel.improve.rounding import Problem, solve
+from roundel.numerics.rounding import correction
+from roundel.types import FloatArray
 
 WEIGHT = np.random.default_rng(0).normal(size=(1, 3, 8))
 
@@ -42,7 +44,10 @@ def problem(held: tuple[NDArray[np.float32], NDArray[np.float32]]) -> Problem:
 
 
 def test_samples_that_judge_do_not_teach(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(module, "_choose_ridge", lambda *_: 0.1)
+    def always(_: object, __: object, train: Missing) -> tuple[float, FloatArray]:
+        return 0.1, correction(train.moment, train.cross, 0.1)
+
+    monkeypatch.setattr(module, "_choose_ridge", always)
     one, other = (solve(problem(rows(seed, shift))) for seed, shift in ((2, 0.0), (3, 5.0)))
     assert np.array_equal(one.codes, other.codes)
     assert np.array_equal(one.bias, other.bias)
