@@ -222,9 +222,10 @@ def test_steps_before_rounding_are_judged_by_what_rounding_will_leave(tmp_path: 
     both: dict[str, Any] = {"improve": {"equalize": {"enabled": False}, "ranges": True, "rounding": True}}
     _, ahead = quantized(uneven_net(), pictures(24), both, tmp_path, "both")
     _, alone = quantized(uneven_net(), pictures(24), RANGES, tmp_path, "alone")
-    ranges, rounding = ahead.record.improvements
+    ranges, rounding, back = ahead.record.improvements
     plain = only_step(alone, "ranges")
     assert (ranges.foreseen, rounding.foreseen, plain.foreseen) == (True, False, False)
+    assert (back.step, back.kept) == ("calibration alone", False)
     assert ranges.before_db > plain.before_db + 3  # finer weights
     assert rounding.before_db < ranges.after_db - 3  # and rounding starts from those that are there
 
