@@ -16,6 +16,7 @@ from roundel.rules.types import Finding, Severity, rule
 from roundel.rules.written import AGAIN, tensor_before, tensor_behind
 from roundel.targets.npu import NATIVE_16_BIT_OPSET, RECOMMENDED_OPSET, Compiler, Format
 from roundel.targets.operators import BIASED_LAYERS, Trait, ops_with
+from roundel.targets.x1 import NO_WINML
 from roundel.types import QType
 
 _KEEPING = ops_with(Trait.ONE_SCALE)
@@ -25,8 +26,8 @@ _BIAS_TOLERANCE = 1e-3
 
 @rule("Q02", "per-channel scales", "Quantize per tensor (weights.per_channel=false).")
 def _per_channel(facts: Facts) -> Iterator[Finding]:
-    """XINT8 has one scale per tensor; for the other formats AMD documents none per channel."""
-    severity = Severity.ERROR if facts.format is Format.XINT8 else Severity.NOTE
+    """XINT8 has one scale per tensor, and X1 refuses the whole graph; for other formats AMD documents none."""
+    severity = Severity.ERROR if facts.format is Format.XINT8 or facts.first else Severity.NOTE
     for tensor in facts.tensors.values():
         if tensor.scale.size > 1 and tensor.dtype != "int32":
             yield Finding(severity, f"{tensor.scale.size} scales along axis {tensor.axis}", tensor.name)
@@ -73,6 +74,8 @@ def _bias_types(facts: Facts) -> Iterator[Finding]:
         if tensor is None:
             if str(node.inputs[1].name if node.inputs[1] else "") in facts.tensors:
                 yield Finding(Severity.WARNING, f"float bias of {node.op_type} '{node.name}'", value.name)
+        elif facts.first and tensor.dtype == "int32":
+            continue  # rule Q16
         elif facts.format is Format.XINT8 and tensor.dtype != "int8":
             yield Finding(Severity.ERROR, f"{tensor.dtype} bias of {node.op_type} '{node.name}'", value.name)
 
@@ -246,4 +249,5 @@ def _available(facts: Facts) -> Iterator[Finding]:
     if facts.format not in facts.device.formats:
         takes = ", ".join(sorted(kind.value for kind in facts.device.formats))
         text = f"{facts.format.value} on {facts.device.name} ({facts.device.processors}), which takes {takes}"
-        yield Finding(Severity.ERROR, text)
+        first = facts.format.integer and facts.device.compiler is Compiler.X1
+        yield Finding(Severity.ERROR, text, why=NO_WINML if first else "")
