@@ -68,7 +68,7 @@ def _held_below(value: ir.Value) -> set[str]:
 
 
 def _off_grid(stored: StoredTensors) -> bool:
-    """Whether X1 takes the file for XINT8, whose scales are off the grid: 8 bits throughout, standard nodes."""
+    """Whether X1 takes the file for XINT8, with scales off the grid: 8 bits throughout, standard nodes."""
     return all(BITS.get(t.dtype) == 8 and not t.domain for t in stored.tensors.values())
 
 

@@ -74,7 +74,7 @@ def _fed(facts: Facts) -> list[ir.Value]:
 
 @rule("P03", "fixed batch", "Export with batch 1, or with an open batch axis.")
 def _batch(facts: Facts) -> Iterator[Finding]:
-    """The compilers take batch 1 or an open batch axis; of a larger fixed one X1 computes the first sample only."""
+    """The compilers take batch 1 or an open batch axis; of a larger one X1 computes the first sample only."""
     first = facts.device.compiler is Compiler.X1 and fixed_rows(facts.graph) > 1
     for value in _fed(facts):
         dims = list(value.shape or ())

@@ -38,7 +38,7 @@ def _domain(facts: Facts) -> Iterator[Finding]:
 
 @rule("Q16", "int32 bias", "Store biases in int8 with a scale of their own; preset xint8 does.")
 def _wide_biases(facts: Facts) -> Iterator[Finding]:
-    """X1 places int32 biases at input scale x weight scale and computes them wrongly: RMSE 8, no argmax right."""
+    """X1 places int32 biases at the products' scale and computes them wrongly: RMSE 8, no argmax right."""
     for node in facts.graph if facts.first else ():
         if op_key(node) not in BIASED_LAYERS or len(node.inputs) < 3:
             continue
@@ -92,7 +92,9 @@ def _placed(facts: Facts, number: str) -> list[NodePlace]:
     return [place for place in facts.before.nodes if place.rule == number]
 
 
-@rule("P26", "no xclbin", "Install Ryzen AI 1.7.1, or keep its phoenix/4x4.xclbin and name it to the session.")
+@rule(
+    "P26", "no xclbin", "Install Ryzen AI 1.7.1, or keep its phoenix/4x4.xclbin and name it to the session."
+)
 def _xclbin(facts: Facts) -> Iterator[Finding]:
     """The xclbin chooses the chip; without one the compiler builds for another, silently."""
     if facts.first:

@@ -1,4 +1,4 @@
-"""Where Phoenix (compiler X1) runs nodes, measured: single refusals, and what ejects every Conv of the graph."""
+"""Where Phoenix (compiler X1) runs nodes, measured: single refusals, and what ejects every Conv."""
 
 from __future__ import annotations
 
@@ -84,7 +84,9 @@ def ejection(nodes: Sequence[ir.Node], in_float: Collection[ir.Node]) -> Refused
     tail = [node for node in nodes if node in in_float and node in behind and node not in before]
     joining = [node for node in tail if _joins(node)]
     if joining:
-        return Refused("P25", f"{len(tail)} float nodes behind the last Conv join tensors ({_named(joining[0])})")
+        return Refused(
+            "P25", f"{len(tail)} float nodes behind the last Conv join tensors ({_named(joining[0])})"
+        )
     inner = [node for node in nodes if node in behind and node in before and node not in convs]
     for node in inner:
         found = _tears(node)

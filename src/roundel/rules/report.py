@@ -105,7 +105,7 @@ def refuse_silent(model: ir.Model, recipe: Recipe, device: str | None) -> None:
         wrong = each.findings(facts) if each.id in phoenix.SILENT else ()
         for found in (found for found in wrong if found.severity is Severity.ERROR):
             raise ModelError(
-                f"The NPU would not run this file rightly, and would not say so: {found.rule} ({found.title}).",
+                f"The NPU would not run this file rightly, nor say so: {found.rule} ({found.title}).",
                 where=f"--device {machine.name}, {found.subject}",
                 observed=found.message,
                 expected=found.why,

@@ -65,7 +65,9 @@ class Written:
         if not self.limits:
             return
         stored = self.tensors
-        known = {name: p for name, t in stored.items() if t.dtype != "int32" and (p := t.position) is not None}
+        known = {
+            name: p for name, t in stored.items() if t.dtype != "int32" and (p := t.position) is not None
+        }
         before, behind = partial(tensor_before, stored=stored), partial(tensor_behind, stored=stored)
         sites = find_sites(self.computed, before, behind, lambda node: op_key(node) == "HardSigmoid")
         for site in sites:
@@ -161,7 +163,7 @@ def _check_onnx(path: Path) -> None:
 
 @rule("Q01", "scales", AGAIN)
 def _powers(judged: Written) -> Iterator[Finding]:
-    """XINT8 shifts instead of multiplying: every scale is 2**-n. X1 places others, and computes them wrongly."""
+    """XINT8 shifts instead of multiplying: scales are 2**-n. X1 places others and computes them wrongly."""
     for tensor in judged.tensors.values() if judged.powers else ():
         if not tensor.power_of_two:
             text = f"scale {tensor.scale.reshape(-1)[0]:.6g} is no power of two"

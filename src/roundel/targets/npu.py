@@ -1,8 +1,8 @@
 """AMD's operator table for the NPU, and where its own logs show something else.
 
 The table (`npu_operators.json`, from AMD's documentation of Ryzen AI 1.8) is advice: it leaves out operators
-that are known to run. The exceptions below say what shows it. For the first NPU (compiler X1) there are measurements,
-one row for each operator in `x1.py`; the rest was not tried on an NPU.
+that are known to run. The exceptions below say what shows it. For the first NPU (compiler X1) there are
+measurements, one row for each operator in `x1.py`; the rest was not tried on an NPU.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""What a Phoenix NPU (XDNA1, compiler X1) does with each operator, measured on one: where it runs, how it counts.
+"""What a Phoenix NPU (XDNA1, compiler X1) does with each operator, measured on one: its place, its numbers.
 
 One row for each operator type. The measurements are one person's, on one Ryzen 7 8700G with Ryzen AI 1.7.1;
 docs/npu.md says how far each of them goes. An operator without a row is judged by AMD's table.
@@ -63,12 +63,22 @@ _ROWS = (
     X1Row("Softmax", True, "4-D, alone"),
     # Arithmetic.
     X1Row("Add", True, "16 of ResNet50"),
-    X1Row("Mul", True, "YOLOv8n; its rounding is half up or half away from zero", how="halves up, the better guess"),
+    X1Row(
+        "Mul",
+        True,
+        "YOLOv8n; its rounding is half up or half away from zero",
+        how="halves up, the better guess",
+    ),
     X1Row("Div", True, "4 of YOLO-World"),
     # Pools and what moves codes.
     X1Row("MaxPool", True, "all networks", Evidence.COPIED, _MOVED),
     X1Row("AveragePool", True, "BiSeNetV2", how=_POOL),
-    X1Row("GlobalAveragePool", True, "its factor is the NPU's own, with or without the Mul in the file", how=_POOL),
+    X1Row(
+        "GlobalAveragePool",
+        True,
+        "its factor is the NPU's own, with or without the Mul in the file",
+        how=_POOL,
+    ),
     X1Row("Resize", True, "nearest, and most bilinear ones"),
     X1Row("Concat", True, "YOLOv8n", Evidence.COPIED, _MOVED),
     X1Row("Slice", True, "YOLOv8n", Evidence.COPIED, _MOVED),
@@ -89,12 +99,12 @@ _UNKNOWN = X1Row("", True, "AMD's table")
 MOST_DIMENSIONS = 4  # what touches a tensor of more never ran
 NO_XCLBIN = (
     "Ryzen AI 1.8 installs no xclbin for Phoenix and Hawk Point, though its documentation names one: take"
-    " phoenix/4x4.xclbin from 1.7.1. Without it the compiler builds for Strix, silently, and the run ends in a"
-    " timeout."
+    " phoenix/4x4.xclbin from 1.7.1. Without it the compiler builds for Strix, silently, and the run ends in"
+    " a timeout."
 )
 NO_WINML = (
-    "AMD's WinML pages recommend A8W8 and A16W8, which does not hold for Phoenix and Hawk Point: there all nodes"
-    " of such a file run on the CPU."
+    "AMD's WinML pages recommend A8W8 and A16W8, which does not hold for Phoenix and Hawk Point: there all"
+    " nodes of such a file run on the CPU."
 )
 
 
