@@ -26,7 +26,7 @@ _BIAS_TOLERANCE = 1e-3
 
 @rule("Q02", "per-channel scales", "Quantize per tensor (weights.per_channel=false).")
 def _per_channel(facts: Facts) -> Iterator[Finding]:
-    """XINT8 has one scale per tensor, else X1 refuses the whole graph; for other formats AMD documents none."""
+    """XINT8 has one scale per tensor, X1 refuses others as a whole; other formats have none documented."""
     severity = Severity.ERROR if facts.format is Format.XINT8 or facts.first else Severity.NOTE
     for tensor in facts.tensors.values():
         if tensor.scale.size > 1 and tensor.dtype != "int32":

@@ -2,6 +2,6 @@
 
 from __future__ import annotations
 
-from roundel.twin.session import NpuSession, Twin, TwinSummary, npu_session, twin_of
+from roundel.twin.session import NpuSession, Twin, TwinSummary, become_twin, npu_session, twin_of
 
-__all__ = ["NpuSession", "Twin", "TwinSummary", "npu_session", "twin_of"]
+__all__ = ["NpuSession", "Twin", "TwinSummary", "become_twin", "npu_session", "twin_of"]

@@ -61,7 +61,8 @@ class SummedLayer:
         node.replace_input_with(1, editor.initializer(f"{name}_high", high.astype(np.float32)))
         out, readers = node.outputs[0], [(use.node, use.idx) for use in node.outputs[0].uses()]
         total = ir.node("Add", [out, part], name=editor.fresh(f"{name}_sum"))
-        total.outputs[0].name, total.outputs[0].type = editor.fresh(f"{name}_sum"), out.type
+        total.outputs[0].type, total.outputs[0].shape = out.type, out.shape
+        total.outputs[0].name, out.name = out.name, editor.fresh(f"{name}_high")
         node.append(total)
         for reader, index in readers:
             reader.replace_input_with(index, total.outputs[0])

@@ -171,7 +171,7 @@ class Rewriter:
         reader = look.only_reader(node.outputs[0])
         if reader is not None and is_gain(reader):
             self.evidence[str(reader.name)] = self.evidence[str(node.name)]
-            name = node.outputs[0].name
+            name = reader.outputs[0].name
             reader.outputs[0].replace_all_uses_with(node.outputs[0], replace_graph_outputs=True)
             self.editor.drop(reader)
             node.outputs[0].name = name
@@ -246,7 +246,7 @@ class Rewriter:
             return
         more = self.editor.initializer(f"{value.name}_half", np.asarray(half, np.float32))
         moved = self.editor.insert(node, "Add", [value, more], {}, f"{node.name}_half")
-        node.replace_input_with(0, moved)
+        self._stand_for(value, moved, node)
 
     def _floor(self, node: ir.Node, value: ir.Value, scale: float) -> None:
         """floor(x / s + 1/2), for values of which no step is known."""
@@ -258,7 +258,15 @@ class Rewriter:
                     self.editor.initializer(f"{node.name}_constant", np.asarray(number, np.float32))
                 )
             current = self.editor.insert(node, op, inputs, {}, f"{node.name}_half_up")
-        node.replace_input_with(0, current)
+        self._stand_for(value, current, node)
+
+    def _stand_for(self, value: ir.Value, new: ir.Value, quantizer: ir.Node) -> None:
+        """Let the quantizer read the new value, under the old one's name where nobody else knows it."""
+        quantizer.replace_input_with(0, new)
+        if not value.is_graph_output() and len(value.uses()) == 1:  # what makes the new one
+            name, value.name = value.name, self.editor.fresh(f"{value.name}_exact")
+            new.name = name
+        new.type, new.shape = value.type, value.shape
 
 
 _REAL = look.FLOAT_TYPES

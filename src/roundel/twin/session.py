@@ -137,6 +137,20 @@ def npu_session(model: ModelSource, device: str = "phx", *, threads: int | None 
 
 def twin_of(model: ModelSource, device: str) -> Twin:
     """The graph of `npu_session`; raises what that raises."""
+    loaded = load_model(model, allow_quantized=True, opaque=QUARK)
+    summary = become_twin(loaded.model, model, device)
+    remove_dead_code(loaded.model)
+    return Twin(loaded.model, summary)
+
+
+def become_twin(graph: ir.Model, source: ModelSource, device: str) -> TwinSummary:
+    """Rewrite a loaded model, in place, into its twin; raises what `npu_session` raises.
+
+    Args:
+        graph: the model, as loading has made it.
+        source: the same, as it is written.
+        device: whose numbers are wanted.
+    """
     machine = device_named(device)
     if machine.compiler is not Compiler.X1:
         measured = [each.name for each in DEVICES.values() if each.compiler is Compiler.X1]
@@ -145,7 +159,7 @@ def twin_of(model: ModelSource, device: str) -> Twin:
             where=f"device {machine.name}",
             expected=", ".join(measured),
         )
-    facts = gather_facts(model, None, machine)
+    facts = gather_facts(source, None, machine)
     if facts.float_model:
         raise ModelError(
             "The model is in float: there are no integers to compute with.",
@@ -156,13 +170,11 @@ def twin_of(model: ModelSource, device: str) -> Twin:
     split = facts.before
     if split.npu_nodes:
         _refuse_unknown(facts)
-    loaded = load_model(model, allow_quantized=True, opaque=QUARK)
-    lift_constants(loaded.model)
-    refresh_shapes(loaded.model)
-    rewriter = Rewriter(loaded.model, {node.name for node in split.nodes if node.place is Place.NPU})
+    lift_constants(graph)
+    refresh_shapes(graph)
+    rewriter = Rewriter(graph, {node.name for node in split.nodes if node.place is Place.NPU})
     rewriter.run()
-    remove_dead_code(loaded.model)
-    return Twin(loaded.model, _summary(machine, split, rewriter.evidence))
+    return _summary(machine, split, rewriter.evidence)
 
 
 def _refuse_unknown(facts: Facts) -> None:
