@@ -25,9 +25,9 @@ from roundel.qdq.read import BITS, StoredTensors, strip_pairs
 from roundel.recipe.load import RecipeSource
 from roundel.recipe.settings import Recipe
 from roundel.rules.formats import Recognised, format_of, intended, is_quantized, recipe_for
-from roundel.rules.phoenix_places import Refused
+from roundel.rules.phoenix_places import Refused, count_nodes
 from roundel.rules.placement import Situation, close_batch, conv_before, predict
-from roundel.rules.types import Prediction
+from roundel.rules.types import NodeCounts, Prediction
 from roundel.rules.written import Written
 from roundel.stages import prepare
 from roundel.targets.npu import Compiler, Device, Format
@@ -80,6 +80,7 @@ class Facts(Written):
         graph: the user's, in float, Q/DQ taken out, with current shapes.
         stored: of a finished model, None for a float one.
         raw: the model as the file has it: order, names and inputs untouched.
+        whole: a finished model for the first NPU, pairs and names in place; else None.
         loaded: what loading made of it.
         prepared: the graph that is placed: after the recipe's passes, batch 1.
         recipe: the recipe judged; what the user switched off stays off.
@@ -91,6 +92,7 @@ class Facts(Written):
     """
 
     raw: ir.Model
+    whole: ir.Model | None
     loaded: LoadedModel
     prepared: ir.Model
     recipe: Recipe
@@ -99,6 +101,11 @@ class Facts(Written):
     device: Device
     plan: QuantPlan | None
     recognised: Recognised | None
+
+    @cached_property
+    def counts(self) -> NodeCounts | None:
+        """What the provider's report should count; known for finished models on the first NPU."""
+        return None if self.whole is None else count_nodes(self.whole.graph, self.before)
 
     @property
     def first(self) -> bool:
@@ -185,12 +192,14 @@ def gather_facts(
     raw = as_written(source)
     given = loaded.model
     lift_constants(given)
-    stored = strip_pairs(given) if is_quantized(given) else None
+    finished, first = is_quantized(given), device.compiler is Compiler.X1
+    whole = given.clone() if finished and first else None
+    stored = strip_pairs(given) if finished else None
     refresh_shapes(given)
     known = None if stored is None else intended(stored)
     chosen = preset if preset is not None else DEFAULT_PRESET
     if preset is None and known is not None and stored is not None:
-        meant = known.format is Format.A8W8 and device.compiler is Compiler.X1 and _off_grid(stored)
+        meant = known.format is Format.A8W8 and first and _off_grid(stored)
         chosen = (Format.XINT8 if meant else known.format).value
     recipe = recipe_for(chosen).merged(dict(changes or {}))
     kind, plan = format_of(recipe), None
@@ -204,6 +213,8 @@ def gather_facts(
         plan = build_plan(prepared, plain) if kind.integer else None
     close_batch(prepared)
     powers = kind is Format.XINT8
-    shifting = powers or (kind.integer and device.compiler is Compiler.X1)
+    shifting = powers or (kind.integer and first)
     written = (given.graph, stored, shifting, FAMILIES if powers else frozenset(), tuple(given.graph))
-    return Facts(*written, raw, loaded, prepared, recipe, kind, preset is not None, device, plan, known)
+    return Facts(
+        *written, raw, whole, loaded, prepared, recipe, kind, preset is not None, device, plan, known
+    )

@@ -108,7 +108,7 @@ def _order(facts: Facts) -> Iterator[Finding]:
 @rule("Q09", "bias scale", "Write the bias at that scale; roundel derives it.")
 def _bias_scales(facts: Facts) -> Iterator[Finding]:
     """The accumulator's step is input scale x weight scale; another bias scale shifts the result."""
-    for node in facts.graph:
+    for node in () if facts.first else facts.graph:  # X1 wants biases at a scale of their own: rule Q16
         if op_key(node) not in BIASED_LAYERS or len(node.inputs) < 3:
             continue
         data, weight, bias = (

@@ -9,7 +9,7 @@ import onnx_ir as ir
 
 from roundel.model import graph
 from roundel.qdq.read import PAIRS
-from roundel.rules.types import Place, Prediction
+from roundel.rules.types import NodeCounts, Place, Prediction
 from roundel.targets.x1 import MOST_DIMENSIONS, X1_ROWS
 
 _ATTENTION = ("MatMul", "Einsum")
@@ -117,23 +117,6 @@ def _joins(node: ir.Node) -> bool:
 
 def _named(node: ir.Node) -> str:
     return f"{node.op_type} '{node.name}'"
-
-
-@dataclass(frozen=True, slots=True)
-class NodeCounts:
-    """What the provider's report is expected to count.
-
-    Attributes:
-        all: nodes of the file without Constant nodes, and one DQ more for each further reader of a DQ.
-        npu: on the NPU, Q/DQ included.
-        cpu: on the CPU, without Q/DQ.
-        edge: Q/DQ on the CPU, which the report calls VITIS_EP_CPU.
-    """
-
-    all: int
-    npu: int
-    cpu: int
-    edge: int
 
 
 def count_nodes(written: ir.Graph, prediction: Prediction) -> NodeCounts:

@@ -55,6 +55,7 @@ def check(
         after=facts.after,
         findings=tuple(findings),
         notes=_notes(facts),
+        counts=facts.counts,
     )
 
 
