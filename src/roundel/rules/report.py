@@ -6,8 +6,6 @@ from collections import Counter
 from collections.abc import Mapping
 from typing import Any
 
-import onnx_ir as ir
-
 from roundel.errors import ModelError, RecipeError
 from roundel.model.structure import ModelSource
 from roundel.options import asked_recipe, fixing
@@ -92,8 +90,8 @@ def for_device(recipe: Recipe, device: str | None) -> Recipe:
     return _where_open(recipe, _changes(kind, machine))
 
 
-def refuse_silent(model: ir.Model, recipe: Recipe, device: str | None) -> None:
-    """The gate of a run for the first NPU: a file that it would get wrong without a message is no result.
+def refuse_silent(model: ModelSource, recipe: RecipeSource | None, device: str | None) -> None:
+    """The gate for the first NPU: a file that it would get wrong without a message is no result.
 
     Raises:
         ModelError: the first thing of that kind.

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -319,3 +320,16 @@ def test_gate_catches_what_the_recipe_does_not_show(clean: Any, monkeypatch: pyt
             device="phx",
             changes={"placement.domain": "com.microsoft"},
         )
+
+
+def test_deploy_refuses_what_phoenix_gets_wrong(good: Model, tmp_path: Path) -> None:
+    broken = onnx.ModelProto()
+    broken.CopyFrom(good)
+    _foreign_domain(broken)
+    file = tmp_path / "model.onnx"
+    onnx.save(broken, file)
+    with pytest.raises(roundel.ModelError, match="rightly"):
+        roundel.deploy(file, tmp_path / "kit", device="phx")
+    onnx.save(good, file)
+    kit = roundel.deploy(file, tmp_path / "kit", device="phx")
+    assert "1.7.1" in (kit.folder / "README.md").read_text(encoding="utf-8")
