@@ -11,7 +11,7 @@ import onnx_ir as ir
 from roundel.model import graph
 from roundel.passes import refresh_shapes
 from roundel.passes.activations import is_depthwise
-from roundel.qdq.read import PAIRS
+from roundel.qdq.read import PAIRS, is_gain
 from roundel.rules import phoenix_places
 from roundel.rules.phoenix_places import Refused
 from roundel.rules.types import NodePlace, Place, Prediction
@@ -86,11 +86,6 @@ def norm_after_concat(node: ir.Node) -> ir.Node | None:
     return maker if maker is not None and graph.op_key(maker) == "Concat" else None
 
 
-# Behind these, quantizers for the NPU put a Mul by nearly 1 that imitates the hardware's arithmetic.
-_GAINED = operators.ops_with(operators.Trait.GAIN)
-_GAINS = (0.9, 1.1)
-
-
 def open_sides(node: ir.Node, stored: Container[str]) -> list[str]:
     """Float tensors around the node that are stored as float and that no fusion hides."""
     found = [str(value.name) for value in _data_inputs(node) if not _input_closed(node, value, stored)]
@@ -98,16 +93,6 @@ def open_sides(node: ir.Node, stored: Container[str]) -> list[str]:
         if _is_float(value) and value.name not in stored and not _fused_onward(value, node):
             found.append(str(value.name))
     return found
-
-
-def is_gain(node: ir.Node) -> bool:
-    """Whether the node is such a Mul by nearly 1."""
-    source = node.inputs[0] if node.op_type == "Mul" and len(node.inputs) == 2 else None
-    maker = None if source is None else source.producer()
-    if maker is None or maker.op_type not in _GAINED:
-        return False
-    factor = graph.constant_scalar(node.inputs[1])
-    return factor is not None and _GAINS[0] < factor < _GAINS[1]
 
 
 def fused_maker(node: ir.Node, stored: Container[str]) -> ir.Node | None:

@@ -22,9 +22,9 @@ from roundel.calibrate.positions import asked_for, find_sites
 from roundel.errors import ModelError, VerifyError
 from roundel.model.graph import is_constant, only_reader, op_key
 from roundel.model.session import open_session
-from roundel.qdq.read import PAIRS, StoredTensor, StoredTensors, strip_pairs
+from roundel.qdq.read import PAIRS, StoredTensor, StoredTensors, is_gain, strip_pairs
 from roundel.recipe.settings import Recipe
-from roundel.rules.placement import is_gain, maker_of
+from roundel.rules.placement import maker_of
 from roundel.rules.types import Finding, Severity, rule, rules_of
 from roundel.targets.operators import AVERAGE_POOLS, FUSING_CONSUMERS
 from roundel.targets.shifts import XINT8_LIMITS, Breach

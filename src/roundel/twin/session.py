@@ -22,7 +22,7 @@ from roundel.rules.report import RULES
 from roundel.rules.types import Place, Prediction, Severity
 from roundel.targets.npu import DEVICES, Compiler, Device, device_named
 from roundel.targets.x1 import Evidence, x1_row
-from roundel.twin.rewrite import Rewriter
+from roundel.twin.silicon import Silicon
 from roundel.types import Array
 
 # What the NPU makes of such files is wrong, and nobody knows how wrong: there is nothing to imitate.
@@ -172,9 +172,9 @@ def become_twin(graph: ir.Model, source: ModelSource, device: str) -> TwinSummar
         _refuse_unknown(facts)
     lift_constants(graph)
     refresh_shapes(graph)
-    rewriter = Rewriter(graph, {node.name for node in split.nodes if node.place is Place.NPU})
-    rewriter.run()
-    return _summary(machine, split, rewriter.evidence)
+    silicon = Silicon(graph, {node.name for node in split.nodes if node.place is Place.NPU})
+    silicon.run()
+    return _summary(machine, split, silicon.evidence)
 
 
 def _refuse_unknown(facts: Facts) -> None:

@@ -8,7 +8,7 @@ import onnx_ir as ir
 from roundel.model import graph as look
 from roundel.model.edit import Editor
 from roundel.qdq import read
-from roundel.twin.lattice import Lattice, of_constant, of_layer
+from roundel.qdq.half_up.lattice import Lattice, of_constant, of_layer
 from roundel.types import Array, Doubles
 
 _PART = 16.0  # a weight of 8 bits is 16 times one of 5 bits, and one of 4 bits more
