@@ -27,6 +27,7 @@ from roundel.numerics.packed import Packed
 from roundel.plan.build import WeightLayer
 from roundel.plan.float_parts import joined_outputs, paired_parts
 from roundel.qdq import simulate, write_qdq
+from roundel.qdq.half_up import round_half_up
 from roundel.qdq.nodes import CODES, MICROSOFT, Chain, Dialect
 from roundel.qdq.write import weight_codes
 from roundel.recipe.settings import Recipe
@@ -55,8 +56,13 @@ def _elements(value: ir.Value) -> int:
 
 def simulated(model: ir.Model, state: State, recipe: Recipe) -> ir.Model:
     """The model as a state quantizes it, with the NPU's arithmetic where the recipe has it."""
-    written = write_qdq(model, state, recipe)
+    return _as_computed(write_qdq(model, state, recipe), state, recipe)
+
+
+def _as_computed(written: ir.Model, state: State, recipe: Recipe) -> ir.Model:
     simulate(written, state, recipe.npu)
+    if recipe.npu.halves_up:
+        round_half_up(written)
     return written
 
 
@@ -64,8 +70,7 @@ def judged(model: ir.Model, state: State, recipe: Recipe) -> ir.Model:
     """The same, with the outputs that `OutputErrors` asks for."""
     written = write_qdq(model, state, recipe)
     let_out_logits(written.graph, model.graph)
-    simulate(written, state, recipe.npu)
-    return written
+    return _as_computed(written, state, recipe)
 
 
 def session_of(model: ir.Model, state: State, recipe: Recipe) -> ort.InferenceSession:

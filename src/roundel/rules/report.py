@@ -147,6 +147,8 @@ def remaining(model: ModelSource, recipe: Recipe, device: str | None) -> tuple[s
 
 
 def _changes(kind: Format, device: Device) -> dict[str, dict[str, bool]]:
+    if device.compiler is Compiler.X1 and kind is Format.XINT8:
+        return {"npu": {"halves_up": True}}
     if device.compiler is not Compiler.X2 or kind not in (Format.XINT8, Format.A8W8):
         return {}
     changes = {"npu": {"clip_to_relu": True}}
