@@ -49,6 +49,7 @@ if TYPE_CHECKING:
     from roundel.trials.auto import auto
     from roundel.trials.rungs import AutoResult
     from roundel.trials.search import SearchResult, search
+    from roundel.twin import NpuSession, npu_session
     from roundel.work.executors import executor
 
 __version__ = VERSION
@@ -85,6 +86,7 @@ _NAMES = {
     "roundel.trials.auto": "auto",
     "roundel.trials.rungs": "AutoResult",
     "roundel.trials.search": "SearchResult search",
+    "roundel.twin": "NpuSession npu_session",
     "roundel.work.executors": "executor",
 }
 _HOMES = {name: home for home, names in _NAMES.items() for name in names.split()}
@@ -98,6 +100,7 @@ __all__ = [
     "ExecutorError",
     "Forecast",
     "ModelError",
+    "NpuSession",
     "OutputError",
     "QuantPlan",
     "QuantizeResult",
@@ -125,6 +128,7 @@ __all__ = [
     "lint_data",
     "load_recipe",
     "npu_report",
+    "npu_session",
     "preset_names",
     "presets",
     "quantize",

@@ -21,9 +21,11 @@ from roundel.qdq.weight_only import check_kernel
 from roundel.recipe.load import RecipeSource, load_recipe
 from roundel.reporting import DEVICE, require_data, write_report
 from roundel.result import Asked, QuantizeResult, as_onnx, choose_execution, gate
+from roundel.rules.phoenix import refuse_batch
 from roundel.rules.report import for_device, for_effort
 from roundel.stages import collect, open_data, plan, prepare, resolve, write
 from roundel.state import Context, State
+from roundel.targets.npu import device_named
 from roundel.torch import Exported
 from roundel.types import Listener, Silent
 from roundel.work.checkpoints import open_store
@@ -136,6 +138,8 @@ def quantize(
         source, exported = as_onnx(model, example_inputs, dynamic_batch, dynamic_shapes)
         cleanup.enter_context(blaming(source))
         state = prepare(source, execution.recipe)
+        if device is not None:
+            refuse_batch(state.model.graph, device_named(device))
         state = replace(state, notes=(*execution.notes, *(exported.notes if exported else ()), *state.notes))
         opened = None if data is None else open_data(state.model, state.recipe.data, data, state.fixed)
         budget = run_budget(state.model, state.recipe, opened, limit, on_forecast)

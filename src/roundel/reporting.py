@@ -41,6 +41,7 @@ def compare(
     csv: str | Path | None = None,
     report: str | Path | None = None,
     device: str | None = None,
+    as_npu: str | None = None,
     executor: Executor | None = None,
     checkpoint: str | Path | None = None,
     resume: bool = False,
@@ -57,6 +58,7 @@ def compare(
         csv: also write all tensors there.
         report: also write one HTML page with all of it, as `roundel.write_report` does.
         device: the NPU whose split the report predicts; stx when not given.
+        as_npu: phx or hpt: compute the quantized model with this NPU's arithmetic (`roundel.npu_session`).
         executor: where it runs, from `roundel.executor(…)`; this process when not given.
         checkpoint: a folder that holds what is done, shard by shard.
         resume: go on from the checkpoint where there is one; the result is that of a run without a break.
@@ -75,7 +77,9 @@ def compare(
     refuse_overwriting({"table": csv, "report": report}, {**models, **records})
     if report is None:
         work = Work(executor, open_store(checkpoint, resume=resume))
-        found = compare_models(float_model, quantized_model, data, settings, work=work, listener=listener)
+        found = compare_models(
+            float_model, quantized_model, data, settings, as_npu=as_npu, work=work, listener=listener
+        )
     else:
         found = write_report(
             report,
@@ -84,6 +88,7 @@ def compare(
             data,
             options=options,
             device=device or DEVICE,
+            as_npu=as_npu,
             executor=executor,
             checkpoint=checkpoint,
             resume=resume,
@@ -104,6 +109,7 @@ def write_report(
     *,
     options: Data | None = None,
     device: str = DEVICE,
+    as_npu: str | None = None,
     scores: Sequence[ModelScore] = (),
     executor: Executor | None = None,
     checkpoint: str | Path | None = None,
@@ -121,6 +127,7 @@ def write_report(
             in the run that made the model, and at most 32 samples.
         options: these words as one object.
         device: the NPU whose split is predicted.
+        as_npu: as of `roundel.compare`.
         scores: of the float and the quantized model, from `roundel.evaluate_models`.
         executor: where the comparison runs, from `roundel.executor(…)`; this process when not given.
         checkpoint: a folder that holds what is done, shard by shard.
@@ -145,7 +152,9 @@ def write_report(
         used = Data() if recipe is None else recipe.data
         moderate = used.model_copy(update={"samples": min(used.samples or _SAMPLES, _SAMPLES)})
         settings = data_settings(options or moderate, words)
-        found = compare_models(float_model, source, data, settings, work=work, listener=listener)
+        found = compare_models(
+            float_model, source, data, settings, as_npu=as_npu, work=work, listener=listener
+        )
         placed, refused = _placement(source, recipe, device)
     if isinstance(quantized, QuantizeResult) and quantized.path is None:
         found = replace(found, quantized_model="in memory")

@@ -30,7 +30,7 @@ from roundel.qdq import strip
 from roundel.recipe.load import record_path
 from roundel.recipe.settings import Recipe
 from roundel.report.record import Record, plan_counts, run_card
-from roundel.rules.report import remaining
+from roundel.rules.report import refuse_silent, remaining
 from roundel.rules.written import check_file, check_written
 from roundel.state import State
 from roundel.torch import Exported, is_torch_source, opened, require_torch
@@ -196,6 +196,7 @@ def gate(state: State, request: Asked, cleanup: ExitStack) -> QuantizeResult:
     assert result is not None
     if recipe.mode == "static" and state.plan.tensors:
         check_written(result, recipe, {n.name for n in state.plan.nodes.values() if n.quantized})
+        refuse_silent(result, recipe, request.device)
     # Saving takes the file's size again: what the graph was made from makes room.
     state = replace(state, params={}, float_scales={}, values={}, codes={}, packed={}, stats={})
     shown = strip(result) if recipe.output.strip_functions else result

@@ -26,6 +26,7 @@ def infer_command(
     images: Annotated[
         bool, option("Save PNG pictures (values 0..1) instead of .npy arrays.", "--images")
     ] = False,
+    as_npu: options.AsNpu = None,
     quiet: options.Quiet = False,
     as_json: options.Json = False,
 ) -> None:
@@ -37,14 +38,18 @@ def infer_command(
 
     roundel infer model.a8w8.onnx --data images/ --out quantized_results/
 
+    roundel infer model.xint8.onnx --data images/ --out npu_results/ --as-npu phx
+
     roundel evaluate --baseline baseline_results/ --quantized quantized_results/
     """
     from roundel.measure.runner import infer
     from roundel.plain import to_plain
-    from roundel.report.console import terminal
+    from roundel.report.console import show_notes, terminal
 
     listener = options.live_line(silent=quiet or as_json)
-    done = infer(model, **data, out=out, outputs=output or (), images=images, listener=listener)
+    done = infer(
+        model, **data, out=out, outputs=output or (), images=images, as_npu=as_npu, listener=listener
+    )
     if as_json:
         options.put_json(to_plain(done))
     elif not quiet:
@@ -53,6 +58,7 @@ def infer_command(
             highlight=False,
             markup=False,
         )
+        show_notes(terminal(), done.notes)
 
 
 @options.takes(data=options.data_words, work=options.work_words, kept=options.kept_words)
@@ -101,6 +107,7 @@ def evaluate_command(
     nms_iou: Annotated[
         float, option("Of detection: boxes of a class that overlap by more are one.", panel=_MODELS)
     ] = 0.6,
+    as_npu: options.AsNpu = None,
     csv: Annotated[Path | None, option("Also write the scores of each file (or model) there.")] = None,
     as_json: options.Json = False,
     *,
@@ -133,6 +140,7 @@ def evaluate_command(
         task=task,
         decoder=decoder,
         nms_iou=nms_iou,
+        as_npu=as_npu,
         csv=csv,
         **work,
         **kept,
@@ -159,6 +167,7 @@ def compare_command(
     csv: Annotated[Path | None, option("Also write all tensors there.")] = None,
     report: options.Report = None,
     device: Annotated[str | None, option("The NPU whose split the report predicts; else stx.")] = None,
+    as_npu: options.AsNpu = None,
     as_json: options.Json = False,
 ) -> None:
     """Compare a float model and its quantized form tensor by tensor: which layer hurts, and why.
@@ -181,6 +190,7 @@ def compare_command(
         csv=csv,
         report=report,
         device=device,
+        as_npu=as_npu,
         **work,
         **kept,
         listener=options.live_line(silent=as_json),

@@ -61,6 +61,9 @@ Set = Annotated[
 ]
 Report = Annotated[Path | None, option("Also write one HTML page with all of it.")]
 Samples = Annotated[int | None, option("Use at most this many.", panel=_DATA)]
+AsNpu = Annotated[
+    str | None, option("phx or hpt: compute Q/DQ models as that NPU's integers do (docs/npu.md).", "--as-npu")
+]
 Quiet = Annotated[bool, option("Print nothing.", "--quiet", "-q")]
 Json = Annotated[bool, option("Print JSON instead of tables.", "--json")]
 

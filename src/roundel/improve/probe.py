@@ -25,6 +25,7 @@ from roundel.numerics.packed import Packed
 from roundel.plan.build import WeightLayer
 from roundel.plan.float_parts import joined_outputs, paired_parts
 from roundel.qdq import simulate, write_qdq
+from roundel.qdq.half_up import round_half_up
 from roundel.qdq.nodes import MICROSOFT, Chain, Dialect
 from roundel.qdq.write import weight_codes
 from roundel.recipe.settings import Recipe
@@ -47,20 +48,21 @@ def run_size(graph: ir.Graph, sample: Sample) -> int:
 
 def simulated(model: ir.Model, state: State, recipe: Recipe) -> ir.Model:
     """The model as a state quantizes it, with the NPU's arithmetic where the recipe has it."""
-    return _written(model, state, recipe, logits=False)
+    return _as_computed(write_qdq(model, state, recipe), state, recipe)
+
+
+def _as_computed(written: ir.Model, state: State, recipe: Recipe) -> ir.Model:
+    simulate(written, state, recipe.npu)
+    if recipe.npu.halves_up:
+        round_half_up(written)
+    return written
 
 
 def judged(model: ir.Model, state: State, recipe: Recipe) -> ir.Model:
     """The same, with the outputs that `OutputErrors` asks for."""
-    return _written(model, state, recipe, logits=True)
-
-
-def _written(model: ir.Model, state: State, recipe: Recipe, *, logits: bool) -> ir.Model:
     written = write_qdq(model, state, recipe)
-    if logits:
-        let_out_logits(written.graph, model.graph)
-    simulate(written, state, recipe.npu)
-    return written
+    let_out_logits(written.graph, model.graph)
+    return _as_computed(written, state, recipe)
 
 
 def session_of(model: ir.Model, state: State, recipe: Recipe) -> ort.InferenceSession:

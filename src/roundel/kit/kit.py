@@ -25,7 +25,8 @@ from roundel.outputs import external_tensors
 from roundel.plain import Card, to_plain
 from roundel.report.console import labelled, show_notes
 from roundel.rules.formats import Recognised, recognise
-from roundel.targets.npu import MINIMUM_CONVS, Device, Format, device_named
+from roundel.rules.report import refuse_silent
+from roundel.targets.npu import MINIMUM_CONVS, Compiler, Device, Format, device_named
 
 
 def external_files(model: ir.Model, path: Path) -> dict[str, Path]:
@@ -122,6 +123,7 @@ def readme(model: str, recognised: Recognised, device: Device, notes: tuple[str,
         "bf16": kind is Format.BF16,
         "xclbin": device.needs_xclbin,
         "preinstalled": kind.integer and not device.needs_xclbin,
+        "two_convs": kind.integer and device.compiler is not Compiler.X1,
         "notes": bool(notes),
     }
     lines = []
@@ -201,9 +203,10 @@ def deploy(
     raw = as_written(path)
     recognised = recognise(raw, loaded.model)
     check_device(recognised, machine)
+    refuse_silent(path, None, machine.name)
     weights = external_files(raw, path)
     options = provider_options(recognised.format, machine, _cache_key(path, weights))
-    notes = (*recognised.notes, *_model_notes(loaded.model, recognised.format))
+    notes = (*recognised.notes, *_model_notes(loaded.model, recognised.format, machine))
     files = [KitFile(MODEL_FILE, path)]
     files += [KitFile(name, source) for name, source in weights.items()]
     files.append(KitFile(OPTIONS_FILE, (json.dumps(options, indent=2) + "\n").encode()))
@@ -225,10 +228,10 @@ def _cache_key(path: Path, weights: Mapping[str, Path]) -> str:
     return f"{stem}-{digest[:12]}"
 
 
-def _model_notes(model: ir.Model, kind: Format) -> tuple[str, ...]:
+def _model_notes(model: ir.Model, kind: Format, device: Device) -> tuple[str, ...]:
     notes = []
     convs = sum(1 for node in model.graph.all_nodes() if node.op_type == "Conv")
-    if kind.integer and convs < MINIMUM_CONVS:
+    if kind.integer and device.compiler is not Compiler.X1 and convs < MINIMUM_CONVS:
         notes.append(
             f"The model has {convs} Conv nodes: the integer flow offloads nothing below {MINIMUM_CONVS}. "
             "Deploy the float model instead, which runs as BF16."

@@ -15,6 +15,7 @@ from roundel.plain import Card, counted, to_plain
 from roundel.qdq.nodes import QUARK
 from roundel.rules import CheckReport, check
 from roundel.rules.formats import is_quantized
+from roundel.rules.types import NodeCounts
 from roundel.targets.npu import Format
 
 BOUNDARY_CPU = "VITIS_EP_CPU"
@@ -237,7 +238,34 @@ def compare_with_check(
     split, integer = judged.before, Format(judged.format).integer
     rows = compare_placements(report, split.cpu_nodes, None if integer else split.npu_nodes, split.islands)
     notes = (*judged.notes, *_notes(report, judged, integer))
+    if judged.counts is not None:
+        rows, doubts = _counted(report, judged.counts, split.islands)
+        return PlacementComparison(judged.format, judged.device, rows, (*judged.notes, *doubts))
     return PlacementComparison(judged.format, judged.device, rows, notes)
+
+
+_DROPPED = 1  # a Mul by 1 that ONNX Runtime takes out
+
+
+def _counted(
+    report: PlacementReport, counts: NodeCounts, islands: int
+) -> tuple[tuple[ComparisonRow, ...], tuple[str, ...]]:
+    """The rows where the whole report is predicted, and what it means when its total is another."""
+    total = report.npu_ops + report.cpu_ops
+    rows = (
+        ComparisonRow("operators in all", counts.all, total),
+        ComparisonRow("operators on the NPU", counts.npu, report.npu_ops),
+        ComparisonRow("operators on the CPU", counts.cpu, report.cpu_ops - report.boundary_ops),
+        ComparisonRow("Q/DQ at the borders", counts.edge, report.boundary_ops),
+        ComparisonRow("islands on the NPU", islands, report.islands),
+    )
+    if counts.all - _DROPPED <= total <= counts.all:
+        return rows, ()
+    return rows, (
+        f"The report counts {total} operators and this file makes {counts.all}: another file was compiled."
+        " The provider's cache goes by name: delete its folder. config.onnxPath in its context.json names"
+        " the file.",
+    )
 
 
 def _notes(report: PlacementReport, judged: CheckReport, integer: bool) -> Iterator[str]:

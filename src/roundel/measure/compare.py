@@ -27,6 +27,7 @@ from roundel.qdq.read import StoredTensors, strip_stored
 from roundel.recipe.settings import Data
 from roundel.stages import open_data
 from roundel.targets.operators import is_operand
+from roundel.twin import become_twin
 from roundel.types import Array, Doubles, Listener, heard_by
 from roundel.work.executors import Work
 
@@ -39,6 +40,7 @@ def compare_models(
     data: object,
     options: Data | None = None,
     *,
+    as_npu: str | None = None,
     work: Work | None = None,
     listener: Listener | None = None,
 ) -> types.Comparison:
@@ -47,21 +49,21 @@ def compare_models(
     with heard_by(listener) as told:
         told.step("match tensors")
         with collector_paused():
-            pair = _Pair(float_model, quantized_model)
+            pair = _Pair(float_model, quantized_model, as_npu)
         samples = open_data(pair.reference.model, options or Data(), data)
         loaded = time.perf_counter()
         told.step("compare", samples.count)
         tally = compare_samples(pair.subject, samples, told.advance, work or Work())
         finished = time.perf_counter()
     seconds = {"load": loaded - started, **tally.seconds, "total": finished - started}
-    notes = [str(finding) for finding in record_findings(pair.file, samples)]
+    notes = [*(str(finding) for finding in record_findings(pair.file, samples)), *pair.notes]
     return pair.comparison(tally, samples.description, seconds, notes)
 
 
 class _Pair:
     """Both models, matched, and the words that describe them."""
 
-    def __init__(self, float_model: ModelSource, quantized_model: ModelSource) -> None:
+    def __init__(self, float_model: ModelSource, quantized_model: ModelSource, as_npu: str | None) -> None:
         loaded = load_model(quantized_model, allow_quantized=True, opaque=QUARK)
         self.name, self.quantized_bytes, self.file = loaded.name, loaded.file_bytes, loaded.path
         lift_constants(loaded.model)
@@ -80,6 +82,7 @@ class _Pair:
                 expected=f"a quantized form of {ours.name}",
             )
         self.weights = compare_weights(loaded.model, stripped, stored, self.matches, rescaled, ours.plain)
+        self.notes = () if as_npu is None else become_twin(plain, quantized_model, as_npu).lines()
         extended, fetches = points.extend(plain, found)
         storages = {point.name: types.describe(stored.tensors.get(point.raw)) for point in found}
         known = {name: storage for name, storage in storages.items() if storage is not None}

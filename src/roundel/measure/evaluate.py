@@ -27,6 +27,7 @@ from roundel.plain import Card, counted, csv_text, decibel, to_plain
 from roundel.recipe.load import record_paths
 from roundel.recipe.settings import Data
 from roundel.stages import open_data
+from roundel.twin import twin_of
 from roundel.types import Array, Arrays, InputSpec, Listener, Sample, below, heard_by
 from roundel.work.checkpoints import open_store
 from roundel.work.executors import Executor, Ready, Work, mapped
@@ -93,6 +94,7 @@ def evaluate_models(
     task: str = "classification",
     decoder: str | None = None,
     nms_iou: float = NMS_IOU,
+    as_npu: str | None = None,
     options: Data | None = None,
     executor: Executor | None = None,
     checkpoint: str | Path | None = None,
@@ -111,6 +113,7 @@ def evaluate_models(
         task: classification, or detection: mAP with labels, and the F1 of boxes against the first model's.
         decoder: of detection: ssd, yolov5, yolox or yolov8; else as the outputs' shapes say.
         nms_iou: of detection: of two boxes of one class that overlap by more, the weaker one goes.
+        as_npu: phx or hpt: compute the quantized models with this NPU's arithmetic.
         options: how files become samples, and how many; see the `data` section of recipes.
         executor: where the models run, from `roundel.executor(…)`; this process when not given.
         checkpoint: a folder that holds what is done, shard by shard.
@@ -124,7 +127,9 @@ def evaluate_models(
         raise ModelError("There is no model to evaluate.")
     _check_task(task, decoder, nms_iou, metric)
     work = Work(executor, open_store(checkpoint, resume=resume))
-    predictors = [Predictor(model) for model in models]
+    predictors = [Predictor(model, as_npu=as_npu) for model in models]
+    if as_npu is not None and all(predictor.twin is None for predictor in predictors):
+        twin_of(models[-1], as_npu)  # float models have no integers: says so
     run = _Run(predictors, _opened(predictors, data, options or Data()), work, listener)
     if task == "detection":
         reader = BoxReader.of(predictors[0].model, decoder, nms_iou)
@@ -218,6 +223,7 @@ def evaluate(
     task: str = "classification",
     decoder: str | None = None,
     nms_iou: float = NMS_IOU,
+    as_npu: str | None = None,
     csv: str | Path | None = None,
     executor: Executor | None = None,
     checkpoint: str | Path | None = None,
@@ -240,6 +246,7 @@ def evaluate(
         task: classification, or detection: mAP with labels, and the F1 of boxes against the first model's.
         decoder: of detection: ssd, yolov5, yolox or yolov8; else as the outputs' shapes say.
         nms_iou: of detection: of two boxes of one class that overlap by more, the weaker one goes.
+        as_npu: phx or hpt: compute the quantized models with this NPU's arithmetic, as `roundel.npu_session`.
         csv: also write the scores of each file (or model) there.
         executor: where the models run, from `roundel.executor(…)`; this process when not given.
         checkpoint: a folder that holds what is done, shard by shard.
@@ -251,10 +258,10 @@ def evaluate(
     """
     folders = _result_folders(models, baseline, quantized)
     if folders is not None:
-        if executor is not None or checkpoint is not None or resume:
+        if executor is not None or checkpoint is not None or resume or as_npu is not None:
             raise RecipeError(
                 "Folders of results are compared at once, in this process.",
-                expected="no --executor, --checkpoint or --resume",
+                expected="no --executor, --checkpoint, --resume or --as-npu",
             )
         refuse_overwriting({"table": csv}, {"results": folders})
         scores = evaluate_folders(*folders, listener=listener)
@@ -274,6 +281,7 @@ def evaluate(
         task=task,
         decoder=decoder,
         nms_iou=nms_iou,
+        as_npu=as_npu,
         options=data_settings(options, words),
         executor=executor,
         checkpoint=checkpoint,
@@ -429,5 +437,8 @@ def _score(
         cosine=close.cosine if close is not None and close.count else None,
         metric=metric,
         seconds=tally.seconds,
-        notes=tuple(str(finding) for finding in record_findings(predictor.path, data)),
+        notes=(
+            *(str(finding) for finding in record_findings(predictor.path, data)),
+            *(predictor.twin.lines() if predictor.twin is not None else ()),
+        ),
     )

@@ -28,7 +28,9 @@ from roundel.plain import Card, counted
 from roundel.qdq.functions import attach
 from roundel.qdq.nodes import QUARK
 from roundel.recipe.settings import Data
+from roundel.rules.formats import is_quantized
 from roundel.stages import open_data
+from roundel.twin import TwinSummary, twin_of
 from roundel.types import Array, Listener, Sample, heard_by
 
 
@@ -55,9 +57,13 @@ class Predictor:
     Args:
         source: an ONNX file, serialised bytes, a ModelProto, or an onnx-ir model.
         threads: that it computes with; None for every core.
+        as_npu: a device whose integer arithmetic a quantized model is computed with; not a float one.
+
+    Attributes:
+        twin: how far the numbers are the device's; None where they are ONNX Runtime's.
     """
 
-    def __init__(self, source: ModelSource, *, threads: int | None = None) -> None:
+    def __init__(self, source: ModelSource, *, threads: int | None = None, as_npu: str | None = None) -> None:
         loaded = load_model(source, allow_quantized=True, opaque=QUARK)
         self.model: ir.Model = loaded.model
         self.path = loaded.path
@@ -68,6 +74,11 @@ class Predictor:
         # A file runs as it is, not as loading has normalised it; only AMD's operators may lack their bodies.
         custom = any(node.domain == QUARK for node in loaded.model.graph.all_nodes())
         runs: ir.Model | Path = loaded.path if loaded.path and not custom else attach(loaded.model)
+        self.as_npu = as_npu if as_npu is not None and is_quantized(loaded.model) else None
+        self.twin: TwinSummary | None = None
+        if self.as_npu is not None:
+            made = twin_of(source, self.as_npu)
+            runs, self.twin = made.model, made.summary
         self._session: ort.InferenceSession = open_session(runs, threads=threads, simulate=True)
         self.outputs = tuple(out.name for out in self._session.get_outputs())
 
@@ -104,17 +115,18 @@ class Predictor:
 
     def digest(self) -> str:
         """Of the model: of its files as they are, or of what is in memory."""
+        digest = hashlib.blake2b((self.as_npu or "").encode(), digest_size=16)
         if self.path is None:
-            return fingerprint(self.model)
-        digest = hashlib.blake2b(digest_size=16)
+            own = fingerprint(self.model)
+            return own if self.as_npu is None else f"{own} as {self.as_npu}"
         for name, content in sorted(self._files(self.path).items()):
             digest.update(f"{len(name)} {name} {len(content)} ".encode() + content)
         return digest.hexdigest()
 
     def __reduce__(self) -> tuple[Any, ...]:
         if self.path is None:
-            return PackedPredictor, ("", {}, Portable.of(self.model))
-        return PackedPredictor, (self.path.name, self._files(self.path), None)
+            return PackedPredictor, ("", {}, Portable.of(self.model), self.as_npu)
+        return PackedPredictor, (self.path.name, self._files(self.path), None, self.as_npu)
 
     def _files(self, path: Path) -> dict[str, bytes]:
         beside = {Path(tensor.path).resolve() for _, tensor in external_values(self.model)}
@@ -131,22 +143,24 @@ class PackedPredictor:
         name: of the model's file; "" for a model in memory.
         files: of the model, as they are.
         portable: the model in memory.
+        as_npu: as of `Predictor`.
     """
 
     name: str
     files: dict[str, bytes]
     portable: Portable | None
+    as_npu: str | None = None
 
     def open(self, threads: int) -> Predictor:
         """With a session of so many threads."""
         if self.portable is not None:
-            return Predictor(self.portable.model(), threads=threads)
+            return Predictor(self.portable.model(), threads=threads, as_npu=self.as_npu)
         with tempfile.TemporaryDirectory(prefix="roundel-") as folder:
             for name, content in self.files.items():
                 file = Path(folder, name)
                 file.parent.mkdir(parents=True, exist_ok=True)
                 file.write_bytes(content)
-            return Predictor(Path(folder, self.name), threads=threads)
+            return Predictor(Path(folder, self.name), threads=threads, as_npu=self.as_npu)
 
 
 def _filled(rows: Array, count: int) -> Array:
@@ -164,6 +178,7 @@ class Inference(Card):
         outputs: the saved outputs; several have one sub-folder each.
         files: relative to the folder, in the order of the data.
         seconds: wall time of reading, running and saving.
+        notes: how far the numbers are the NPU's, where it is imitated.
     """
 
     model: str
@@ -171,6 +186,7 @@ class Inference(Card):
     outputs: tuple[str, ...]
     files: tuple[str, ...]
     seconds: float
+    notes: tuple[str, ...] = ()
 
     def card(self) -> Mapping[str, object]:
         """The main figures."""
@@ -190,6 +206,7 @@ def infer(
     options: Data | None = None,
     outputs: Sequence[str] = (),
     images: bool = False,
+    as_npu: str | None = None,
     listener: Listener | None = None,
     **words: Unpack[DataWords],
 ) -> Inference:
@@ -205,6 +222,7 @@ def infer(
         options: the words of the data as one object, for example `result.record.recipe`'s.
         outputs: only these outputs.
         images: save pictures instead of arrays.
+        as_npu: phx or hpt: compute a quantized model with this NPU's arithmetic, as `roundel.npu_session`.
         listener: told about progress.
 
     Raises:
@@ -216,7 +234,9 @@ def infer(
         raise OutputError(
             "The outputs would overwrite the data.", where=out, hint="Choose another output folder."
         )
-    predictor = Predictor(model)
+    predictor = Predictor(model, as_npu=as_npu)
+    if as_npu is not None and predictor.twin is None:
+        twin_of(model, as_npu)  # a float model has no integers: says so
     chosen = _chosen(predictor, outputs)
     samples = open_data(predictor.model, settings, data)
     _create(folder)
@@ -238,7 +258,8 @@ def infer(
                 _save(folder / file, results[name], name, images=images)
                 files[file] = origin
             told.advance(index + 1)
-    return Inference(predictor.name, folder, chosen, tuple(files), time.perf_counter() - started)
+    notes = () if predictor.twin is None else predictor.twin.lines()
+    return Inference(predictor.name, folder, chosen, tuple(files), time.perf_counter() - started, notes)
 
 
 def _chosen(predictor: Predictor, wanted: Sequence[str]) -> tuple[str, ...]:

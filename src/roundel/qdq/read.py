@@ -11,8 +11,16 @@ import numpy as np
 import onnx_ir as ir
 from numpy.typing import NDArray
 
-from roundel.model.graph import attribute_float, attribute_int, constant_array, op_key, values_by_name
+from roundel.model.graph import (
+    attribute_float,
+    attribute_int,
+    constant_array,
+    constant_scalar,
+    op_key,
+    values_by_name,
+)
 from roundel.qdq.nodes import CODES, QUARK
+from roundel.targets.operators import Trait, ops_with
 from roundel.types import QParams, QType
 
 QUANTIZE = frozenset({"QuantizeLinear", "com.microsoft::QuantizeLinear", f"{QUARK}::ExtendedQuantizeLinear"})
@@ -52,6 +60,21 @@ def is_quantize(node: ir.Node | None) -> TypeGuard[ir.Node]:
 def is_dequantize(node: ir.Node | None) -> TypeGuard[ir.Node]:
     """Whether the node reads codes."""
     return node is not None and op_key(node) in DEQUANTIZE
+
+
+# Behind these, quantizers for the NPU put a Mul by nearly 1 that imitates the hardware's arithmetic.
+_GAINED = ops_with(Trait.GAIN)
+_GAINS = (0.9, 1.1)
+
+
+def is_gain(node: ir.Node) -> bool:
+    """Whether the node is such a Mul by nearly 1."""
+    source = node.inputs[0] if node.op_type == "Mul" and len(node.inputs) == 2 else None
+    maker = None if source is None else source.producer()
+    if maker is None or maker.op_type not in _GAINED:
+        return False
+    factor = constant_scalar(node.inputs[1])
+    return factor is not None and _GAINS[0] < factor < _GAINS[1]
 
 
 def casts_to(node: ir.Node, kind: ir.DataType) -> bool:

@@ -373,6 +373,8 @@ class Npu(Section):
     """Round the bounds of Clip to whole numbers in -128..127."""
     clip_to_relu: bool = False
     """Write Relu for Clip to [0, m] where the quantizer saturates at or below m (any scale)."""
+    halves_up: bool = False
+    """Judge what is tried with halves rounded up, as Phoenix does. The file is the same kind either way."""
 
     @property
     def limits(self) -> bool:

@@ -206,6 +206,10 @@ def _check_summary(console: Console, report: Tree) -> None:
         "MACs on the NPU": _change(_share(before), _share(after)),
         "nodes on the CPU": f"{_change(str(before['cpu_nodes']), str(after['cpu_nodes']))} of {total}",
     }
+    counts = report.get("counts")
+    if counts is not None:
+        split = f"NPU {counts['npu']}, CPU {counts['cpu']}, VITIS_EP_CPU {counts['edge']}"
+        rows["the report's counts"] = f"all {counts['all']}: {split}"
     console.print(labelled(rows))
 
 

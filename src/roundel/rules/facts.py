@@ -10,7 +10,7 @@ from typing import Any
 import onnx_ir as ir
 
 from roundel.model import LoadedModel, load_model
-from roundel.model.graph import op_key
+from roundel.model.graph import dims, op_key
 from roundel.model.load import as_written
 from roundel.model.structure import ModelSource
 from roundel.options import DEFAULT_PRESET
@@ -21,12 +21,13 @@ from roundel.plan import build_plan
 from roundel.plan.adjust import on_grid, saturates, upper_bound, will_saturate
 from roundel.plan.types import Observed, QuantPlan, Shared
 from roundel.qdq.nodes import QUARK
-from roundel.qdq.read import strip_pairs
+from roundel.qdq.read import BITS, StoredTensors, strip_pairs
 from roundel.recipe.load import RecipeSource
 from roundel.recipe.settings import Recipe
 from roundel.rules.formats import Recognised, format_of, intended, is_quantized, recipe_for
+from roundel.rules.phoenix_places import Refused, count_nodes
 from roundel.rules.placement import Situation, close_batch, conv_before, predict
-from roundel.rules.types import Prediction
+from roundel.rules.types import NodeCounts, Prediction
 from roundel.rules.written import Written
 from roundel.stages import prepare
 from roundel.targets.npu import Compiler, Device, Format
@@ -35,7 +36,22 @@ from roundel.targets.shifts import FAMILIES
 from roundel.types import ScaleKind, Scheme
 
 _TOUCHED = frozenset({Format.XINT8, Format.A8W8})
+_BATCHED = ops_with(Trait.CONV | Trait.POOL)
 _NEVER_LARGER = ops_with(Trait.SHAPES | Trait.REARRANGES | Trait.SELECTS | Trait.POOL)
+
+
+_IMAGE_RANK = 4
+
+
+def fixed_rows(graph: ir.Graph) -> int:
+    """The batch that the graph's images have fixed; 1 where it is open."""
+    rows = 1
+    for value in graph.inputs:
+        shape = dims(value) or ()
+        imaged = len(shape) == _IMAGE_RANK or any(op_key(node) in _BATCHED for node in value.consumers())
+        if value.name not in graph.initializers and imaged and shape:
+            rows = max(rows, shape[0] or 1)
+    return rows
 
 
 def _held_below(value: ir.Value) -> set[str]:
@@ -51,6 +67,11 @@ def _held_below(value: ir.Value) -> set[str]:
     return found
 
 
+def _off_grid(stored: StoredTensors) -> bool:
+    """Whether X1 takes the file for XINT8, with scales off the grid: 8 bits throughout, standard nodes."""
+    return all(BITS.get(t.dtype) == 8 and not t.domain for t in stored.tensors.values())
+
+
 @dataclass(frozen=True, eq=False)
 class Facts(Written):
     """One model under one format on one device.
@@ -59,6 +80,7 @@ class Facts(Written):
         graph: the user's, in float, Q/DQ taken out, with current shapes.
         stored: of a finished model, None for a float one.
         raw: the model as the file has it: order, names and inputs untouched.
+        whole: a finished model for the first NPU, pairs and names in place; else None.
         loaded: what loading made of it.
         prepared: the graph that is placed: after the recipe's passes, batch 1.
         recipe: the recipe judged; what the user switched off stays off.
@@ -70,6 +92,7 @@ class Facts(Written):
     """
 
     raw: ir.Model
+    whole: ir.Model | None
     loaded: LoadedModel
     prepared: ir.Model
     recipe: Recipe
@@ -78,6 +101,16 @@ class Facts(Written):
     device: Device
     plan: QuantPlan | None
     recognised: Recognised | None
+
+    @cached_property
+    def counts(self) -> NodeCounts | None:
+        """What the provider's report should count; known for finished models on the first NPU."""
+        return None if self.whole is None else count_nodes(self.whole.graph, self.before)
+
+    @property
+    def first(self) -> bool:
+        """Whether a finished integer model is judged for the first NPU, whose faults are silent."""
+        return self.stored is not None and self.format.integer and self.device.compiler is Compiler.X1
 
     @property
     def float_model(self) -> bool:
@@ -98,7 +131,21 @@ class Facts(Written):
     @property
     def _situation(self) -> Situation:
         held: Container[str] = self.tensors.keys() if self.plan is None else self.plan.tensors.keys()
-        return Situation(self.format, self.device, held if self.format.integer else None)
+        place = Situation(self.format, self.device, held if self.format.integer else None)
+        if self.device.compiler is not Compiler.X1:
+            return place
+        refused = frozenset(breach.node for breach in self.breaches if breach.rule == "shift_cut")
+        return replace(place, whole=self._refused_whole, shifts=refused, batch=fixed_rows(self.graph))
+
+    @property
+    def _refused_whole(self) -> Refused | None:
+        """What makes the first NPU's compiler refuse a finished graph as a whole."""
+        for tensor in self.tensors.values():
+            if tensor.domain == "com.microsoft":
+                return Refused("Q15", "Q/DQ in the domain com.microsoft")
+            if tensor.scale.size > 1:
+                return Refused("Q02", f"'{tensor.name}' has {tensor.scale.size} scales")
+        return None
 
     def becomes_relu(self, node: ir.Node) -> bool:
         """Whether the Clip is replaced by a Relu, because the quantizer saturates at its bound.
@@ -145,10 +192,15 @@ def gather_facts(
     raw = as_written(source)
     given = loaded.model
     lift_constants(given)
-    stored = strip_pairs(given) if is_quantized(given) else None
+    finished, first = is_quantized(given), device.compiler is Compiler.X1
+    whole = given.clone() if finished and first else None
+    stored = strip_pairs(given) if finished else None
     refresh_shapes(given)
     known = None if stored is None else intended(stored)
-    chosen = preset if preset is not None else DEFAULT_PRESET if known is None else known.format.value
+    chosen = preset if preset is not None else DEFAULT_PRESET
+    if preset is None and known is not None and stored is not None:
+        meant = known.format is Format.A8W8 and first and _off_grid(stored)
+        chosen = (Format.XINT8 if meant else known.format).value
     recipe = recipe_for(chosen).merged(dict(changes or {}))
     kind, plan = format_of(recipe), None
     if stored is not None:
@@ -161,5 +213,8 @@ def gather_facts(
         plan = build_plan(prepared, plain) if kind.integer else None
     close_batch(prepared)
     powers = kind is Format.XINT8
-    written = (given.graph, stored, powers, FAMILIES if powers else frozenset(), tuple(given.graph))
-    return Facts(*written, raw, loaded, prepared, recipe, kind, preset is not None, device, plan, known)
+    shifting = powers or (kind.integer and first)
+    written = (given.graph, stored, shifting, FAMILIES if powers else frozenset(), tuple(given.graph))
+    return Facts(
+        *written, raw, whole, loaded, prepared, recipe, kind, preset is not None, device, plan, known
+    )

@@ -15,18 +15,20 @@ from roundel.rules.facts import Facts
 from roundel.rules.types import Finding, Severity, rule
 from roundel.rules.written import AGAIN, tensor_before, tensor_behind
 from roundel.targets.npu import NATIVE_16_BIT_OPSET, RECOMMENDED_OPSET, Compiler, Format
-from roundel.targets.operators import BIASED_LAYERS, Trait, ops_with
+from roundel.targets.operators import BIASED_LAYERS, OPERATORS, Trait, ops_with
+from roundel.targets.x1 import NO_WINML
 from roundel.types import QType
 
 _KEEPING = ops_with(Trait.ONE_SCALE)
+_RANGED = frozenset(op for op, row in OPERATORS.items() if row.output_range is not None)
 _NEAR_CENTRE = 127  # what a tool writes that halves 255 and rounds down
 _BIAS_TOLERANCE = 1e-3
 
 
 @rule("Q02", "per-channel scales", "Quantize per tensor (weights.per_channel=false).")
 def _per_channel(facts: Facts) -> Iterator[Finding]:
-    """XINT8 has one scale per tensor; for the other formats AMD documents none per channel."""
-    severity = Severity.ERROR if facts.format is Format.XINT8 else Severity.NOTE
+    """XINT8 has one scale per tensor, X1 refuses others as a whole; other formats have none documented."""
+    severity = Severity.ERROR if facts.format is Format.XINT8 or facts.first else Severity.NOTE
     for tensor in facts.tensors.values():
         if tensor.scale.size > 1 and tensor.dtype != "int32":
             yield Finding(severity, f"{tensor.scale.size} scales along axis {tensor.axis}", tensor.name)
@@ -44,6 +46,8 @@ def _zero_points(facts: Facts) -> Iterator[Finding]:
     shifted = [t for t in bytes_ if (t.zero_point == _NEAR_CENTRE).all()]
     slipped = len(shifted) > 1 and 2 * len(shifted) > len(bytes_)
     older = facts.format is Format.XINT8 or facts.device.compiler is Compiler.X1
+    # Quark's own XINT8 files store a Softmax from 0 up; whether the NPU minds has not been measured.
+    settled = {str(node.outputs[0].name) for node in facts.graph if op_key(node) in _RANGED}
     for tensor in tensors:
         centre = CENTRES.get(tensor.dtype)
         if centre is None or (tensor.zero_point == centre).all():
@@ -53,6 +57,8 @@ def _zero_points(facts: Facts) -> Iterator[Finding]:
             yield Finding(Severity.ERROR, "zero point 127 where a symmetric uint8 has 128", tensor.name)
         else:
             severity = Severity.ERROR if older else Severity.NOTE
+            if older and zero == 0 and tensor.name in settled:
+                severity = Severity.WARNING
             yield Finding(severity, f"zero point {zero} of {tensor.dtype}, centre is {centre}", tensor.name)
 
 
@@ -73,6 +79,8 @@ def _bias_types(facts: Facts) -> Iterator[Finding]:
         if tensor is None:
             if str(node.inputs[1].name if node.inputs[1] else "") in facts.tensors:
                 yield Finding(Severity.WARNING, f"float bias of {node.op_type} '{node.name}'", value.name)
+        elif facts.first and tensor.dtype == "int32":
+            continue  # rule Q16
         elif facts.format is Format.XINT8 and tensor.dtype != "int8":
             yield Finding(Severity.ERROR, f"{tensor.dtype} bias of {node.op_type} '{node.name}'", value.name)
 
@@ -105,7 +113,7 @@ def _order(facts: Facts) -> Iterator[Finding]:
 @rule("Q09", "bias scale", "Write the bias at that scale; roundel derives it.")
 def _bias_scales(facts: Facts) -> Iterator[Finding]:
     """The accumulator's step is input scale x weight scale; another bias scale shifts the result."""
-    for node in facts.graph:
+    for node in () if facts.first else facts.graph:  # X1 wants biases at a scale of their own: rule Q16
         if op_key(node) not in BIASED_LAYERS or len(node.inputs) < 3:
             continue
         data, weight, bias = (
@@ -148,7 +156,8 @@ def _alignment(facts: Facts) -> Iterator[Finding]:
         sources = node.inputs if op_key(node) == "Concat" else node.inputs[:1]
         before = [_position(tensor_before(value, stored), stored) for value in sources]
         after = _position(tensor_behind(node, stored), stored)
-        if len({*before, after} - {None}) > 1:
+        # Without a pair behind it, the node computes in float.
+        if after is not None and len({*before, after} - {None}) > 1:
             words = ", ".join("?" if position is None else str(position) for position in before)
             yield Finding(Severity.ERROR, f"{op_key(node)} from positions {words} to {after}", str(node.name))
 
@@ -246,4 +255,5 @@ def _available(facts: Facts) -> Iterator[Finding]:
     if facts.format not in facts.device.formats:
         takes = ", ".join(sorted(kind.value for kind in facts.device.formats))
         text = f"{facts.format.value} on {facts.device.name} ({facts.device.processors}), which takes {takes}"
-        yield Finding(Severity.ERROR, text)
+        first = facts.format.integer and facts.device.compiler is Compiler.X1
+        yield Finding(Severity.ERROR, text, why=NO_WINML if first else "")

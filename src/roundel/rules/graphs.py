@@ -11,9 +11,9 @@ from numpy.typing import NDArray
 
 from roundel.model import graph
 from roundel.plan.marking import channel_axis
-from roundel.rules.facts import Facts
+from roundel.rules.facts import Facts, fixed_rows
 from roundel.rules.types import Finding, Severity, rule
-from roundel.targets.npu import MINIMUM_CONVS, MINIMUM_OPSET, PROTOBUF_BYTES, RECOMMENDED_OPSET
+from roundel.targets.npu import MINIMUM_CONVS, MINIMUM_OPSET, PROTOBUF_BYTES, RECOMMENDED_OPSET, Compiler
 from roundel.targets.operators import LAYERS, OPERATORS
 
 _IMAGE_RANK = 4
@@ -74,11 +74,12 @@ def _fed(facts: Facts) -> list[ir.Value]:
 
 @rule("P03", "fixed batch", "Export with batch 1, or with an open batch axis.")
 def _batch(facts: Facts) -> Iterator[Finding]:
-    """The compilers take batch 1 or an open batch axis; a larger fixed one is refused."""
+    """The compilers take batch 1 or an open batch axis; of a larger one X1 computes the first sample only."""
+    first = facts.device.compiler is Compiler.X1 and fixed_rows(facts.graph) > 1
     for value in _fed(facts):
         dims = list(value.shape or ())
         if len(dims) > 1 and isinstance(dims[0], int) and dims[0] > 1:
-            severity = Severity.ERROR if len(dims) == _IMAGE_RANK else Severity.WARNING
+            severity = Severity.ERROR if first or len(dims) == _IMAGE_RANK else Severity.WARNING
             yield Finding(severity, f"input '{value.name}' has a fixed batch of {dims[0]}", value.name)
 
 
@@ -86,7 +87,8 @@ def _batch(facts: Facts) -> Iterator[Finding]:
 def _few_convs(facts: Facts) -> Iterator[Finding]:
     """The integer compiler offloads only graphs with two or more Conv; this one stays on the CPU."""
     convs = sum(1 for node in facts.prepared.graph if graph.op_key(node) == "Conv")
-    if facts.format.integer and convs < MINIMUM_CONVS:
+    enough = facts.device.compiler is Compiler.X1 or convs >= MINIMUM_CONVS  # X1 takes a single one
+    if facts.format.integer and not enough:
         yield Finding(Severity.ERROR, f"{convs} Conv in the graph, at least {MINIMUM_CONVS} are needed")
 
 

@@ -11,7 +11,9 @@ import onnx_ir as ir
 from roundel.model import graph
 from roundel.passes import refresh_shapes
 from roundel.passes.activations import is_depthwise
-from roundel.qdq.read import PAIRS
+from roundel.qdq.read import PAIRS, is_gain
+from roundel.rules import phoenix_places
+from roundel.rules.phoenix_places import Refused
 from roundel.rules.types import NodePlace, Place, Prediction
 from roundel.targets import operators
 from roundel.targets.npu import MINIMUM_CONVS, Compiler, Device, Format, refusal
@@ -84,11 +86,6 @@ def norm_after_concat(node: ir.Node) -> ir.Node | None:
     return maker if maker is not None and graph.op_key(maker) == "Concat" else None
 
 
-# Behind these, quantizers for the NPU put a Mul by nearly 1 that imitates the hardware's arithmetic.
-_GAINED = operators.ops_with(operators.Trait.GAIN)
-_GAINS = (0.9, 1.1)
-
-
 def open_sides(node: ir.Node, stored: Container[str]) -> list[str]:
     """Float tensors around the node that are stored as float and that no fusion hides."""
     found = [str(value.name) for value in _data_inputs(node) if not _input_closed(node, value, stored)]
@@ -96,16 +93,6 @@ def open_sides(node: ir.Node, stored: Container[str]) -> list[str]:
         if _is_float(value) and value.name not in stored and not _fused_onward(value, node):
             found.append(str(value.name))
     return found
-
-
-def is_gain(node: ir.Node) -> bool:
-    """Whether the node is such a Mul by nearly 1."""
-    source = node.inputs[0] if node.op_type == "Mul" and len(node.inputs) == 2 else None
-    maker = None if source is None else source.producer()
-    if maker is None or maker.op_type not in _GAINED:
-        return False
-    factor = graph.constant_scalar(node.inputs[1])
-    return factor is not None and _GAINS[0] < factor < _GAINS[1]
 
 
 def fused_maker(node: ir.Node, stored: Container[str]) -> ir.Node | None:
@@ -191,14 +178,6 @@ _SKIPPED = PAIRS | {"Constant"}
 
 
 @dataclass(frozen=True, slots=True)
-class Verdict:
-    """Why a node goes to the CPU."""
-
-    rule: str
-    reason: str
-
-
-@dataclass(frozen=True, slots=True)
 class Situation:
     """What decides a node's place besides the graph.
 
@@ -207,12 +186,23 @@ class Situation:
         device: the device.
         stored: names of tensors held in integers; None where the compiler converts by itself (BF16).
         relus: names of Clips that have become Relu.
+        whole: why the compiler takes nothing of this graph.
+        shifts: names of layers whose shifts it does not take.
+        batch: rows that the file fixes; 1 where it leaves them open.
     """
 
     format: Format
     device: Device
     stored: Container[str] | None
     relus: frozenset[str] = frozenset()
+    whole: Refused | None = None
+    shifts: frozenset[str] = frozenset()
+    batch: int = 1
+
+    @property
+    def first(self) -> bool:
+        """Whether the compiler is the first NPU's, which has verdicts of its own."""
+        return self.device.compiler is Compiler.X1
 
 
 def predict(prepared: ir.Graph, situation: Situation) -> Prediction:
@@ -223,26 +213,35 @@ def predict(prepared: ir.Graph, situation: Situation) -> Prediction:
     return Prediction(tuple(_placed(node, verdicts[node], islands.get(node)) for node in nodes))
 
 
-def _placed(node: ir.Node, verdict: Verdict | None, island: int | None) -> NodePlace:
+def _placed(node: ir.Node, verdict: Refused | None, island: int | None) -> NodePlace:
     place = Place.NPU if verdict is None else Place.CPU
     rule, reason = (None, "") if verdict is None else (verdict.rule, verdict.reason)
     return NodePlace(str(node.name), graph.op_key(node), place, rule, reason, node_macs(node), island)
 
 
-def _verdicts(nodes: list[ir.Node], situation: Situation) -> dict[ir.Node, Verdict | None]:
+def _verdicts(nodes: list[ir.Node], situation: Situation) -> dict[ir.Node, Refused | None]:
     if situation.format not in situation.device.formats:
         refused = f"{situation.device.name} does not take {situation.format.value}"
-        return dict.fromkeys(nodes, Verdict("P19", refused))
+        return dict.fromkeys(nodes, Refused("P19", refused))
+    if situation.whole is not None:
+        return dict.fromkeys(nodes, situation.whole)
+    if situation.first and situation.batch > 1:
+        return phoenix_places.with_batch(nodes, situation.batch)
     convs = sum(1 for node in nodes if graph.op_key(node) == "Conv")
-    if situation.format.integer and convs < MINIMUM_CONVS:
-        few = Verdict("P04", f"the graph has {convs} Conv, the integer compiler wants {MINIMUM_CONVS}")
+    if situation.format.integer and not situation.first and convs < MINIMUM_CONVS:
+        few = Refused("P04", f"the graph has {convs} Conv, the integer compiler wants {MINIMUM_CONVS}")
         return dict.fromkeys(nodes, few)
+    if situation.first and situation.stored is not None:
+        stored = situation.stored
+        ejected = phoenix_places.ejection(nodes, {node for node in nodes if open_sides(node, stored)})
+        if ejected is not None:
+            return dict.fromkeys(nodes, ejected)
     found = {node: _verdict(node, situation) for node in nodes}
     _together(nodes, found, situation)
     return found
 
 
-def _together(nodes: list[ir.Node], found: dict[ir.Node, Verdict | None], situation: Situation) -> None:
+def _together(nodes: list[ir.Node], found: dict[ir.Node, Refused | None], situation: Situation) -> None:
     """Nodes without a Q/DQ pair between them have one place: a node on the CPU takes the others along."""
     if situation.stored is None:
         return
@@ -253,23 +252,29 @@ def _together(nodes: list[ir.Node], found: dict[ir.Node, Verdict | None], situat
         found[maker] = found[maker] or found[node]
 
 
-def _verdict(node: ir.Node, situation: Situation) -> Verdict | None:
+def _verdict(node: ir.Node, situation: Situation) -> Refused | None:
     op, kind, compiler = graph.op_key(node), situation.format, situation.device.compiler
     if graph.has_subgraph(node):
-        return Verdict("P05", "control flow")
+        return Refused("P05", "control flow")
     values = [value for value in (*node.inputs[:1], *node.outputs) if value is not None]
     if op in ("Shape", "Size") or not any(v.dtype in graph.FLOAT_TYPES or v.dtype is None for v in values):
-        return Verdict("P02", "computes integers (shapes), not data")
+        return Refused("P02", "computes integers (shapes), not data")
     if kind.integer and _shuffles(node):
-        return Verdict("P10", "part of a 5-D channel shuffle")
+        return Refused("P10", "part of a 5-D channel shuffle")
     if kind.integer and norm_after_concat(node) is not None:
-        return Verdict("P11", "BatchNormalization behind Concat")
+        return Refused("P11", "BatchNormalization behind Concat")
+    if situation.first:
+        known = phoenix_places.refusal_of(node)
+        if known is None and node.name in situation.shifts:
+            known = Refused("Q07", "shift_cut outside 0 to 16")
+        if known is not None:
+            return known
     reason = refusal(op, kind, compiler)
     if reason is not None:
-        return Verdict("P09" if op in operators.GATES else "P12", reason)
+        return Refused("P09" if op in operators.GATES else "P12", reason)
     sides = [] if situation.stored is None else open_sides(node, situation.stored)
     if sides:
-        return Verdict("Q05", f"no Q/DQ on {', '.join(sides[:2])}")
+        return Refused("Q05", f"no Q/DQ on {', '.join(sides[:2])}")
     return _conv_and_activation(node, situation) if compiler is Compiler.X2 else None
 
 
@@ -279,7 +284,7 @@ def _shuffles(node: ir.Node) -> bool:
     return any(part is node for each in around for part in channel_shuffle(each) or ())
 
 
-def _conv_and_activation(node: ir.Node, situation: Situation) -> Verdict | None:
+def _conv_and_activation(node: ir.Node, situation: Situation) -> Refused | None:
     """What AMD's logs of the X2 compiler show.
 
     18 ordinary pairs of mobilenet_v2 with Clip ran on the CPU in XINT8 and A8W8, 17 depthwise ones did not.
@@ -293,7 +298,7 @@ def _conv_and_activation(node: ir.Node, situation: Situation) -> Verdict | None:
         return None
     relu = graph.op_key(activation) == "Relu" or activation.name in situation.relus
     if not relu and not is_depthwise(conv):
-        return Verdict("P08", "Conv + Clip: this compiler takes the pair only for depthwise Conv")
+        return Refused("P08", "Conv + Clip: this compiler takes the pair only for depthwise Conv")
     if relu and is_depthwise(conv) and situation.format is Format.XINT8:
-        return Verdict("P08", "depthwise Conv + Relu: on the CPU in AMD's XINT8 logs")
+        return Refused("P08", "depthwise Conv + Relu: on the CPU in AMD's XINT8 logs")
     return None

@@ -6,18 +6,18 @@ from collections import Counter
 from collections.abc import Mapping
 from typing import Any
 
-from roundel.errors import RecipeError
+from roundel.errors import ModelError, RecipeError
 from roundel.model.structure import ModelSource
 from roundel.options import asked_recipe, fixing
 from roundel.recipe.load import RecipeSource
 from roundel.recipe.settings import Recipe
-from roundel.rules import finished, graphs, operators, written
+from roundel.rules import finished, graphs, operators, phoenix, written
 from roundel.rules.facts import Facts, gather_facts
 from roundel.rules.formats import format_of
 from roundel.rules.types import CheckReport, Severity, rules_of
 from roundel.targets.npu import Compiler, Device, Format, device_named
 
-RULES = rules_of(finished, graphs, operators, written)
+RULES = rules_of(finished, graphs, operators, phoenix, written)
 _ORDER = {severity: index for index, severity in enumerate(Severity)}
 
 
@@ -53,11 +53,14 @@ def check(
         after=facts.after,
         findings=tuple(findings),
         notes=_notes(facts),
+        counts=facts.counts,
     )
 
 
 def _notes(facts: Facts) -> tuple[str, ...]:
-    notes = ["The split is predicted from AMD's published logs and operator table; no NPU was asked."]
+    measured = facts.device.compiler is Compiler.X1
+    source = "measurements of one Phoenix NPU" if measured else "AMD's published logs"
+    notes = [f"The split is predicted from {source} and AMD's operator table; no NPU was asked."]
     if facts.recognised is not None:
         known = facts.recognised
         notes.append(f"The model is quantized already: {known.format.value} ({known.reason}).")
@@ -83,7 +86,30 @@ def for_device(recipe: Recipe, device: str | None) -> Recipe:
             expected=", ".join(sorted(f.value for f in machine.formats)),
             hint="Choose one of these presets, or another device.",
         )
+    phoenix.refuse_recipe(recipe, machine)
     return _where_open(recipe, _changes(kind, machine))
+
+
+def refuse_silent(model: ModelSource, recipe: RecipeSource | None, device: str | None) -> None:
+    """The gate for the first NPU: a file that it would get wrong without a message is no result.
+
+    Raises:
+        ModelError: the first thing of that kind.
+    """
+    machine = None if device is None else device_named(device)
+    if machine is None or machine.compiler is not Compiler.X1:
+        return
+    facts = gather_facts(model, recipe, machine)
+    for each in RULES:
+        wrong = each.findings(facts) if each.id in phoenix.SILENT else ()
+        for found in (found for found in wrong if found.severity is Severity.ERROR):
+            raise ModelError(
+                f"The NPU would not run this file rightly, nor say so: {found.rule} ({found.title}).",
+                where=f"--device {machine.name}, {found.subject}",
+                observed=found.message,
+                expected=found.why,
+                hint=found.fix,
+            )
 
 
 def for_effort(recipe: Recipe) -> Recipe:
@@ -121,6 +147,8 @@ def remaining(model: ModelSource, recipe: Recipe, device: str | None) -> tuple[s
 
 
 def _changes(kind: Format, device: Device) -> dict[str, dict[str, bool]]:
+    if device.compiler is Compiler.X1 and kind is Format.XINT8:
+        return {"npu": {"halves_up": True}}
     if device.compiler is not Compiler.X2 or kind not in (Format.XINT8, Format.A8W8):
         return {}
     changes = {"npu": {"clip_to_relu": True}}

@@ -164,6 +164,23 @@ class Prediction:
         return tree
 
 
+@dataclass(frozen=True, slots=True)
+class NodeCounts:
+    """What the provider's report is expected to count.
+
+    Attributes:
+        all: nodes of the file without Constant nodes, and one DQ more for each further reader of a DQ.
+        npu: on the NPU, Q/DQ included.
+        cpu: on the CPU, without Q/DQ.
+        edge: Q/DQ on the CPU, which the report calls VITIS_EP_CPU.
+    """
+
+    all: int
+    npu: int
+    cpu: int
+    edge: int
+
+
 @dataclass(frozen=True, slots=True, repr=False)
 class CheckReport(Card):
     """Everything that `roundel check` says.
@@ -177,6 +194,7 @@ class CheckReport(Card):
         after: the split once `roundel quantize --device` has done what it does by itself.
         findings: errors first, then by rule.
         notes: what the report rests on.
+        counts: what the provider's report should say of a finished model; None where that is not known.
     """
 
     model: str
@@ -187,6 +205,7 @@ class CheckReport(Card):
     after: Prediction
     findings: tuple[Finding, ...]
     notes: tuple[str, ...]
+    counts: NodeCounts | None = None
 
     @property
     def passed(self) -> bool:

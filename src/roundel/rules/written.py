@@ -22,12 +22,12 @@ from roundel.calibrate.positions import asked_for, find_sites
 from roundel.errors import ModelError, VerifyError
 from roundel.model.graph import is_constant, only_reader, op_key
 from roundel.model.session import open_session
-from roundel.qdq.read import PAIRS, StoredTensor, StoredTensors, strip_pairs
+from roundel.qdq.read import PAIRS, StoredTensor, StoredTensors, is_gain, strip_pairs
 from roundel.recipe.settings import Recipe
-from roundel.rules.placement import is_gain, maker_of
+from roundel.rules.placement import maker_of
 from roundel.rules.types import Finding, Severity, rule, rules_of
 from roundel.targets.operators import AVERAGE_POOLS, FUSING_CONSUMERS
-from roundel.targets.shifts import XINT8_LIMITS
+from roundel.targets.shifts import XINT8_LIMITS, Breach
 
 AGAIN = "Quantize the float model again: roundel quantize MODEL --preset xint8."
 _UNCHECKED = "roundel.unchecked"
@@ -58,6 +58,23 @@ class Written:
     def tensors(self) -> Mapping[str, StoredTensor]:
         """What the pairs held, by the tensor's name; nothing for a float model."""
         return self.stored.tensors if self.stored is not None else {}
+
+    @property
+    def breaches(self) -> Iterator[Breach]:
+        """The shift limits that do not hold."""
+        if not self.limits:
+            return
+        stored = self.tensors
+        known = {
+            name: p for name, t in stored.items() if t.dtype != "int32" and (p := t.position) is not None
+        }
+        before, behind = partial(tensor_before, stored=stored), partial(tensor_behind, stored=stored)
+        sites = find_sites(self.computed, before, behind, lambda node: op_key(node) == "HardSigmoid")
+        for site in sites:
+            if site.bias is not None and site.bias not in known:
+                site = replace(site, bias=None)
+            if known.keys() >= {*site.inputs, site.output, site.weight} - {None}:
+                yield from XINT8_LIMITS.breaches(site, known.__getitem__, self.limits)
 
 
 def errors_of(model: ir.Model, recipe: Recipe, quantized: Collection[str]) -> Iterator[Finding]:
@@ -150,7 +167,7 @@ def _check_onnx(path: Path) -> None:
 
 @rule("Q01", "scales", AGAIN)
 def _powers(judged: Written) -> Iterator[Finding]:
-    """XINT8 shifts instead of multiplying: every scale is 2**-n."""
+    """XINT8 shifts instead of multiplying: scales are 2**-n. X1 places others and computes them wrongly."""
     for tensor in judged.tensors.values() if judged.powers else ():
         if not tensor.power_of_two:
             text = f"scale {tensor.scale.reshape(-1)[0]:.6g} is no power of two"
@@ -201,21 +218,10 @@ def _disagreeing(judged: Written) -> Iterator[Finding]:
 
 @rule("Q07", "shift limits", "Move the scales within reach (recipe section npu); preset xint8 does.")
 def _shifts(judged: Written) -> Iterator[Finding]:
-    """The NPU's shifters reach only so far; beyond them the compiler refuses or the result is wrong."""
-    if not judged.limits:
-        return
-    stored = judged.tensors
-    known = {name: p for name, t in stored.items() if t.dtype != "int32" and (p := t.position) is not None}
-    before, behind = partial(tensor_before, stored=stored), partial(tensor_behind, stored=stored)
-    sites = find_sites(judged.computed, before, behind, lambda node: op_key(node) == "HardSigmoid")
-    for site in sites:
-        if site.bias is not None and site.bias not in known:
-            site = replace(site, bias=None)
-        if not known.keys() >= {*site.inputs, site.output, site.weight} - {None}:
-            continue
-        for breach in XINT8_LIMITS.breaches(site, known.__getitem__, judged.limits):
-            text = f"{breach.rule} {breach.value}, allowed {breach.low} to {breach.high}"
-            yield Finding(Severity.ERROR, text, breach.node)
+    """The NPU's shifters reach only so far: X1 leaves a Conv beyond them to the CPU, others may be wrong."""
+    for breach in judged.breaches:
+        text = f"{breach.rule} {breach.value}, allowed {breach.low} to {breach.high}"
+        yield Finding(Severity.ERROR, text, breach.node)
 
 
 def tensor_before(value: ir.Value | None, stored: Mapping[str, StoredTensor]) -> str | None:

@@ -1,7 +1,8 @@
 """AMD's operator table for the NPU, and where its own logs show something else.
 
 The table (`npu_operators.json`, from AMD's documentation of Ryzen AI 1.8) is advice: it leaves out operators
-that are known to run. The exceptions below say what shows it. Nothing here was tried on an NPU.
+that are known to run. The exceptions below say what shows it. For the first NPU (compiler X1) there are
+measurements, one row for each operator in `x1.py`; the rest was not tried on an NPU.
 """
 
 from __future__ import annotations
@@ -15,6 +16,7 @@ from importlib import resources
 from types import MappingProxyType
 
 from roundel.errors import RecipeError, did_you_mean
+from roundel.targets.x1 import X1_ROWS
 
 
 class Format(enum.Enum):
@@ -131,7 +133,6 @@ class TableException:
 _BF16 = frozenset({Format.BF16})
 _XINT8 = frozenset({Format.XINT8})
 _A16W8 = frozenset({Format.A16W8})
-_X1 = frozenset({Compiler.X1})
 _X2 = frozenset({Compiler.X2})
 
 EXCEPTIONS: tuple[TableException, ...] = (
@@ -142,8 +143,6 @@ EXCEPTIONS: tuple[TableException, ...] = (
     TableException("LayerNormalization", _BF16, True, "AMD's BF16 transformers contain it [inference]"),
     TableException("HardSigmoid", _A16W8, True, "mobilenet_v3 in A16W8 runs wholly on the NPU"),
     TableException("HardSwish", _A16W8, True, "mobilenet_v3 in A16W8 runs wholly on the NPU"),
-    TableException("HardSigmoid", _XINT8, True, "the first NPU's own sigmoid [inference]", _X1),
-    TableException("Sigmoid", _XINT8, True, "written as the first NPU's HardSigmoid [inference]", _X1),
     TableException("ReduceMean", _XINT8, False, "shufflenet_v2's mean ran on the CPU [inference]", _X2),
 )
 
@@ -158,6 +157,9 @@ def operator_table() -> Mapping[str, frozenset[Format]]:
 
 def refusal(op: str, kind: Format, compiler: Compiler) -> str | None:
     """Why the NPU does not take the operator in this format; None where it does."""
+    row = X1_ROWS.get(op) if compiler is Compiler.X1 else None
+    if row is not None:
+        return None if row.runs else row.seen
     known = exception_for(op, kind, compiler)
     if known is not None:
         return None if known.runs else known.evidence

@@ -109,6 +109,18 @@ def loud() -> onnx.ModelProto:
     return build(nodes, {"x": [1, 3, 8, 8]}, ["y"], {"w": first, "b": np.zeros(8, np.float32), "k": second})
 
 
+def residual() -> onnx.ModelProto:
+    """Sums whose results lie in the middle between two codes, half of the time."""
+    nodes = [node("Conv", ["x", "w"], ["c0"], name="conv0", pads=[1, 1, 1, 1])]
+    for block in range(1, 4):
+        nodes += [
+            node("Conv", [f"c{block - 1}", f"w{block}"], [f"r{block}"], name=f"conv{block}", pads=[1] * 4),
+            node("Add", [f"c{block - 1}", f"r{block}"], [f"c{block}"], name=f"sum{block}"),
+        ]
+    constants = {f"w{block}": normal(8, 8, 3, 3, seed=block, scale=0.1) for block in range(1, 4)}
+    return build(nodes, {"x": [1, 3, 8, 8]}, ["c3"], {"w": normal(8, 3, 3, 3), **constants})
+
+
 def many() -> Any:
     """Enough samples for a step to learn from some and be judged by others."""
     return feeds({"x": [1, 3, 8, 8]}, count=12)
@@ -589,6 +601,7 @@ CASES: dict[str, Case] = {
         True,
         recipe="xint8_plain",
     ),
+    "npu.halves_up": Case(residual, True, base=FAST, recipe="xint8_plain", data=many),
     "npu.clip_to_relu": Case(
         chain(
             node("Conv", ["x", "w"], ["c"]),
