@@ -97,7 +97,10 @@ def gather_rows(unit: Unit, seen: SeenRows, shape: tuple[int, int, int], seed: i
     starts = tuple(int(n) for n in np.cumsum([0, *(len(p) for p in places)]))
     groups, channels, size = shape
     dtype = np.dtype(np.float32) if unit.layer.normalizes else narrow_type(seen.params)
-    inputs = _empty((starts[-1], groups, size), dtype)
+    if groups > 1 == channels:  # depthwise: channels side by side, for sums over a few places of each
+        inputs = _empty((starts[-1], size, groups), dtype).transpose(0, 2, 1)
+    else:
+        inputs = _empty((starts[-1], groups, size), dtype)
     targets = _empty((starts[-1], groups, channels), np.dtype(np.float32))
     linear = None if seen.linear is None else _empty(targets.shape, targets.dtype)
 

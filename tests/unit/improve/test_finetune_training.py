@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
-from typing import Any
+from contextlib import nullcontext
+from types import SimpleNamespace
+from typing import Any, cast
 
 import numpy as np
 import pytest
@@ -18,15 +20,15 @@ from roundel.improve.constants import LayerWeights
 from roundel.improve.finetune_rows import Rows, solved_codes
 from roundel.improve.layers import Activation
 from roundel.improve.rounding import choose_rounding
-from roundel.improve.torch_training import (
+from roundel.improve.torch_layer import (
     LayerFeed,
-    LossWatch,
     TorchLayer,
     layer_channel_errors,
     reconstruction,
     refit_bias,
     tensor,
 )
+from roundel.improve.torch_training import LossWatch, TrainingBench, TrainingTask, train
 from roundel.recipe.settings import Finetune
 
 
@@ -115,3 +117,74 @@ def test_codes_of_the_walk_are_solved_anew(monkeypatch: pytest.MonkeyPatch) -> N
     walked, reports = choose_rounding(case.model, case.state, case.samples, case.recipe)
     Case(case.model, walked, case.recipe, case.samples).tune()
     assert sum(calls) == sum(r.kept for r in reports)
+
+
+@pytest.mark.parametrize("shape", [(1, 16, 12), (8, 1, 9)], ids=["outputs", "groups"])
+def test_halves_learn_what_the_whole_does(
+    shape: tuple[int, int, int], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    generator = np.random.default_rng(2)
+    groups, outputs, size = shape
+    inputs = generator.integers(-20, 20, (400, groups, size)).astype(np.int8)
+    real, scale = generator.normal(0, 3, shape), np.full((groups, outputs, 1), 0.5)
+    targets = np.asarray(np.einsum("ngk,gok->ngo", inputs, real * 0.5), np.float32)
+    low, high = np.full((1, 1, 1), -127.0), np.full((1, 1, 1), 127.0)
+    bias = generator.normal(0, 1, (groups, outputs))
+    weights = LayerWeights(real * 0.5, np.rint(real), scale, low, high, 1.0, bias, None)
+    layer = SimpleNamespace(layer=SimpleNamespace(name="n"), activation=Activation("Relu"))
+    settings = Finetune(iterations=60, early_stop=False)
+    task = TrainingTask(
+        cast(Any, layer), weights, _rows(inputs, targets), cast(Any, _Biases()), "adaround", settings, "cpu"
+    )
+    found = []
+    for least in (0, 10**12):
+        monkeypatch.setattr(torch_training, "_WORTH_HALVING", least)
+        bench = TrainingBench(task)
+        found.append(train(task, bench, bench.candidate(bench.state_codes), lambda share, loss: None))
+    # Each half keeps its own best look, so that a few codes may differ.
+    assert (found[0][0] == found[1][0]).float().mean() > 0.95
+    assert not torch.equal(found[0][0], tensor(weights.codes, "cpu"))
+
+
+class _Biases:
+    """Leaves them as they are."""
+
+    def rounded_bias(self, layer: Any, weights: LayerWeights, bias: Any) -> tuple[Any, None]:
+        return bias, None
+
+
+def test_recorded_steps_are_those_of_a_loop(monkeypatch: pytest.MonkeyPatch) -> None:
+    """With a stand-in for a recording: each step sees its own draw and exponent, in order."""
+    made: list[Any] = []
+
+    class Graph:
+        work: Any = None
+
+        def replay(self) -> None:
+            self.work()
+
+    def counted(self: Any, exponent: int | None) -> Any:
+        graph = Graph()
+        graph.work = lambda: self._counted(exponent)
+        made.append(exponent)
+        return graph
+
+    class Stream:
+        def __init__(self, device: str) -> None:
+            pass
+
+        def wait_stream(self, other: Any) -> None:
+            pass
+
+    monkeypatch.setattr(torch.cuda, "Stream", Stream)
+    monkeypatch.setattr(torch.cuda, "current_stream", lambda: Stream(""))
+    monkeypatch.setattr(torch.cuda, "stream", lambda stream: nullcontext())
+    monkeypatch.setattr(torch_training.Recording, "_recorded", counted)
+    seen: list[tuple[list[int], int | None]] = []
+    draws = torch.arange(20).reshape(10, 2)
+    steps = torch_training.Recording(lambda drawn, power: seen.append((drawn.tolist(), power)), draws, "cpu")
+    exponents = [None] * 5 + [4, 4, 4, 2, 2]
+    for exponent in exponents:
+        steps.step(exponent)
+    assert seen == list(zip(draws.tolist(), exponents, strict=True))
+    assert made == [None, 4, 2]
