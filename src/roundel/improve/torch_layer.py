@@ -10,6 +10,7 @@ from typing import Any
 
 import numpy as np
 import torch
+from numpy.typing import NDArray
 
 from roundel.improve.constants import LayerWeights
 from roundel.improve.finetune_rows import Rows
@@ -17,8 +18,7 @@ from roundel.improve.layers import Activation
 
 Tensor = Any  # torch is optional, and mypy does not follow it
 _CHUNK = 8_000_000  # elements of the inputs computed with at once
-_LOOK_ROWS = 4096
-_LOOK_ELEMENTS = 32_000_000
+_KEPT = 32_000_000  # of the rows that are looked at again and again
 _REFITS = 3
 _HALVED = 64  # places of a sample of which every other one is enough for a step
 
@@ -182,25 +182,25 @@ class LayerFeed:
         each = [torch.arange(at, end, self._stride) for at, end in zip(drawn.tolist(), ends, strict=True)]
         return self._picked(torch.cat(each).to(self._device))
 
-    def look(self) -> list[tuple[Tensor, Tensor]]:
-        """Evenly spread rows to learn from: enough to watch the error, few enough to do so often."""
-        last = self.rows.first_held
-        step = -(-last // max(1, min(_LOOK_ROWS, _LOOK_ELEMENTS // self._width)))
-        return list(self._chunks(range(0, last, step)))
+    def teaching(self, most: int) -> list[tuple[Tensor, Tensor]]:
+        """Rows to learn from, evenly spread."""
+        return list(self._chunks(np.arange(self.rows.first_held), most))
 
-    def held(self) -> Iterator[tuple[Tensor, Tensor]]:
-        """The rows that judge."""
-        return self._chunks(range(self.rows.first_held, self.rows.starts[-1]))
+    def watching(self, most: int) -> list[tuple[Tensor, Tensor]]:
+        """Rows that say when to stop, evenly spread."""
+        return list(self._chunks(self.rows.watching, most))
 
-    @property
-    def _width(self) -> int:
-        return int(self.rows.inputs.shape[1] * self.rows.inputs.shape[2])
+    def judging(self) -> Iterator[tuple[Tensor, Tensor]]:
+        """Rows that judge."""
+        return self._chunks(self.rows.judging, None)
 
-    def _chunks(self, which: range) -> Iterator[tuple[Tensor, Tensor]]:
-        most = max(1, _CHUNK // self._width)
-        for start in range(0, len(which), most):
-            some = which[start : start + most]
-            yield self._picked(torch.arange(some.start, some.stop, some.step, device=self._device))
+    def _chunks(self, which: NDArray[np.intp], most: int | None) -> Iterator[tuple[Tensor, Tensor]]:
+        width = self.rows.inputs.shape[1] * self.rows.inputs.shape[2]
+        if most is not None:
+            which = which[:: -(-len(which) // max(1, min(most, _KEPT // width)))]
+        size = max(1, _CHUNK // width)
+        for start in range(0, len(which), size):
+            yield self._picked(torch.from_numpy(which[start : start + size]).to(self._device))
 
     def _picked(self, numbers: Tensor) -> tuple[Tensor, Tensor]:
         inputs, targets = self._inputs.index_select(0, numbers), self._targets.index_select(0, numbers)

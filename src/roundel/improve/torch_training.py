@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, replace
+from functools import cached_property
 from typing import Any
 
 import torch
@@ -29,8 +30,11 @@ Heard = Callable[[float, float], None]  # the share of the steps that is done, a
 
 RATES = {"adaround": 0.1, "adaquant": 1e-5}
 _LOOKS = 10
-_PATIENCE = 3
-_LEAST_GAIN = 1e-3  # a loss that falls by less has stopped falling
+_WATCHED_ROWS = 1024  # enough to see whether the error still falls, few enough to look often
+_REFIT_ROWS = 4096
+_SPAN = 2  # looks between which a pace is measured
+_PATIENCE = 2
+_LEAST_GAIN = 1e-3  # of the error: less is not worth more steps
 _UNRECORDED = 3  # first steps on a GPU: they set up what a recording cannot
 _STEP_ROWS = 128  # of one sample, more or less
 _STEP_PASSES = 32  # passes over the weights in a step, in rows that take as long
@@ -124,7 +128,6 @@ class TrainingBench:
         settings, weights = task.settings, task.weights
         self.layer = TorchLayer(weights, task.unit.activation, task.device)
         self.feed = LayerFeed(task.rows, task.device, part)
-        self.look = self.feed.look()
         self.state_codes, self.state_bias = (
             tensor(weights.codes, self._device),
             tensor(weights.bias, self._device),
@@ -135,19 +138,31 @@ class TrainingBench:
     def candidate(self, codes: Tensor, bias: Tensor | None = None) -> Candidate:
         """The codes with their best bias, if biases may change."""
         bias = self.state_bias if bias is None else bias
-        return self.measured(codes, refit_bias(self.layer, self.look, codes, bias) if self._refits else bias)
+        if self._refits:
+            bias = refit_bias(self.layer, self.feed.teaching(_REFIT_ROWS), codes, bias)
+        return self.measured(codes, bias)
 
     def measured(self, codes: Tensor, bias: Tensor) -> Candidate:
         """The codes with this bias."""
         task = self._task
         stored, params = task.constants.rounded_bias(task.unit.layer, task.weights, as_doubles(bias))
-        held = layer_channel_errors(self.layer, self.feed.held(), codes, tensor(stored, self._device))
+        held = layer_channel_errors(self.layer, self.feed.judging(), codes, tensor(stored, self._device))
         return Candidate(codes, bias, stored, params, float(held.sum()))
 
     def error(self, learner: Learner) -> float:
-        """Reconstruction error of the rounded layer on rows to learn from."""
+        """Error of the rounded layer, with the bias that it would get, on rows that teach nothing."""
         codes, bias = learner.hard_codes(), learner.bias().detach()
-        return float(layer_channel_errors(self.layer, self.look, codes, bias).sum())
+        if self._refits:
+            bias = refit_bias(self.layer, self._taught, codes, bias)
+        return float(layer_channel_errors(self.layer, self._watched, codes, bias).sum())
+
+    @cached_property
+    def _taught(self) -> list[tuple[Tensor, Tensor]]:
+        return self.feed.teaching(_WATCHED_ROWS)
+
+    @cached_property
+    def _watched(self) -> list[tuple[Tensor, Tensor]]:
+        return self.feed.watching(_WATCHED_ROWS)
 
 
 def train(
@@ -304,15 +319,20 @@ class Recording:
 
 
 class LossWatch:
-    """Looks at the reconstruction error of the rounded layer, and says when it has stopped falling."""
+    """Looks at the error of the rounded layer on rows that teach nothing; says when more steps are in vain.
+
+    AdaRound's codes wander while its regulariser is weak, and often come back to less than they began with.
+    So what counts is where an error is going: it is hopeless where at its pace it would not be the least seen
+    by the last step, and two such looks in a row are the end.
+    """
 
     def __init__(self, settings: Finetune, algorithm: str) -> None:
         self._patient, self._last = not settings.early_stop, settings.iterations
         self._period = max(1, settings.iterations // _LOOKS)
-        # While AdaRound has no regulariser its codes wander; the error of the rounded layer says little.
         self._from = settings.warm_start * settings.iterations if algorithm == "adaround" else 0.0
+        self._seen: list[tuple[int, float]] = []
+        self._hopeless = 0
         self.best = float("inf")
-        self._mark, self._misses = float("inf"), 0
 
     def next(self, step: int) -> int:
         """The step to look after next."""
@@ -320,18 +340,19 @@ class LossWatch:
 
     def see(self, step: int, error: float) -> bool:
         """Note an error; whether it is the best so far."""
-        if step > self._from or step == 0:
-            falls = error < self._mark * (1 - _LEAST_GAIN)
-            self._mark = min(self._mark, error)
-            self._misses = 0 if falls else self._misses + 1
         better = error < self.best
         self.best = min(self.best, error)
+        self._seen.append((step, error))
+        if len(self._seen) > _SPAN and self._seen[-1 - _SPAN][0] >= self._from:
+            before, then = self._seen[-1 - _SPAN]
+            end = error - (then - error) * (self._last - step) / (step - before)
+            self._hopeless = 0 if end < self.best * (1 - _LEAST_GAIN) else self._hopeless + 1
         return better
 
     @property
     def stalled(self) -> bool:
         """Whether to stop."""
-        return not self._patient and self._misses >= _PATIENCE
+        return not self._patient and self._hopeless >= _PATIENCE
 
 
 def as_doubles(values: Tensor) -> Doubles:
