@@ -60,7 +60,7 @@ class Rows:
 
     @property
     def watching(self) -> NDArray[np.intp]:
-        """Rows that say when to stop: of every other held-out sample; those that teach where there is but one."""
+        """Rows that say when to stop: of every other held-out sample, or of the others where there is one."""
         some = range(self.held_from, len(self.starts) - 1, 2)
         return self._of(some) if self._several else np.arange(self.first_held)
 

@@ -18,8 +18,8 @@ from roundel.improve.layers import Activation
 
 Tensor = Any  # torch is optional, and mypy does not follow it
 _CHUNK = 8_000_000  # elements of the inputs computed with at once
-_KEPT = 32_000_000  # of the rows that are looked at again and again
-_REFITS = 3
+_WIDE = 8192  # elements of a row; one of twice as many counts as two
+_LEAST_ROWS = 64
 _HALVED = 64  # places of a sample of which every other one is enough for a step
 
 
@@ -83,6 +83,21 @@ class TorchLayer:
             z.requires_grad_(True)
             distance = (self.activated(z) - y).square().sum() / 2
             return torch.autograd.grad(distance, z)[0]
+
+    def bias_slopes(self, z: Tensor, y: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+        """Sums over rows for each output: of squared errors, of errors times slopes, of squared slopes."""
+        if self._activation is None:
+            error = z.sub_(y)
+            return error.square().sum(0), error.sum(0), torch.full_like(error[0], len(error))
+        if self._bounds is not None:
+            error = z.clamp(*self._bounds).sub_(y)
+            square, inside = error.square().sum(0), within(torch.ones_like(z), z, *self._bounds)
+            return square, error.mul_(inside).sum(0), inside.sum(0)
+        with torch.enable_grad():
+            out = self.activated(z.requires_grad_(True))
+            slope = torch.autograd.grad(out.sum(), z)[0]
+        error = out.detach() - y
+        return error.square().sum(0), (slope * error).sum(0), slope.square().sum(0)
 
     def activated(self, z: Tensor) -> Tensor:
         """Behind the activation."""
@@ -197,7 +212,7 @@ class LayerFeed:
     def _chunks(self, which: NDArray[np.intp], most: int | None) -> Iterator[tuple[Tensor, Tensor]]:
         width = self.rows.inputs.shape[1] * self.rows.inputs.shape[2]
         if most is not None:
-            which = which[:: -(-len(which) // max(1, min(most, _KEPT // width)))]
+            which = which[:: -(-len(which) // max(_LEAST_ROWS, most * _WIDE // max(width, _WIDE)))]
         size = max(1, _CHUNK // width)
         for start in range(0, len(which), size):
             yield self._picked(torch.from_numpy(which[start : start + size]).to(self._device))
@@ -218,38 +233,28 @@ def layer_channel_errors(
     layer: TorchLayer, data: Iterable[tuple[Tensor, Tensor]], codes: Tensor, bias: Tensor
 ) -> Tensor:
     """Mean squared error of each channel, (groups, outputs per group)."""
-    return _errors(layer, ((layer.product(x, codes), y) for x, y in data), bias)
-
-
-def _errors(layer: TorchLayer, data: Iterable[tuple[Tensor, Tensor]], bias: Tensor) -> Tensor:
-    """The same from products and what they should give."""
     total, count = torch.zeros_like(bias, dtype=torch.float64), 0
     with torch.no_grad():
-        for product, y in data:
-            total += (layer.activated(product + bias) - y).square().sum(0, dtype=torch.float64)
+        for x, y in data:
+            total += (layer.outputs(x, codes, bias) - y).square_().sum(0)
             count += len(y)
     return total / max(count, 1)
 
 
-def refit_bias(layer: TorchLayer, data: list[tuple[Tensor, Tensor]], codes: Tensor, bias: Tensor) -> Tensor:
+def refit_bias(
+    layer: TorchLayer, data: list[tuple[Tensor, Tensor]], codes: Tensor, bias: Tensor, rounds: int = 3
+) -> Tensor:
     """The bias with the least squared error behind the activation (Gauss-Newton), never a worse one."""
     if layer.couples_channels:
         return bias
     with torch.no_grad():
         products = [(layer.product(x, codes), y) for x, y in data]
-    best, least = bias, _errors(layer, products, bias)
-    tried = bias
-    for _ in range(_REFITS):
-        slope_residual, slope_square, count = torch.zeros_like(bias), torch.zeros_like(bias), 0
-        for product, y in products:
-            z = (product + tried).requires_grad_(True)
-            out = layer.activated(z)
-            slope = torch.autograd.grad(out.sum(), z)[0]
-            slope_residual += (slope * (out.detach() - y)).sum(0)
-            slope_square += slope.square().sum(0)
-            count += len(y)
-        tried = tried - slope_residual / (slope_square + 1e-4 * count)
-        errors = _errors(layer, products, tried)
-        better = errors < least
-        best, least = torch.where(better, tried, best), torch.where(better, errors, least)
+        rows = sum(len(y) for _, y in products)
+        best, least, tried = bias, torch.full_like(bias, math.inf), bias
+        for _ in range(rounds + 1):
+            sums = [layer.bias_slopes(product + tried, y) for product, y in products]
+            square, slope_residual, slope_square = (sum(each) for each in zip(*sums, strict=True))
+            better = square < least
+            best, least = torch.where(better, tried, best), torch.where(better, square, least)
+            tried = tried - slope_residual / (slope_square + 1e-4 * rows)
     return best

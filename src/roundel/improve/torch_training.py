@@ -153,7 +153,7 @@ class TrainingBench:
         """Error of the rounded layer, with the bias that it would get, on rows that teach nothing."""
         codes, bias = learner.hard_codes(), learner.bias().detach()
         if self._refits:
-            bias = refit_bias(self.layer, self._taught, codes, bias)
+            bias = refit_bias(self.layer, self._taught, codes, bias, rounds=1)
         return float(layer_channel_errors(self.layer, self._watched, codes, bias).sum())
 
     @cached_property
