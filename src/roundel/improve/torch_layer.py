@@ -191,7 +191,7 @@ class LayerFeed:
     def batch(self, drawn: Tensor) -> tuple[Tensor, Tensor]:
         """The rows of one step's draw."""
         if self.even:
-            return self._picked((drawn[:, None] + self._offsets).flatten())
+            return self._picked((drawn.to(self._device)[:, None] + self._offsets).flatten())
         starts = np.asarray(self.rows.starts)
         ends = starts[np.searchsorted(starts, drawn.numpy(), side="right")].tolist()
         each = [torch.arange(at, end, self._stride) for at, end in zip(drawn.tolist(), ends, strict=True)]

@@ -181,7 +181,6 @@ def train(
     middle = weights.shape[axis] // 2
     cuts = slice(None, middle), slice(middle, None)
     parts = [Part(groups=cut) if axis == 0 else Part(outputs=cut) for cut in cuts]
-    del bench  # its rows are not needed twice
 
     def half(number: int) -> tuple[Tensor, Tensor, int]:
         told = heard if number == 0 else lambda share, loss: None
