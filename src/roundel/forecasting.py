@@ -45,7 +45,7 @@ _LAYER_SECONDS = 0.03  # of a layer that is rounded
 _RUNS, _RUNS_A_SAMPLE = 170, 1.7  # forward passes: ranges and judging; those that the rounding learns from
 _PRODUCT_SECONDS, _CHOICE_SECONDS = 1.8e-11, 8.5e-10
 _SQUARE = 30  # products of inputs, of which the factorization takes as long as a choice
-_TUNING = 6  # forward passes of an iteration of fine-tuning over all layers: both ways of 2 samples
+_TUNING = 3  # forward passes of an iteration of fine-tuning over all layers: both ways of 2 samples
 _LONG_SECONDS, _MOMENT_SECONDS = 15.0, 3.0
 _TIMED = 5  # passes
 

@@ -161,9 +161,13 @@ def judge_words(
     lower_is_better: Annotated[
         bool, option("Your own metric is an error.", "--lower-is-better", panel=_JUDGE)
     ] = False,
+    decoder: Annotated[
+        str | None,
+        option("Of boxes: ssd, yolov5, yolox or yolov8; else by the outputs' shapes.", panel=_JUDGE),
+    ] = None,
 ) -> options.Words:
     """What the models on trial are judged by."""
-    judging = {"eval_data": eval_data, "labels": labels, "metric": metric}
+    judging = {"eval_data": eval_data, "labels": labels, "metric": metric, "decoder": decoder}
     return {**judging, "lower_is_better": lower_is_better}
 
 
@@ -189,6 +193,7 @@ def auto_command(
     exclude: options.Exclude = None,
     include: options.Include = None,
     exclude_subgraph: options.ExcludeSubgraph = None,
+    fix_inputs: options.FixInputs = None,
     settings: options.Set = None,
     quiet: options.Quiet = False,
     as_json: options.Json = False,
@@ -212,7 +217,8 @@ def auto_command(
     from roundel.report.console import terminal
     from roundel.report.views import show_ladder, step_line
     from roundel.trials.auto import auto
-    from roundel.trials.rungs import RungStep, parse_drop
+    from roundel.trials.budget import parse_drop
+    from roundel.trials.rungs import RungStep
 
     silent = quiet or as_json
     drop, own = parse_drop(max_drop), measure_of(judging["metric"], lower=judging["lower_is_better"])
@@ -234,6 +240,7 @@ def auto_command(
         exclude=exclude or (),
         include=include or (),
         exclude_subgraph=exclude_subgraph or (),
+        fix_inputs=options.fixed_inputs(fix_inputs),
         changes=options.settings_tree(settings),
         listener=options.live_line(silent=silent),
         on_step=None if silent else heard,
@@ -264,6 +271,7 @@ def search_command(
     seed: Annotated[int, option("Of the sampler.")] = 0,
     device: Device = None,
     exclude: options.Exclude = None,
+    fix_inputs: options.FixInputs = None,
     settings: options.Set = None,
     as_json: options.Json = False,
     *,
@@ -311,6 +319,7 @@ def search_command(
         seed=seed,
         device=device,
         exclude=exclude or (),
+        fix_inputs=options.fixed_inputs(fix_inputs),
         changes=options.settings_tree(settings),
         **work,
         listener=options.live_line(silent=as_json),

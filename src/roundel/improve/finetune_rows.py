@@ -6,7 +6,7 @@ import hashlib
 import math
 import tempfile
 from collections import deque
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from typing import Any
@@ -55,8 +55,26 @@ class Rows:
         return self.starts[self.held_from]
 
     def power(self) -> float:
-        """Variance of the held-out targets around their channels' means, summed over channels."""
-        return float(self.targets[self.first_held :].var(0, dtype=np.float64).sum())
+        """Variance of the judging targets around their channels' means, summed over channels."""
+        return float(self.targets[self.judging].var(0, dtype=np.float64).sum())
+
+    @property
+    def watching(self) -> NDArray[np.intp]:
+        """Rows that say when to stop: of every other held-out sample, or of the others where there is one."""
+        some = range(self.held_from, len(self.starts) - 1, 2)
+        return self._of(some) if self._several else np.arange(self.first_held)
+
+    @property
+    def judging(self) -> NDArray[np.intp]:
+        """Rows of the held-out samples that had no part in anything."""
+        return self._of(range(self.held_from + self._several, len(self.starts) - 1, 1 + self._several))
+
+    @property
+    def _several(self) -> bool:
+        return len(self.starts) - 1 - self.held_from > 1
+
+    def _of(self, samples: Iterable[int]) -> NDArray[np.intp]:
+        return np.concatenate([np.arange(self.starts[i], self.starts[i + 1]) for i in samples])
 
 
 def layer_seed(seed: int, layer: str) -> int:
@@ -97,7 +115,10 @@ def gather_rows(unit: Unit, seen: SeenRows, shape: tuple[int, int, int], seed: i
     starts = tuple(int(n) for n in np.cumsum([0, *(len(p) for p in places)]))
     groups, channels, size = shape
     dtype = np.dtype(np.float32) if unit.layer.normalizes else narrow_type(seen.params)
-    inputs = _empty((starts[-1], groups, size), dtype)
+    if groups > 1 == channels:  # depthwise: channels side by side, for sums over a few places of each
+        inputs = _empty((starts[-1], size, groups), dtype).transpose(0, 2, 1)
+    else:
+        inputs = _empty((starts[-1], groups, size), dtype)
     targets = _empty((starts[-1], groups, channels), np.dtype(np.float32))
     linear = None if seen.linear is None else _empty(targets.shape, targets.dtype)
 

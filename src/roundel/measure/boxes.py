@@ -227,10 +227,13 @@ class BoxRuler:
         model: the float model.
         labels: as `BoxLabels` takes them; None without any.
         images: as `Samples.images` has it.
+        decoder: as `BoxReader` takes it.
     """
 
-    def __init__(self, model: ir.Model, labels: object, images: Images | None) -> None:
-        self._reader = BoxReader.of(model, None, NMS_IOU)
+    def __init__(
+        self, model: ir.Model, labels: object, images: Images | None, decoder: str | None = None
+    ) -> None:
+        self._reader = BoxReader.of(model, decoder, NMS_IOU)
         self._labels = None if labels is None else BoxLabels(labels)
         self._images = images
         self._wanted: list[tuple[str, Arrays]] = []

@@ -25,7 +25,7 @@ from roundel.numerics.metrics import Closeness, decibels
 from roundel.types import Array, Arrays, Listener, Sample, Silent
 
 _LABELLED = ("top1", "top5")
-_Z = 1.96  # standard errors to either side that hold 95 %
+Z = 1.96  # standard errors to either side that hold 95 %
 BUILTIN = {
     "top1": "share of rows whose largest score is the label's",
     "top5": "share of rows whose label is among the five largest scores",
@@ -102,6 +102,7 @@ class Yardstick:
             with labels, else agreement for class scores and fidelity for anything else.
         lower: whether less of the user's metric is better.
         every: judge only the items that are held out, one of so many; None: all.
+        decoder: of boxes, as `roundel.evaluate` takes it.
         listener: told about progress.
 
     Raises:
@@ -117,6 +118,7 @@ class Yardstick:
         metric: str | scores.Metric | Measure | None = None,
         lower: bool = False,
         every: int | None = None,
+        decoder: str | None = None,
         listener: Listener | None = None,
     ) -> None:
         self._samples, self._every, self._wanted = samples, every, KeptSamples()
@@ -130,8 +132,10 @@ class Yardstick:
         if given is not None and given.name in BOX_METRICS and given.function is None:
             if given.name == "map" and labels is None:
                 raise _no_labels(given.name)
-            self._boxes = BoxRuler(predictor.model, labels, samples.images)
+            self._boxes = BoxRuler(predictor.model, labels, samples.images, decoder)
             labels = None
+        elif decoder is not None:
+            raise _no_boxes(decoder)
         truth = Labels(labels, None if path is None else Path(str(path)))
         first, tally = self._run_float(predictor, truth, given, told)
         self.samples, self.rows = len(self._labels), tally.rows or len(self._labels)
@@ -306,7 +310,15 @@ def paired_margin(lost: int, won: int, rows: int) -> float:
     """
     count = rows + 2
     variance = (lost + won + 2 - (lost - won) ** 2 / count) / count**2
-    return _Z * math.sqrt(max(variance, 0.0))
+    return Z * math.sqrt(max(variance, 0.0))
+
+
+def _no_boxes(decoder: str) -> RecipeError:
+    return RecipeError(
+        "A decoder is for boxes, and the metric is not about boxes.",
+        where=f"--decoder {decoder}",
+        expected="--metric " + " or ".join(BOX_METRICS),
+    )
 
 
 def _no_labels(name: str) -> RecipeError:

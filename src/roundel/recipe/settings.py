@@ -273,7 +273,7 @@ class Finetune(Section):
     seed: Annotated[int, Field(ge=0)] = 1705472343
     """The same seed gives the same model."""
     early_stop: bool = True
-    """Stop a layer when its reconstruction loss has stopped falling."""
+    """Stop a layer whose error on held-out samples is not on its way to less than it was."""
     target_op_types: tuple[str, ...] = (
         "Conv",
         "ConvTranspose",
@@ -288,7 +288,7 @@ class Finetune(Section):
     reg_param: Annotated[float, Field(ge=0)] = 0.01
     """AdaRound: weight of the rounding regulariser."""
     beta_range: tuple[float, float] = (20.0, 2.0)
-    """AdaRound: first and last exponent of the regulariser."""
+    """AdaRound: first and last exponent of the regulariser, which takes the even numbers between."""
     warm_start: Annotated[float, Field(ge=0, lt=1)] = 0.2
     """AdaRound: share of the steps without the regulariser."""
     optim_device: str = "cpu"

@@ -351,7 +351,13 @@ def show_findings(console: Console, tree: Tree) -> None:
 
 Words = Callable[[float], str]
 
-_VERDICTS = {"chosen": "bold green", "meets": "green", "best": "bold yellow", "fails": "red"}
+_VERDICTS = {
+    "chosen": "bold green",
+    "meets": "green",
+    "best": "bold yellow",
+    "undecided": "yellow",
+    "fails": "red",
+}
 
 
 def show_ladder(console: Console, tree: Tree, metric: Words, drop: Words) -> None:
@@ -386,7 +392,10 @@ def step_line(step: Tree, metric: Words, drop: Words) -> str:
         return f"{step['rung']}: {step['verdict']}, {step['reason']}"
     lost = "as good as float" if float(step["drop"]) <= 0 else f"drop {_interval(step, drop)}"
     took = f"{step['seconds']:.0f} s" + (f" ({step['forecast']:.0f} expected)" if step["forecast"] else "")
-    return f"{step['rung']}: {metric(step['metric'])}, {lost}, {step['verdict']}, {took}"
+    verdict = step["verdict"]
+    if verdict == "undecided":
+        verdict += f" ({step['probability']:.0%} likely to be within the budget)"
+    return f"{step['rung']}: {metric(step['metric'])}, {lost}, {verdict}, {took}"
 
 
 def _interval(step: Tree, drop: Words) -> str:
@@ -422,16 +431,27 @@ def _cells(step: Tree, metric: Words, drop: Words) -> list[str]:
     return [escape(step["rung"]), value, lost, figure(step["sqnr_db"], ".1f"), *costs]
 
 
+_UNSURE = 0.025  # what a 95 % interval leaves to either side
+
+
 def _outcome(console: Console, tree: Tree, metric: Words, drop: Words) -> None:
     chosen = next(step for step in tree["ladder"] if step["rung"] == tree["chosen"])
     where = f" in {tree['file']}" if tree["file"] else ""
+    doubt = chosen["probability"] is not None and _UNSURE < chosen["probability"] < 1 - _UNSURE
     if tree["met"]:
-        text = f"[bold green]met:[/] {escape(chosen['title'])}{escape(where)} stays within {tree['max_drop']}"
+        word = "[bold yellow]probably met:[/]" if doubt else "[bold green]met:[/]"
+        text = f"{word} {escape(chosen['title'])}{escape(where)} stays within {tree['max_drop']}"
         if chosen["margin"] is not None:
             text += f": drop {_interval(chosen, drop)} (95 %)"
-        console.print(text)
-        return
-    console.print(
-        f"[bold red]not met:[/] no rung stays within {tree['max_drop']}; the best, {escape(chosen['title'])}"
-        f" ({metric(chosen['metric'])}, drop {_interval(chosen, drop)}), was handed over{escape(where)}"
-    )
+    else:
+        word = "[bold yellow]undecided:[/]" if doubt else "[bold red]not met:[/]"
+        whose = "no rung is likely to stay" if doubt else "no rung stays"
+        text = (
+            f"{word} {whose} within {tree['max_drop']}; the best, {escape(chosen['title'])}"
+            f" ({metric(chosen['metric'])}, drop {_interval(chosen, drop)}), was handed over{escape(where)}"
+        )
+    if doubt:
+        text += f"; within {tree['max_drop']} with a probability of {chosen['probability']:.0%}"
+        if tree["rows_to_tell"]:
+            text += f", and about {tree['rows_to_tell']} rows would tell"
+    console.print(text)

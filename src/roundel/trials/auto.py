@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import time as clock
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
@@ -13,13 +14,14 @@ from roundel.measure.scores import Metric
 from roundel.measure.sensitivity import sensitivity
 from roundel.model.files import write_text
 from roundel.model.structure import ModelSource
-from roundel.options import DataWords, recipe_changes, takes_data_words
+from roundel.options import DataWords, fixing, recipe_changes, takes_data_words
 from roundel.outputs import model_targets, refuse_overwriting
 from roundel.recipe.load import load_recipe
 from roundel.result import QuantizeResult
 from roundel.trials import rungs as ladders
+from roundel.trials.budget import Drop, DropUnit, parse_drop, parse_time
 from roundel.trials.engine import Engine, OutOfTime, Question, TitledListener, trying, what_is_read
-from roundel.trials.rungs import AutoResult, Drop, DropUnit, Rung, RungForecast, RungStep, RungVerdict
+from roundel.trials.rungs import AutoResult, Rung, RungForecast, RungStep, RungVerdict
 from roundel.types import Listener, Silent
 
 
@@ -34,12 +36,14 @@ def auto(
     labels: object = None,
     metric: str | Metric | None = None,
     lower_is_better: bool = False,
+    decoder: str | None = None,
     time: str | float | None = None,
     device: str | None = None,
     rungs: Sequence[str] | None = None,
     exclude: Sequence[str] = (),
     include: Sequence[str] = (),
     exclude_subgraph: Sequence[str] = (),
+    fix_inputs: Mapping[str, Any] | None = None,
     changes: Mapping[str, Any] | None = None,
     listener: Listener | None = None,
     on_step: Callable[[RungStep], None] | None = None,
@@ -60,27 +64,30 @@ def auto(
             without one: top1 with labels, else agreement with the float model for class scores, and fidelity
             for anything else.
         lower_is_better: for a metric of your own that measures an error.
+        decoder: of boxes: ssd, yolov5, yolox or yolov8; else as the outputs' shapes say.
         time: '10m', '90s' or seconds: no rung begins, or goes on, beyond it; the first is always finished.
         device: the NPU it is for; rungs whose format it does not take are left out.
         rungs: only these, by name, in the ladder's order.
         exclude: what stays float, as `roundel.quantize` takes it; `include` and `exclude_subgraph` likewise.
+        fix_inputs: inputs that become constants, as `roundel.quantize` takes them.
         changes: recipe values for every rung, nested as in the file.
         listener: told about progress.
         on_step: called with each rung when it is done.
 
     Returns:
         The ladder and the winner; `met` is False where no rung meets the budget, and the best is handed over.
+        Where a metric counts rows, each rung says how likely it is to meet the budget on other data.
 
     Raises:
         RoundelError: something in the model, the data or the options is wrong; nothing was written.
     """
-    settings = recipe_changes(changes, words, exclude, include, exclude_subgraph)
-    budget = ladders.parse_drop(max_drop)
+    settings = recipe_changes(fixing(changes, fix_inputs), words, exclude, include, exclude_subgraph)
+    budget = parse_drop(max_drop)
     metric = _metric_of(budget, metric)
-    question = Question(data, eval_data, labels, metric, lower_is_better)
+    question = Question(data, eval_data, labels, metric, lower_is_better, decoder)
     ladder = {} if output is None else {"output's ladder": ladder_path(Path(output))}
     refuse_overwriting({**model_targets(output), **ladder}, what_is_read(model, question))
-    start, limit = clock.perf_counter(), ladders.parse_time(time)
+    start, limit = clock.perf_counter(), parse_time(time)
     deadline = None if limit is None else start + limit
     chosen = ladders.chosen_rungs(rungs)
     patient = rungs is not None or deadline is not None
@@ -98,6 +105,8 @@ def auto(
         return found
 
 
+_DISTANT = 0.1  # of the margin: a drop nearer to the budget would ask for a hundred times the rows
+_SURELY = 0.05  # a slower format must be so much likelier to be worth it
 _WON_BACK = 2.0  # times the budget: of more than that, fine-tuning does not win back enough
 
 
@@ -157,14 +166,14 @@ class _Walk:
     best: tuple[int, QuantizeResult] | None = None
 
     @property
-    def _met(self) -> bool:
-        return any(step.verdict is RungVerdict.MEETS for step in self.steps)
+    def _found(self) -> bool:
+        return any(step.likely for step in self.steps)
 
     def up(self, ladder: Sequence[Rung], out: Mapping[str, str]) -> None:
-        """Try the rungs until one meets the budget, but for those that are out for a reason."""
+        """Try the rungs until one is likely to meet the budget, but for those that are out for a reason."""
         forecast = self._forecast()
         for rung in ladder:
-            if self._met and not self._faster(rung):
+            if self._found and not self._faster(rung):
                 continue
             why = out.get(rung.name) or self._pointless(rung)
             if why is None and self.best is not None:
@@ -187,14 +196,16 @@ class _Walk:
         """The result, written where it was asked for."""
         assert self.best is not None
         index, result = self.best
-        met, yardstick = self._met, self.engine.yardstick
-        verdict = RungVerdict.CHOSEN if met else RungVerdict.BEST
-        self.steps[index] = replace(self.steps[index], verdict=verdict)
+        yardstick, step = self.engine.yardstick, self.steps[index]
+        assert step.drop is not None
+        verdict = RungVerdict.CHOSEN if step.likely else RungVerdict.BEST
+        rows = self._rows_to_tell(step) if step.verdict is RungVerdict.UNDECIDED else None
+        self.steps[index] = replace(step, verdict=verdict)
         if target is not None:
             result.save(target)
         result = replace(result, path=target)
         return AutoResult(
-            met=met,
+            met=self.budget.allows(step.drop),
             steps=tuple(self.steps),
             metric=yardstick.measure.name,
             metric_words=yardstick.measure.words,
@@ -205,7 +216,16 @@ class _Walk:
             path=target,
             seconds=clock.perf_counter() - self.start,
             notes=tuple(self._notes()),
+            rows_to_tell=rows,
         )
+
+    def _rows_to_tell(self, step: RungStep) -> int | None:
+        """How many rows would leave no doubt, were the drop what it seems; None where no number does."""
+        assert step.drop is not None
+        distance = abs(self.budget.amount - step.drop)
+        if not step.margin or distance < _DISTANT * step.margin:
+            return None
+        return math.ceil(self.engine.yardstick.rows * (step.margin / distance) ** 2)
 
     def _try(self, rung: Rung, expected: float) -> None:
         """Make and judge a rung's model, or its models one after the other."""
@@ -216,7 +236,7 @@ class _Walk:
             for name, title, changes in self._variants(rung, told):
                 self._judge(replace(rung, name=name, title=title), changes, told, (start, expected))
                 start = clock.perf_counter()
-                if self.steps[-1].verdict is RungVerdict.MEETS:
+                if self.steps[-1].likely:
                     return
         except OutOfTime:
             why = "time was over before it was done"
@@ -247,10 +267,10 @@ class _Walk:
         found = engine.judge(told)
         reference = yardstick.reference.value
         lost = self.budget.of(reference, found.value, lower=yardstick.measure.lower)
-        met = self.budget.allows(lost)
+        margin = None if found.margin is None else abs(self.budget.of(reference, reference - found.margin))
         step = RungStep.of(
             rung,
-            RungVerdict.MEETS if met else RungVerdict.FAILS,
+            RungVerdict.of(self.budget, lost, margin),
             metric=found.value,
             drop=lost,
             sqnr_db=found.sqnr_db,
@@ -258,7 +278,8 @@ class _Walk:
             file_bytes=engine.file_bytes(),
             seconds=clock.perf_counter() - start,
             forecast=expected,
-            margin=None if found.margin is None else abs(self.budget.of(reference, reference - found.margin)),
+            margin=margin,
+            probability=self.budget.probability(lost, margin),
             changes=changes,
         )
         self._remember(step, result)
@@ -267,13 +288,17 @@ class _Walk:
     def _remember(self, step: RungStep, result: QuantizeResult) -> None:
         """Keep the model that is handed over if nothing better comes."""
         before = None if self.best is None else self.steps[self.best[0]]
-        if before is not None and step.verdict is not RungVerdict.MEETS:
-            assert before.metric is not None
-            assert step.metric is not None
-            better = self.engine.yardstick.measure.better(step.metric, before.metric)
-            if before.verdict is RungVerdict.MEETS or not better:
-                return
+        if before is not None and not step.likely and (before.likely or not self._better(step, before)):
+            return
         self.best = (len(self.steps), replace(result, path=None))
+
+    def _better(self, step: RungStep, before: RungStep) -> bool:
+        """Whether a slower rung comes so much nearer that it is worth it; neither is likely to be enough."""
+        assert step.metric is not None
+        assert before.metric is not None
+        if step.probability is None or before.probability is None or step.verdict is RungVerdict.FAILS:
+            return self.engine.yardstick.measure.better(step.metric, before.metric)
+        return step.probability > before.probability + _SURELY
 
     def _note(self, step: RungStep) -> None:
         self.steps.append(step)
@@ -283,10 +308,11 @@ class _Walk:
 
     def _pointless(self, rung: Rung) -> str | None:
         """Why a rung cannot help, or not as much as it costs."""
-        failed = {step.rung: step.drop for step in self.steps if step.verdict is RungVerdict.FAILS}
-        if rung.mixed:
-            return "A16W8 everywhere does not meet the budget either" if "a16w8" in failed else None
-        lost = failed.get("xint8") if rung.torch else None
+        tried = {step.rung: step for step in self.steps if step.drop is not None and not step.likely}
+        if rung.mixed and "a16w8" in tried:
+            sure = tried["a16w8"].verdict is RungVerdict.FAILS
+            return f"A16W8 everywhere {'does not' if sure else 'is not likely to'} meet the budget either"
+        lost = tried["xint8"].drop if rung.torch and "xint8" in tried else None
         if lost is not None and not self.budget.allows(lost / _WON_BACK):
             return f"XINT8 loses {self.budget.words(lost)}: too much for fine-tuning to win back"
         if rung.torch and not self.patient:

@@ -15,8 +15,10 @@ from roundel.data.samples import JUDGED_EVERY, learning_part, repeatable
 from roundel.errors import DataError
 from roundel.measure.scores import Metric
 from roundel.measure.yardstick import Judgement, Yardstick
+from roundel.model import load_model
 from roundel.model.structure import ModelSource
 from roundel.outputs import metric_file
+from roundel.passes import settle_branches
 from roundel.pipeline import quantize
 from roundel.recipe.load import RecipeSource
 from roundel.recipe.settings import Recipe
@@ -40,6 +42,7 @@ class Question:
         labels: of what judges (of all of `data` without `eval_data`).
         metric: as `Yardstick` takes it.
         lower: whether less of it is better.
+        decoder: of boxes, as `roundel.evaluate` takes it.
     """
 
     data: object
@@ -47,6 +50,7 @@ class Question:
     labels: object = None
     metric: str | Metric | None = None
     lower: bool = False
+    decoder: str | None = None
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -61,6 +65,7 @@ class Engine:
         folder: for the models on trial; it vanishes at the end.
         device: the NPU they are for.
         executor: where calibration runs.
+        decoder: of boxes, where one was named.
     """
 
     model: ModelSource
@@ -70,6 +75,7 @@ class Engine:
     folder: Path
     device: str | None = None
     executor: Executor | None = None
+    decoder: str | None = None
 
     @property
     def path(self) -> Path:
@@ -167,18 +173,28 @@ def trying(
                 learn, judge = samples, repeatable(open_data(float_model, options, question.eval_data, fixed))
                 every, where = None, "the evaluation data"
             yardstick = Yardstick(
-                model,
+                _as_fixed(model, recipe),
                 judge,
                 labels=question.labels,
                 metric=question.metric,
                 lower=question.lower,
                 every=every,
+                decoder=question.decoder,
                 listener=told,
             )
             words = f"{yardstick.samples} samples of {where}"
-            yield Engine(model, learn, yardstick, words, Path(name), device, executor)
+            yield Engine(model, learn, yardstick, words, Path(name), device, executor, question.decoder)
         finally:
             told.close()
+
+
+def _as_fixed(model: ModelSource, recipe: Recipe) -> ModelSource:
+    """The float model as it was written, but without the inputs that samples do not hold."""
+    if not recipe.prepare.fixed_inputs:
+        return model
+    fixed = load_model(model).model.clone()
+    settle_branches(fixed, recipe.prepare)
+    return fixed
 
 
 def _held_out_every(samples: Samples) -> int:

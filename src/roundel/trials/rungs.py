@@ -5,8 +5,6 @@ from __future__ import annotations
 import enum
 import importlib.util
 import json
-import math
-import re
 from bisect import bisect_left
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -20,6 +18,7 @@ from roundel.plain import Card, counted, to_plain
 from roundel.recipe.settings import merge
 from roundel.report.record import versions
 from roundel.targets.npu import Format, device_named
+from roundel.trials.budget import Drop
 
 if TYPE_CHECKING:
     from roundel.result import QuantizeResult
@@ -134,17 +133,26 @@ def grown(layers: Sequence[LayerCost], changes: Mapping[str, Any]) -> Iterator[M
 
 
 LADDER_VERSION = 1
+LIKELY = 0.8  # the probability from which a rung is taken though its interval leaves a doubt
 
 
 class RungVerdict(enum.Enum):
     """What became of a rung."""
 
-    CHOSEN = "chosen"  # meets the budget
-    BEST = "best"  # does not, and nothing else came closer
-    MEETS = "meets"  # meets it, and a cheaper one does, too
-    FAILS = "fails"
+    CHOSEN = "chosen"  # meets the budget, or is likely to
+    BEST = "best"  # does not, or is not likely to, and nothing else came closer
+    MEETS = "meets"  # meets it with all of its interval, and a cheaper one was chosen
+    UNDECIDED = "undecided"  # the budget lies within its interval
+    FAILS = "fails"  # with all of its interval
     SKIPPED = "skipped"
     STOPPED = "stopped"  # time was over, or its result was illegal
+
+    @classmethod
+    def of(cls, budget: Drop, lost: float, margin: float | None) -> RungVerdict:
+        """What a measured loss says, with half of its interval where that is known."""
+        if budget.allows(lost + (margin or 0.0)):
+            return cls.MEETS
+        return cls.UNDECIDED if margin and budget.allows(lost - margin) else cls.FAILS
 
 
 @dataclass(frozen=True, slots=True)
@@ -164,6 +172,7 @@ class RungStep:
         seconds: for making and judging it.
         forecast: seconds that were expected of it.
         margin: half of the drop's 95 % interval, in the unit of the budget; None where it is not known.
+        probability: that the drop is within the budget on endless data of this kind; None likewise.
         changes: what differs from the preset, nested as in a recipe.
     """
 
@@ -179,6 +188,7 @@ class RungStep:
     seconds: float = 0.0
     forecast: float | None = None
     margin: float | None = None
+    probability: float | None = None
     preset: str = ""
     changes: Mapping[str, Any] = field(default_factory=dict)
 
@@ -186,6 +196,12 @@ class RungStep:
     def of(cls, rung: Rung, verdict: RungVerdict, reason: str = "", **figures: Any) -> RungStep:
         """A rung as it ended."""
         return cls(rung.name, rung.title, verdict, reason, preset=rung.preset, **figures)
+
+    @property
+    def likely(self) -> bool:
+        """Whether it meets the budget, as far as can be told: a slower format is then not needed."""
+        sure = self.verdict in (RungVerdict.MEETS, RungVerdict.CHOSEN)
+        return sure or (self.probability is not None and self.probability >= LIKELY)
 
     def to_dict(self) -> dict[str, Any]:
         """Plain values; an infinite number becomes a string."""
@@ -197,7 +213,8 @@ class AutoResult(Card):
     """The ladder and what it led to.
 
     Attributes:
-        met: whether the budget holds for the model that was handed over.
+        met: whether the measured drop of the model that was handed over is within the budget; where chance
+            leaves a doubt, `chosen.probability` says how large.
         steps: the rungs, in the order of the walk.
         metric: name of what was measured.
         metric_words: what that means.
@@ -208,6 +225,7 @@ class AutoResult(Card):
         path: where it was written; None when no output was asked for.
         seconds: the whole took.
         notes: what a careful reader wants to know.
+        rows_to_tell: about so many rows would decide what these leave open; None where nothing is.
     """
 
     met: bool
@@ -221,6 +239,7 @@ class AutoResult(Card):
     path: Path | None
     seconds: float
     notes: tuple[str, ...] = ()
+    rows_to_tell: int | None = None
 
     @property
     def chosen(self) -> RungStep:
@@ -233,6 +252,8 @@ class AutoResult(Card):
             "ladder_version": LADDER_VERSION,
             "versions": versions(),
             "met": self.met,
+            "probability": self.chosen.probability,
+            "rows_to_tell": self.rows_to_tell,
             "chosen": self.chosen.rung,
             "metric": self.metric,
             "metric_words": self.metric_words,
@@ -258,110 +279,6 @@ class AutoResult(Card):
             "tried": f"{tried} of {counted(len(self.steps), 'rung')} in {self.seconds:.0f} s",
             "file": self.path or "none",
         }
-
-
-_DROP = re.compile(
-    r"(?P<number>\d+(?:\.\d*)?|\.\d+)\s*(?P<unit>%|percent|points?|pts?|pp|map)?", re.IGNORECASE
-)
-_FORMS = (
-    "'1%' (of the float model's metric), '1 point' (of a hundred), '1map' (of mAP), or '0.01' (in the"
-    " metric's own units)"
-)
-_TIME = re.compile(
-    r"(?:(?P<h>\d+(?:\.\d+)?)\s*h)?\s*(?:(?P<m>\d+(?:\.\d+)?)\s*m(?:in)?)?\s*(?:(?P<s>\d+(?:\.\d+)?)\s*s?)?",
-    re.IGNORECASE,
-)
-
-
-_SECONDS = {"h": 3600, "m": 60, "s": 1}
-
-
-class DropUnit(enum.Enum):
-    """What a drop is a part of."""
-
-    RELATIVE = "%"  # of the float model's own metric
-    POINT = "point"  # of a hundred: 75.3 % to 74.3 % is one
-    MAP = "mAP"  # likewise, of the mean average precision of boxes
-    PLAIN = ""  # of the metric's own units
-
-
-@dataclass(frozen=True, slots=True)
-class Drop:
-    """The most that a metric may lose."""
-
-    amount: float
-    unit: DropUnit
-
-    def of(self, reference: float, value: float, *, lower: bool = False) -> float:
-        """What was lost, in this drop's unit; negative where the value is better than the reference.
-
-        Args:
-            reference: the float model's metric.
-            value: the quantized model's.
-            lower: whether less is better.
-        """
-        lost = value - reference if lower else reference - value
-        if self.unit is DropUnit.PLAIN:
-            return lost
-        if self.unit in (DropUnit.POINT, DropUnit.MAP):
-            return 100 * lost
-        if reference == 0:
-            return 0.0 if lost == 0 else math.copysign(math.inf, lost)
-        return 100 * lost / abs(reference)
-
-    def allows(self, lost: float) -> bool:
-        """Whether so much may be lost; rounding in the last place does not decide."""
-        return lost <= self.amount + 1e-9 * max(1.0, self.amount)
-
-    def words(self, lost: float) -> str:
-        """A loss in this unit."""
-        if self.unit is DropUnit.PLAIN:
-            return f"{lost:.4g}"
-        return f"{lost:.2f}" + ("%" if self.unit is DropUnit.RELATIVE else "pt")
-
-    def __str__(self) -> str:
-        if self.unit is DropUnit.POINT:
-            return f"{self.amount:g} point" + ("" if self.amount == 1 else "s")
-        if self.unit is DropUnit.MAP:
-            return f"{self.amount:g} mAP"
-        return f"{self.amount:g}{self.unit.value}"
-
-
-def parse_drop(text: str | float) -> Drop:
-    """The drop that a user means.
-
-    Raises:
-        RecipeError: the words mean none.
-    """
-    found = _DROP.fullmatch(str(text).strip())
-    if found is None:
-        raise RecipeError(
-            "The largest drop cannot be read.", where="--max-drop", observed=text, expected=_FORMS
-        )
-    amount, unit = float(found["number"]), (found["unit"] or "").casefold()
-    if unit in ("%", "percent"):
-        return Drop(amount, DropUnit.RELATIVE)
-    if unit == "map":
-        return Drop(amount, DropUnit.MAP)
-    return Drop(amount, DropUnit.POINT if unit else DropUnit.PLAIN)
-
-
-def parse_time(text: str | float | None) -> float | None:
-    """Seconds; None for no limit.
-
-    Raises:
-        RecipeError: the words are no time.
-    """
-    if text is None:
-        return None
-    found = _TIME.fullmatch(str(text).strip())
-    parts = {} if found is None else found.groupdict("0")
-    seconds = sum(float(value) * _SECONDS[unit] for unit, value in parts.items())
-    if seconds <= 0:
-        raise RecipeError(
-            "The time cannot be read.", where="--time", observed=text, expected="10m, 90s, 1h30m or 600"
-        )
-    return seconds
 
 
 _START = 1.0  # seconds for sessions and files, whatever the model

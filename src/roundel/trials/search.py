@@ -15,7 +15,7 @@ from roundel.measure.scores import Metric
 from roundel.model import ModelSource, load_model
 from roundel.model.files import write_text
 from roundel.model.graph import fingerprint
-from roundel.options import DataWords, chosen_recipe, recipe_changes, takes_data_words
+from roundel.options import DataWords, chosen_recipe, fixing, recipe_changes, takes_data_words
 from roundel.outputs import model_targets, refuse_overwriting
 from roundel.plain import Card, counted, to_plain
 from roundel.recipe.load import RecipeSource, dump_yaml, load_recipe, preset_key, preset_names, unfolded
@@ -105,11 +105,13 @@ def search(
     labels: object = None,
     metric: str | Metric | None = None,
     lower_is_better: bool = False,
+    decoder: str | None = None,
     also: Sequence[str] = (),
     sampler: Sampler = "tpe",
     seed: int = 0,
     device: str | None = None,
     exclude: Sequence[str] = (),
+    fix_inputs: Mapping[str, Any] | None = None,
     changes: Mapping[str, Any] | None = None,
     executor: Executor | None = None,
     listener: Listener | None = None,
@@ -133,11 +135,13 @@ def search(
         labels: of what judges, as `roundel.evaluate` takes them.
         metric: as `roundel.auto` takes it, or sqnr, which is the default without labels.
         lower_is_better: for a metric of your own that measures an error.
+        decoder: of boxes: ssd, yolov5, yolox or yolov8; else as the outputs' shapes say.
         also: further objectives: size, time, npu.
         sampler: tpe learns from the trials before, random does not.
         seed: of the sampler.
         device: the NPU it is for.
         exclude: nodes that stay float.
+        fix_inputs: inputs that become constants, as `roundel.quantize` takes them.
         changes: recipe values for every trial, nested as in the file.
         executor: where each trial's calibration runs, from `roundel.executor(…)`; else in this process.
         listener: told about progress.
@@ -149,11 +153,11 @@ def search(
     """
     told, chosen = listener or Silent(), chosen_recipe(preset, recipe)
     metric = "sqnr" if metric is None and labels is None else metric
-    question = Question(data, eval_data, labels, metric, lower_is_better)
+    question = Question(data, eval_data, labels, metric, lower_is_better, decoder)
     sources = {**what_is_read(model, question), "recipe": chosen, "space": space}
     refuse_overwriting({**model_targets(output), "best recipe": save_recipe, "study": study}, sources)
     wanted = read_space(space)
-    base = load_recipe(chosen, recipe_changes(changes, words, exclude=exclude))
+    base = load_recipe(chosen, recipe_changes(fixing(changes, fix_inputs), words, exclude=exclude))
     directions = _directions(also, "minimize" if lower_is_better else "maximize")
     _check_sampling(trials, sampler)
     # The study first: a missing package or a wrong file should not wait for the float model.
@@ -180,6 +184,8 @@ def recipe_of(base: Recipe, parameters: Mapping[str, Any]) -> Recipe:
         return load_recipe(base, fields)
     said = base.model_dump(exclude_defaults=True)
     kept = {section: said.get(section, {}) for section in ("data", "selection", "verify")}
+    if base.prepare.fixed_inputs:  # the model's inputs, which are what the samples are made for
+        kept["prepare"] = {"fixed_inputs": dict(base.prepare.fixed_inputs)}
     return load_recipe(str(parameters[PRESET]), merge(kept, unfolded(fields)))
 
 
@@ -253,6 +259,7 @@ def _key(engine: Engine, base: Recipe, directions: Mapping[str, str]) -> dict[st
         "judged on": engine.judged_on,
         "objectives": list(directions),
         "device": engine.device,
+        **({} if engine.decoder is None else {"decoder": engine.decoder}),
     }
 
 

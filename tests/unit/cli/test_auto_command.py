@@ -11,14 +11,31 @@ QUICK = ("--rungs", "xint8,a16w8")
 
 def test_a_budget_that_is_met(roundel_cli: Any, digits: Path, arrays: Path, tmp_path: Path) -> None:
     out = tmp_path / "out.onnx"
-    ran = roundel_cli("auto", digits, "-o", out, "--data", arrays, "--max-drop", "50%", *QUICK)
+    ran = roundel_cli("auto", digits, "-o", out, "--data", arrays, "--max-drop", "90%", *QUICK)
     assert ran.code == 0
     assert out.exists()
     assert "agreement" in ran.out
     assert "chosen" in ran.out
-    assert "met: XINT8, effort fast in out.onnx stays within 50%: drop 0.00% ±" in ran.out
+    assert "\nmet: XINT8, effort fast in out.onnx stays within 90%: drop 0.00% ±" in ran.out
     assert "xint8: " in ran.err
     assert all(len(line) <= 80 for line in ran.out.splitlines())
+
+
+def test_doubt_is_told(roundel_cli: Any, digits: Path, arrays: Path, tmp_path: Path) -> None:
+    ran = roundel_cli(
+        "auto", digits, "-o", tmp_path / "o.onnx", "--data", arrays, "--max-drop", "50%", *QUICK
+    )
+    assert ran.code == 0
+    plain = " ".join(ran.out.split())
+    assert "probably met: XINT8, effort fast in o.onnx stays within 50%: drop 0.00% ±69.30% (95 %)" in plain
+    assert "with a probability of 92%, and about 4 rows would tell" in plain
+    assert "undecided (92% likely to be within the budget)" in " ".join(ran.err.split())
+
+
+def test_a_decoder_is_for_boxes(roundel_cli: Any, digits: Path, arrays: Path, tmp_path: Path) -> None:
+    ran = roundel_cli("auto", digits, "-o", tmp_path / "o.onnx", "--data", arrays, "--decoder", "yolov8")
+    assert ran.code == 2
+    assert "A decoder is for boxes" in ran.err
 
 
 def test_a_budget_that_cannot_be_met(roundel_cli: Any, digits: Path, arrays: Path, tmp_path: Path) -> None:

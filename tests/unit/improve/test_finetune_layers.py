@@ -17,17 +17,16 @@ pytest.importorskip("torch")
 import torch
 
 from roundel.improve.constants import Constants, LayerWeights, Written
-from roundel.improve.finetune_rows import SeenRows, gather_rows, layer_seed, narrow_type
-from roundel.improve.layers import Unit, find_units
+from roundel.improve.finetune_rows import Rows, SeenRows, gather_rows, layer_seed, narrow_type
+from roundel.improve.layers import Activation, Unit, find_units
 from roundel.improve.stepwise import StepwiseRunner
-from roundel.improve.torch_training import (
+from roundel.improve.torch_layer import LayerFeed, Part, TorchLayer, reconstruction, tensor
+from roundel.improve.torch_learners import (
     AdaRound,
-    TorchLayer,
-    beta,
     inverse_rectified,
-    rectified,
+    odd_power,
+    regulariser_exponent,
     rounding_start,
-    tensor,
 )
 from roundel.recipe.settings import Finetune
 from roundel.types import QParams, QType
@@ -164,39 +163,91 @@ def test_rounding_starts_at_the_codes_there_are() -> None:
     np.testing.assert_allclose(learner.soft_codes().detach().numpy()[near], real[near], atol=1e-4)
 
 
+def _rectified(alpha: torch.Tensor) -> torch.Tensor:
+    return torch.clamp(torch.sigmoid(alpha) * 1.2 - 0.1, 0, 1)
+
+
 def test_the_rectified_sigmoid_and_its_inverse() -> None:
     share = np.linspace(0, 1, 11)
     alpha = inverse_rectified(share)
     np.testing.assert_allclose(alpha, -np.log(1.2 / (share + 0.1) - 1))
-    np.testing.assert_allclose(rectified(torch.sigmoid(torch.from_numpy(alpha))).numpy(), share, atol=1e-12)
+    np.testing.assert_allclose(_rectified(torch.from_numpy(alpha)).numpy(), share, atol=1e-12)
 
 
-def test_the_exponent_follows_a_cosine() -> None:
+def test_the_exponent_follows_a_cosine_over_even_numbers() -> None:
     settings = Finetune(iterations=1000)
-    assert beta(199, settings) is None
+    assert regulariser_exponent(199, settings) is None
+    seen = [regulariser_exponent(step, settings) for step in range(200, 1000)]
+    assert sorted(set(seen), reverse=True) == list(range(20, 0, -2))
     for step in (200, 500, 999):
         expected = 2 + 9 * (1 + np.cos(np.pi * (step - 200) / 800))
-        assert beta(step, settings) == pytest.approx(expected)
+        assert abs(seen[step - 200] - expected) <= 1
+    assert regulariser_exponent(99, Finetune(iterations=100, beta_range=(1.0, 0.5))) == 2
 
 
-@pytest.mark.parametrize("exponent", [None, 20.0, 2.5])
-def test_the_gradient_is_that_of_the_loss_and_the_regulariser(exponent: float | None) -> None:
-    one, generator = np.ones((1, 1, 1)), np.random.default_rng(0)
-    real = generator.normal(0, 3, (1, 3, 5))
-    weights = LayerWeights(real, np.rint(real), one, -127 * one, 127 * one, 1.0, np.zeros((1, 3)), None)
+@pytest.mark.parametrize("exponent", [1, 3, 5, 7, 13, 19])
+def test_an_odd_power(exponent: int) -> None:
+    x = torch.linspace(-1, 1, 41)
+    torch.testing.assert_close(odd_power(x.clone(), exponent), x**exponent)
+
+
+_BEHIND: dict[str, Activation | None] = {
+    "nothing": None,
+    "Relu": Activation("Relu"),
+    "Clip": Activation("Clip", bounds=(-1.0, 4.0)),
+    "open Clip": Activation("Clip", bounds=(None, 2.0)),
+    "Sigmoid": Activation("Sigmoid"),
+    "PRelu": Activation("PRelu", slope=np.float32([0.3])),
+}
+
+
+@pytest.mark.parametrize("exponent", [None, 20, 2])
+@pytest.mark.parametrize("behind", _BEHIND)
+@pytest.mark.parametrize("shape", [(1, 3, 5), (4, 1, 9), (2, 3, 5)], ids=["whole", "depthwise", "groups"])
+def test_the_gradient_is_autograds(shape: tuple[int, int, int], behind: str, exponent: int | None) -> None:
+    generator = np.random.default_rng(0)
+    one, step = np.ones((1, 1, 1)), 2.0 ** generator.integers(-3, 0, (*shape[:2], 1))
+    real = generator.normal(0, 3, shape)
+    bias = generator.normal(0, 1, shape[:2])
+    weights = LayerWeights(real * step, np.rint(real), step, -127 * one, 127 * one, 0.5, bias, None)
+    layer = TorchLayer(weights, _BEHIND[behind], "cpu")
     learner = AdaRound(weights, Finetune(reg_param=0.5), "cpu")
-    pull = torch.from_numpy(generator.normal(0, 1, real.shape).astype(np.float32))
-    (learner.soft_codes() * pull).sum().backward()
-    learner.pass_back(None if exponent is None else torch.tensor(exponent))
+    x = tensor(generator.integers(-9, 9, (20, shape[0], shape[2])), "cpu")
+    y = tensor(generator.normal(0, 3, (20, *shape[:2])), "cpu")
+    learner.learn(layer, x, y, exponent)
 
-    alpha = learner.parameters()[0].detach().clone().requires_grad_(True)
-    up = rectified(torch.sigmoid(alpha))
-    loss = (up * pull).sum()
+    alpha = learner.parameters()[0].clone().requires_grad_(True)
+    up = _rectified(alpha)
+    base = tensor(rounding_start(weights)[0], "cpu")
+    loss = reconstruction(layer.outputs(x, base + up, tensor(bias, "cpu")), y)
     if exponent is not None:
         loss = loss + 0.5 * (1 - (2 * up - 1).abs().pow(exponent)).sum()
     loss.backward()
-    assert alpha.grad is not None
-    torch.testing.assert_close(learner.parameters()[0].grad, alpha.grad)
+    torch.testing.assert_close(learner.parameters()[0].grad, alpha.grad, rtol=1e-4, atol=1e-4)
+
+
+@pytest.mark.parametrize("size", [3, 1], ids=["groups", "depthwise"])
+@pytest.mark.parametrize("counts", [(70, 70, 70, 70, 70), (70, 64, 70, 65, 80), (5, 6, 5, 5, 5)])
+def test_a_step_sees_every_other_place_of_its_samples(counts: tuple[int, ...], size: int) -> None:
+    starts = tuple(np.cumsum([0, *counts]).tolist())
+    inputs = np.arange(starts[-1], dtype=np.int16)[:, None, None] + np.zeros((1, 2, 4), np.int16)
+    targets = np.asarray(inputs[:, :, :size], np.float32)
+    feed = LayerFeed(Rows(inputs, targets, None, starts, 4), "cpu", Part(groups=slice(1, None)))
+    drawn = feed.draws(torch.Generator().manual_seed(0), 50, 2)
+    assert drawn.shape == (50, 2)
+    stride = 1 if min(counts) < 64 else 2
+    for each in drawn:
+        x, y = feed.batch(each)
+        assert x.shape[1:] == (1, 4)
+        assert y.shape[1:] == (1, size)
+        rows = x[:, 0, 0].long()
+        torch.testing.assert_close(y[:, 0, 0].long(), rows)
+        of = np.searchsorted(starts, each.numpy(), side="right") - 1
+        assert len(set(of)) == 2
+        assert max(of) < 4
+        assert all(0 <= at - starts[sample] < stride for at, sample in zip(each.tolist(), of, strict=True))
+        whole = [np.arange(at, starts[i + 1], stride) for at, i in zip(each.tolist(), of, strict=True)]
+        np.testing.assert_array_equal(rows.numpy(), np.concatenate(whole))
 
 
 @pytest.mark.parametrize(

@@ -252,6 +252,12 @@ def test_a_budget_of_map(wide: Path, tmp_path: Path) -> None:
     assert found.met
     own = roundel.auto(model, metric="boxf1", max_drop="1 point", **words)
     assert own.reference == 1.0
+    with pytest.raises(roundel.DataError, match="decoder yolox"):
+        roundel.auto(model, metric="boxf1", decoder="yolox", max_drop="1 point", **words)
+    with pytest.raises(roundel.RecipeError, match="no decoder"):
+        roundel.auto(model, metric="boxf1", decoder="yolo", max_drop="1 point", **words)
+    with pytest.raises(roundel.RecipeError, match="for boxes"):
+        roundel.auto(model, decoder="ssd", max_drop="1 point", **words)
     with pytest.raises(roundel.RecipeError, match="another one"):
         roundel.auto(model, metric="top1", max_drop="1map", **words)
     with pytest.raises(roundel.RecipeError, match="needs labels"):

@@ -5,7 +5,9 @@ from __future__ import annotations
 import hashlib
 import importlib.util
 import json
+from dataclasses import dataclass
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -16,9 +18,12 @@ from roundel.errors import DataError, RecipeError
 from roundel.example import load_example
 from roundel.measure.evaluate import evaluate_models
 from roundel.measure.layers import LayerCost
+from roundel.measure.yardstick import Judgement, Measure
 from roundel.trials import auto as ladder_walk
 from roundel.trials import rungs
+from roundel.trials.budget import parse_drop
 from roundel.trials.rungs import RUNGS, RungForecast, RungVerdict, grown
+from roundel.types import Silent
 
 DIGITS = load_example()
 CALM = ["xint8", "a8w8", "a16w8", "mixed", "bf16"]  # no gradients: quick
@@ -170,6 +175,75 @@ def test_what_a_rung_takes_and_how_sure_its_drop_is_are_told() -> None:
     assert step.forecast is not None
     assert step.forecast > 0
     assert walk(metric="fidelity", rungs=["xint8"], max_drop="50%").steps[0].margin is None
+
+
+@dataclass(frozen=True)
+class _Made:
+    path: Path | None = None
+
+
+def _walked(figures: dict[str, tuple[float, float | None]], max_drop: str = "1 point") -> roundel.AutoResult:
+    """The ladder with models of these accuracies and margins."""
+    made: list[str] = []
+    measure = Measure("top1", "share")
+
+    def make(path: object, preset: str, told: object, **rest: object) -> _Made:
+        made.append(preset)
+        return _Made()
+
+    def judge(told: object) -> Judgement:
+        value, margin = figures[made[-1]]
+        return Judgement(value, 20.0, 0.0, margin)
+
+    yardstick = SimpleNamespace(
+        measure=measure, reference=Judgement(0.9, None, 0.1), samples=400, rows=400, resolution=1 / 400
+    )
+    engine: Any = SimpleNamespace(
+        make=make,
+        judge=judge,
+        yardstick=yardstick,
+        path=Path("t.onnx"),
+        folder=Path("t"),
+        learn=SimpleNamespace(count=10, description={}),
+        judged_on="400 rows",
+        npu_share=lambda: 1.0,
+        file_bytes=lambda: 1,
+    )
+    walk = ladder_walk._Walk(engine, parse_drop(max_drop), {}, 0.0, None, Silent(), None, False)
+    walk.up([rung for rung in RUNGS if rung.name in figures], {})
+    return walk.finished(None)
+
+
+@pytest.mark.parametrize(
+    ("figures", "chosen", "met", "tried"),
+    [
+        # All of the interval is within the budget: no more is tried.
+        ({"xint8": (0.90, 0.007), "a8w8": (0.90, 0.007)}, "xint8", True, 1),
+        # Likely enough: 86 % of the truths that look like this are within it.
+        ({"xint8": (0.899, 0.016), "a8w8": (0.90, 0.016)}, "xint8", True, 1),
+        # Within it by a hair: another rung is worth a look, and one that is sure wins.
+        ({"xint8": (0.8905, 0.016), "a8w8": (0.90, 0.007)}, "a8w8", True, 2),
+        # Nothing is likely. A little better is not worth a slower format, much better is.
+        ({"xint8": (0.8905, 0.016), "a8w8": (0.8906, 0.016)}, "xint8", True, 2),
+        ({"xint8": (0.88, 0.016), "a8w8": (0.889, 0.016)}, "a8w8", False, 2),
+        # Beyond it with all of the interval.
+        ({"xint8": (0.80, 0.016), "a8w8": (0.82, 0.016)}, "a8w8", False, 2),
+    ],
+)
+def test_what_is_chosen_in_doubt(
+    figures: dict[str, tuple[float, float | None]], chosen: str, met: bool, tried: int
+) -> None:
+    found = _walked(figures)
+    assert (found.chosen.rung, found.met, len(found.steps)) == (chosen, met, tried)
+
+
+def test_doubt_says_how_much_more_data_would_tell() -> None:
+    found = _walked({"xint8": (0.885, 0.016)})
+    assert found.chosen.probability == pytest.approx(0.27, abs=0.01)
+    assert found.rows_to_tell == pytest.approx(400 * 3.2**2, abs=1)
+    assert found.to_dict()["probability"] == found.chosen.probability
+    assert _walked({"xint8": (0.8899, 0.016)}).rows_to_tell is None  # nobody has so many
+    assert _walked({"xint8": (0.80, 0.016)}).rows_to_tell is None  # they tell
 
 
 def test_without_torch_the_gradient_rungs_say_so(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -9,7 +9,8 @@ import pytest
 
 from roundel.errors import RecipeError
 from roundel.measure.yardstick import paired_margin
-from roundel.trials.rungs import Drop, DropUnit, parse_drop, parse_time
+from roundel.trials.budget import Drop, DropUnit, parse_drop, parse_time
+from roundel.trials.rungs import RungStep, RungVerdict
 
 
 @pytest.mark.parametrize(
@@ -96,3 +97,41 @@ def test_the_interval_holds_the_truth_as_often_as_it_says(lost: float, won: floa
     margins = [paired_margin(int(one), int(other), rows) for one, other, _ in drawn]
     assert np.mean(np.array(found) <= np.array(margins)) >= 0.93
     assert min(margins) > 0
+
+
+@pytest.mark.parametrize(
+    ("lost", "margin", "verdict", "probability"),
+    [
+        (0.2, None, RungVerdict.MEETS, None),
+        (1.2, None, RungVerdict.FAILS, None),
+        (0.2, 0.7, RungVerdict.MEETS, 0.987),
+        (0.2, 1.6, RungVerdict.UNDECIDED, 0.836),
+        (1.0, 1.6, RungVerdict.UNDECIDED, 0.5),
+        (1.14, 1.57, RungVerdict.UNDECIDED, 0.431),
+        (3.0, 1.6, RungVerdict.FAILS, 0.007),
+    ],
+)
+def test_the_interval_decides(
+    lost: float, margin: float | None, verdict: RungVerdict, probability: float | None
+) -> None:
+    budget = parse_drop("1%")
+    assert RungVerdict.of(budget, lost, margin) is verdict
+    found = budget.probability(lost, margin)
+    assert found == (probability if probability is None else pytest.approx(probability, abs=1e-3))
+    step = RungStep("r", "R", verdict, drop=lost, margin=margin, probability=found)
+    assert step.likely == (verdict is RungVerdict.MEETS or (found or 0) >= 0.8)
+
+
+def test_the_probability_is_the_share_of_truths_within_the_budget() -> None:
+    """Among models that look alike, as many are within the budget as is said."""
+    generator, rows, budget = np.random.default_rng(1), 400, parse_drop("1 point")
+    said, held = [], []
+    for lost in generator.uniform(0, 0.05, 4000):
+        one, other, _ = generator.multinomial(rows, [lost, 0.01, 0.99 - lost])
+        drop = budget.of(0.9, 0.9 - (one - other) / rows)
+        said.append(budget.probability(drop, 100 * paired_margin(int(one), int(other), rows)) or 0.0)
+        held.append(lost - 0.01 <= 0.01)
+    for low, high in ((0.0, 0.2), (0.2, 0.5), (0.5, 0.8), (0.8, 1.0)):
+        some = [(p, h) for p, h in zip(said, held, strict=True) if low <= p < high]
+        expected, seen = np.mean(some, axis=0)
+        assert seen == pytest.approx(expected, abs=0.1)

@@ -167,3 +167,30 @@ def test_what_cannot_be(options: dict[str, Any], words: str) -> None:
     with pytest.raises(RecipeError) as caught:
         look(**options)
     assert words in str(caught.value)
+
+
+def with_a_gain() -> Any:
+    """Beside the picture it takes a number, which the samples do not hold."""
+    nodes = [
+        node("Mul", ["x", "gain"], ["m"], name="gained"),
+        node("Conv", ["m", "w"], ["y"], name="conv"),
+    ]
+    return build(nodes, {**X, "gain": [1]}, ["y"], {"w": normal(4, 3, 3, 3)})
+
+
+@pytest.mark.parametrize("space", [{"weights.method": ["minmax", "mse"]}, {"preset": ["a8w8", "a16w8"]}])
+def test_inputs_may_be_fixed(space: dict[str, list[str]]) -> None:
+    found = roundel.search(with_a_gain(), data=DATA, space=space, trials=2, fix_inputs={"gain": 0.5})
+    assert len(found.trials) == 2
+    assert all(trial.values[0] > 20 for trial in found.trials)
+    with pytest.raises(roundel.RoundelError, match="gain"):
+        roundel.search(with_a_gain(), data=DATA, space=space, trials=2)
+
+
+def test_auto_takes_fixed_inputs() -> None:
+    words: dict[str, Any] = {"data": DATA, "rungs": ["a16w8"], "metric": "fidelity"}
+    found = roundel.auto(with_a_gain(), fix_inputs={"gain": 0.5}, **words)
+    assert found.met
+    assert [value.name for value in found.result.model.graph.input] == ["x"]
+    with pytest.raises(roundel.RecipeError, match="no input 'gian'"):
+        roundel.auto(with_a_gain(), fix_inputs={"gian": 0.5}, **words)
