@@ -24,6 +24,7 @@ from roundel.improve.rotate import rotate
 from roundel.improve.rounding import choose_rounding
 from roundel.improve.smooth import find_groups, look_at_channels, smooth
 from roundel.improve.weight_only import gptq_layers
+from roundel.improve.widths import takes_sixteen, widen
 from roundel.passes import refresh_shapes
 from roundel.plan import build_plan
 from roundel.plan.build import weight_layers
@@ -259,6 +260,10 @@ def _mixed(state: State, context: Context) -> State:
     return mix_layers(state, context.told)
 
 
+def _wide(state: State, context: Context) -> State:
+    return widen(state, not state.recipe.improve.rounding, context.told)
+
+
 def _widened(state: State, context: Context) -> State:
     context.told.step("try wider ranges")
     inputs, outputs = judges.to_learn(state)
@@ -336,6 +341,7 @@ def _memory(step: str, state: State, context: Context) -> Memory | None:
 PLAN_STEPS = (Step("mixed precision", lambda s: s.recipe.mixed.searched, _mixed, None),)
 
 STATE_STEPS = (
+    Step("16 bits", lambda s: _learns(s) and s.recipe.improve.goal > 0 and takes_sixteen(s), _wide, judges.unseen),
     Step(
         "wider ranges",
         lambda s: _learns(s) and s.recipe.improve.ranges and s.recipe.calibration.method == "mse",

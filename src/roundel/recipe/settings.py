@@ -330,6 +330,10 @@ class Improve(Section):
     """Integers: leave in float written-out variances and norms, and what is around Log, Exp or one number."""
     carriers: bool = True
     """Integers: leave in float what only moves values to nodes that stay in float."""
+    goal: Annotated[float, Field(ge=0)] = 15.0
+    """DB that each output should reach on samples no step has learned from; else 16 bits for what spoils it."""
+    transformer_goal: Annotated[float, Field(ge=0)] = 22.0
+    """The same for networks with layer norms and matrix products."""
     ranges: bool = True
     """Ranges of activations by the error behind the function that reads them, and at the outputs."""
     rounding: bool = True

@@ -1,0 +1,217 @@
+"""Sixteen bits for the few activations that spoil an output: found by measurement, kept where they help.
+
+Outliers of a transformer's residual stream leave its other channels hardly a code, and a network may have
+such a tensor anywhere. Each tensor is quantized alone, all else in float; the noisiest take int16.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+
+import numpy as np
+import onnx_ir as ir
+
+from roundel.calibrate.resolve import resolve as scales_of
+from roundel.improve.judges import as_if_rounded, to_learn
+from roundel.improve.probe import OutputErrors, QuantizerProbe, run_size, session_of, together
+from roundel.improve.ranges import movable, noise_alone, with_params
+from roundel.model.graph import is_constant, values_by_name
+from roundel.numerics.metrics import Closeness
+from roundel.plain import listed
+from roundel.plan.delicate import VARIANCE
+from roundel.plan.types import Derived, QuantPlan, Role
+from roundel.state import State, held_out_count
+from roundel.targets.operators import LAYERS, Trait, ops_with
+from roundel.types import Listener, QParams, QType, ScaleKind, Scheme
+
+AHEAD_DB = 3.0  # rounding, which follows, may still cost as much
+_BEYOND_DB = 6.0  # activations alone must do better than the goal: weights add their noise
+_SHARE = 0.15  # of the activations: the NPU takes longer for wide ones
+_FEWEST = 4  # which a small model may have all the same
+_ROOM = 2.0  # for values that no sample showed: one bit of sixteen
+_SPLIT = 1 / 8  # of the noise that may stay: bundles below it are not looked into
+_RUNS, _LEAST_RUNS, _RUN_ELEMENTS = 48, 16, 12_000_000  # of the probe, fewer for a big model
+_NAMED = 3
+_NORMS = frozenset({"LayerNormalization", "SimplifiedLayerNormalization", "RMSNormalization"})
+_CARRIERS = ops_with(Trait.SHAPES | Trait.SELECTS | Trait.JOINS | Trait.REPEATS)
+_SUMS = frozenset({"Add", "Sub", "Sum"})
+
+
+@dataclass(frozen=True, slots=True)
+class HeldErrors:
+    """How far a quantized model is off on samples that no step has learned from.
+
+    Attributes:
+        whole: all outputs together, as the judges count them.
+        each: SQNR in dB of each output, or part of one.
+    """
+
+    whole: float
+    each: Mapping[str, float]
+
+    @property
+    def worst(self) -> tuple[str, float]:
+        """The output that is furthest off; infinitely good where nothing can be compared."""
+        return min(self.each.items(), key=lambda pair: pair[1], default=("", float("inf")))
+
+
+def held_errors(state: State, judged: State) -> HeldErrors:
+    """The errors of the model that one state gives, with the samples of another."""
+    inputs, outputs = to_learn(state)
+    held = held_out_count(len(inputs))
+    session, errors = session_of(state.model, judged, state.recipe), OutputErrors(state.model.graph)
+    each: dict[str, Closeness] = {}
+    found = []
+    for sample, wanted in zip(inputs[-held:], outputs[-held:], strict=True):
+        found.append(errors.of(wanted, session.run(errors.names, sample)))
+        for name, close in found[-1].items():
+            each[name] = each.get(name, Closeness()).merge(close)
+    return HeldErrors(together(found).sqnr_db, {name: close.sqnr_db for name, close in each.items()})
+
+
+def takes_sixteen(state: State) -> bool:
+    """Whether single activations may have 16 bits: all have 8, with scales of any size."""
+    scheme = state.recipe.activations.scheme
+    floating = isinstance(scheme, Scheme) and scheme.scale is ScaleKind.FLOAT
+    return floating and state.recipe.activations.type in ("int8", "uint8")
+
+
+def goal_of(state: State) -> float:
+    """What each output should reach, in dB."""
+    improve = state.recipe.improve
+    if not is_transformer(state.model.graph, state.plan):
+        return improve.goal
+    return max(improve.goal, improve.transformer_goal) if improve.goal else 0.0
+
+
+def is_transformer(graph: ir.Graph, plan: QuantPlan) -> bool:
+    """Whether it multiplies matrices and has layer norms, as one operator or written out."""
+    ops = {node.op_type for node in graph}
+    written_out = any(verdict.reason == VARIANCE for verdict in plan.nodes.values())
+    return "MatMul" in ops and (written_out or not ops.isdisjoint(_NORMS))
+
+
+def widen(state: State, rounded: bool, told: Listener) -> State:
+    """The state with 16 bits for the activations that keep outputs below the goal.
+
+    Args:
+        state: resolved.
+        rounded: whether its weights are final; if not, they count as rounding will about leave them.
+        told: hears about progress.
+    """
+    told.step("look at each output")
+    goal = goal_of(state)
+    errors = held_errors(state, state if rounded else as_if_rounded(state.model.graph, state))
+    worst, reached = errors.worst
+    if reached >= goal + (0.0 if rounded else AHEAD_DB):
+        return state
+    chosen = _noisiest(state, 10 ** (-(goal + _BEYOND_DB) / 10) / len(errors.each), told)
+    wide = _in_sixteen(state, chosen)
+    if wide is state:
+        return state
+    count, among = len(_wide(wide)), len(_activations(wide))
+    names = listed([f"'{name}'" for name in chosen], _NAMED)
+    return wide.noted(
+        f"{count} of {among} activations are stored in 16 bits ({names}): in 8 bits they would leave output"
+        f" '{worst}' at {reached:.1f} dB (-s improve.goal=0 keeps all in 8)"
+    )
+
+
+def _noisiest(state: State, allowed: float, told: Listener) -> list[str]:
+    """The groups of activations, by their first tensor, without which noise over signal may be that small.
+
+    The stream comes first: where it is enough, nothing else is looked at.
+    """
+    inputs, outputs = to_learn(state)
+    held = held_out_count(len(inputs))
+    groups = {names[0]: names for names in movable(state) if _narrow(state, names[0])}
+    probe = QuantizerProbe(state.model, state, list(groups.values()), state.recipe, inputs[:-held], outputs[:-held])
+    room = _room(state)
+    runs = min(_RUNS, max(_LEAST_RUNS, _RUN_ELEMENTS // run_size(state.model.graph, inputs[0])))
+    stream = stream_tensors(state.model.graph)
+    first = [name for name, names in groups.items() if not stream.isdisjoint(names)]
+    chosen: list[str] = []
+    for pool in (first, [name for name in groups if name not in first]):
+        told.step("look for what spoils the outputs", len(pool))
+        if not pool:
+            continue
+        rest = [name for name in groups if name not in chosen]
+        whole = _relative(probe.error(dict.fromkeys(rest), 2))
+        if whole <= allowed:
+            break
+        noise, _ = noise_alone(probe, pool, runs, told, allowed * _SPLIT)
+        ranked = sorted(zip(noise, pool, strict=True), key=lambda pair: -pair[0])
+        left = sum(noise)
+        for one, name in ranked:
+            if one <= 0 or left <= allowed or len(groups[name]) > room:
+                break
+            chosen.append(name)
+            left, room = left - one, room - len(groups[name])
+    return chosen
+
+
+def _relative(close: Closeness) -> float:
+    return close.noise / close.signal if close.signal > 0 else 0.0
+
+
+def _room(state: State) -> int:
+    """How many activations may still become wide."""
+    count = len(_activations(state))
+    return min(count, max(_FEWEST, int(_SHARE * count))) - len(_wide(state))
+
+
+def _activations(state: State) -> list[str]:
+    plan = state.plan
+    return [n for n, t in plan.tensors.items() if t.role is Role.ACTIVATION and plan.in_integers(n)]
+
+
+def _wide(state: State) -> list[str]:
+    return [name for name in _activations(state) if not _narrow(state, name)]
+
+
+def _narrow(state: State, name: str) -> bool:
+    return state.params[name].qtype.bits == 8
+
+
+def stream_tensors(graph: ir.Graph) -> frozenset[str]:
+    """What layer norms read and make, with what was added up to it since the norms and layers before."""
+    found: set[str] = set()
+    for norm in graph:
+        if norm.op_type not in _NORMS:
+            continue
+        found |= {str(norm.outputs[0].name)}
+        stack = [norm.inputs[0]]
+        while stack:
+            value = stack.pop()
+            if value is None or is_constant(value) or str(value.name) in found:
+                continue
+            found.add(str(value.name))
+            node = value.producer()
+            if node is not None and node.op_type in _SUMS | _CARRIERS:
+                stack += node.inputs
+    return frozenset(found)
+
+
+def _in_sixteen(state: State, leaders: Sequence[str]) -> State:
+    """The state with these groups in int16."""
+    groups = {names[0]: names for names in movable(state)}
+    names = {name for leader in leaders for name in groups[leader]}
+    tensors = dict(state.plan.tensors)
+    for name in names:
+        tensor = tensors[name]
+        scheme = replace(tensor.integer, qtype=QType.INT16 if tensor.integer.qtype.signed else QType.UINT16)
+        tensors[name] = replace(tensor, scheme=scheme, reason=f"{tensor.reason} (in 16 bits: 8 spoil an output)")
+    plan = replace(state.plan, tensors=tensors)
+    found = scales_of(replace(state, plan=plan)).params
+    values = values_by_name(state.model.graph)
+    moved = {name: _roomy(found[name], values[name]) for name in names}
+    return with_params(replace(state, plan=plan), moved) if moved else state
+
+
+def _roomy(params: QParams, value: ir.Value) -> QParams:
+    """With room, but where the range ends at a bound that its saturation stands for."""
+    maker = value.producer()
+    if maker is not None and maker.op_type == "Clip":
+        return params
+    return replace(params, scale=np.asarray(params.scale * np.float32(_ROOM), np.float32))
