@@ -16,13 +16,12 @@ from roundel.calibrate.resolve import resolve as scales_of
 from roundel.improve.judges import as_if_rounded, to_learn
 from roundel.improve.probe import OutputErrors, QuantizerProbe, run_size, session_of, together
 from roundel.improve.ranges import movable, noise_alone, with_params
-from roundel.model.graph import is_constant, values_by_name
+from roundel.model.graph import values_by_name
 from roundel.numerics.metrics import Closeness
 from roundel.plain import listed
-from roundel.plan.delicate import VARIANCE
-from roundel.plan.types import Derived, QuantPlan, Role
+from roundel.plan.stream import is_transformer, stream_tensors
+from roundel.plan.types import Role
 from roundel.state import State, held_out_count
-from roundel.targets.operators import LAYERS, Trait, ops_with
 from roundel.types import Listener, QParams, QType, ScaleKind, Scheme
 
 AHEAD_DB = 3.0  # rounding, which follows, may still cost as much
@@ -33,9 +32,6 @@ _ROOM = 2.0  # for values that no sample showed: one bit of sixteen
 _SPLIT = 1 / 8  # of the noise that may stay: bundles below it are not looked into
 _RUNS, _LEAST_RUNS, _RUN_ELEMENTS = 48, 16, 12_000_000  # of the probe, fewer for a big model
 _NAMED = 3
-_NORMS = frozenset({"LayerNormalization", "SimplifiedLayerNormalization", "RMSNormalization"})
-_CARRIERS = ops_with(Trait.SHAPES | Trait.SELECTS | Trait.JOINS | Trait.REPEATS)
-_SUMS = frozenset({"Add", "Sub", "Sum"})
 
 
 @dataclass(frozen=True, slots=True)
@@ -80,16 +76,9 @@ def takes_sixteen(state: State) -> bool:
 def goal_of(state: State) -> float:
     """What each output should reach, in dB."""
     improve = state.recipe.improve
-    if not is_transformer(state.model.graph, state.plan):
+    if not is_transformer(state.model.graph, state.plan.nodes):
         return improve.goal
     return max(improve.goal, improve.transformer_goal) if improve.goal else 0.0
-
-
-def is_transformer(graph: ir.Graph, plan: QuantPlan) -> bool:
-    """Whether it multiplies matrices and has layer norms, as one operator or written out."""
-    ops = {node.op_type for node in graph}
-    written_out = any(verdict.reason == VARIANCE for verdict in plan.nodes.values())
-    return "MatMul" in ops and (written_out or not ops.isdisjoint(_NORMS))
 
 
 def widen(state: State, rounded: bool, told: Listener) -> State:
@@ -172,25 +161,6 @@ def _wide(state: State) -> list[str]:
 
 def _narrow(state: State, name: str) -> bool:
     return state.params[name].qtype.bits == 8
-
-
-def stream_tensors(graph: ir.Graph) -> frozenset[str]:
-    """What layer norms read and make, with what was added up to it since the norms and layers before."""
-    found: set[str] = set()
-    for norm in graph:
-        if norm.op_type not in _NORMS:
-            continue
-        found |= {str(norm.outputs[0].name)}
-        stack = [norm.inputs[0]]
-        while stack:
-            value = stack.pop()
-            if value is None or is_constant(value) or str(value.name) in found:
-                continue
-            found.add(str(value.name))
-            node = value.producer()
-            if node is not None and node.op_type in _SUMS | _CARRIERS:
-                stack += node.inputs
-    return frozenset(found)
 
 
 def _in_sixteen(state: State, leaders: Sequence[str]) -> State:
