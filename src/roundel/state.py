@@ -124,6 +124,7 @@ class State:
         written: the quantized model.
         steps: what was tried.
         layers, said: what the step that ran last tells of each layer, and in words.
+        held: SQNR in dB of each output on samples that no step has learned from, once that is final.
         judged: who judged this state last, and the result: the next step need not ask again.
         seconds: wall time by stage and step.
     """
@@ -151,6 +152,7 @@ class State:
     steps: tuple[StepReport, ...] = ()
     layers: Layers = ()
     said: str = ""
+    held: Mapping[str, float] = field(default_factory=dict)
     judged: tuple[object, float] | None = None
     seconds: Mapping[str, float] = field(default_factory=dict)
 

@@ -67,7 +67,7 @@ class Moments:
         return self.count, self.xx, self.xy, self.x, self.y
 
     def from_zero(self) -> Moments:
-        """As if the means were zero: for a layer without a bias, which cannot make up for an error of its mean."""
+        """As if the means were zero: for a layer without a bias to make up for an error of its mean."""
         return replace(self, x=np.zeros_like(self.x), y=np.zeros_like(self.y))
 
     def around(self, weight: NDArray[np.float32]) -> Missing:

@@ -66,7 +66,9 @@ def as_wide_as_seen(state: State, samples: Sequence[Sample], outputs: Sequence[S
     if not then.noise < _CLEAR_GAIN * now.noise:
         return state
     moved = {name: names[0] for names in groups for name in names if names[0] in scales}
-    return with_params(state, {n: replace(state.params[n], scale=scales[first]) for n, first in moved.items()})
+    return with_params(
+        state, {n: replace(state.params[n], scale=scales[first]) for n, first in moved.items()}
+    )
 
 
 def _only_wider(now: QParams, then: QParams) -> bool:

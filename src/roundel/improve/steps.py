@@ -19,6 +19,7 @@ from roundel.improve.equalize import equalize
 from roundel.improve.finetune import finetune
 from roundel.improve.memory import once, run_key
 from roundel.improve.mixed import mix_layers
+from roundel.improve.outputs import look_at_outputs
 from roundel.improve.ranges import as_wide_as_seen, choose_ranges
 from roundel.improve.rotate import rotate
 from roundel.improve.rounding import choose_rounding
@@ -30,10 +31,11 @@ from roundel.plan import build_plan
 from roundel.plan.build import weight_layers
 from roundel.stages import float_outputs, most_samples, open_data
 from roundel.state import FEWEST, Context, Few, LayerReport, Layers, State, StepReport, held_out_count
+from roundel.types import Scheme
 from roundel.work.checkpoints import Memory
 
 Judge = Callable[[State], Iterable[float]]
-_ROUNDING = "rounding"
+_ROUNDING, _WIDE = "rounding", "16 bits"
 _CLEAR = 1.5  # dB between two verdicts
 _DOUBT = 0.5  # of the standard error of several draws
 
@@ -70,7 +72,7 @@ def keep_if_better(step: Step, state: State, context: Context) -> State:
     if step.judge is None:
         return tried.spent(step.name, time.perf_counter() - start)
     if nothing:
-        return state.spent(step.name, time.perf_counter() - start)
+        return replace(state, judged=tried.judged).spent(step.name, time.perf_counter() - start)
     judge = _judge(step, state)
     errors, doubt = _compared(judge, state, tried)
     took = time.perf_counter() - start
@@ -126,8 +128,8 @@ def _judge(step: Step, state: State) -> Judge:
     assert step.judge is not None
     if step.judge is not judges.unseen or step.name == _ROUNDING:
         return step.judge
-    behind = any(report.step == _ROUNDING for report in state.steps)
-    return judges.ahead_of_rounding if state.recipe.improve.rounding and not behind else step.judge
+    ahead = state.recipe.improve.rounding and not _ran(_ROUNDING, state)
+    return judges.ahead_of_rounding if ahead else step.judge
 
 
 # Steps that change the float graph, exactly: tried on a few samples, before anything is calibrated.
@@ -256,12 +258,26 @@ def _learns(state: State) -> bool:
     return usual and len(judges.to_learn(state)[0]) >= FEWEST
 
 
+def _has_goal(state: State) -> bool:
+    recipe = state.recipe
+    return _learns(state) and recipe.improve.goal > 0 and isinstance(recipe.activations.scheme, Scheme)
+
+
+def _ran(step: str, state: State) -> bool:
+    """Whether a step had something to say, kept or not."""
+    return any(report.step == step for report in state.steps)
+
+
 def _mixed(state: State, context: Context) -> State:
     return mix_layers(state, context.told)
 
 
-def _wide(state: State, context: Context) -> State:
-    return widen(state, not state.recipe.improve.rounding, context.told)
+def _widths(state: State, context: Context) -> State:
+    return widen(state, context.told)
+
+
+def _looked(state: State, context: Context) -> State:
+    return look_at_outputs(state, context.told)
 
 
 def _widened(state: State, context: Context) -> State:
@@ -341,7 +357,7 @@ def _memory(step: str, state: State, context: Context) -> Memory | None:
 PLAN_STEPS = (Step("mixed precision", lambda s: s.recipe.mixed.searched, _mixed, None),)
 
 STATE_STEPS = (
-    Step("16 bits", lambda s: _learns(s) and s.recipe.improve.goal > 0 and takes_sixteen(s), _wide, judges.unseen),
+    Step(_WIDE, lambda s: _has_goal(s) and takes_sixteen(s), _widths, judges.unseen),
     Step(
         "wider ranges",
         lambda s: _learns(s) and s.recipe.improve.ranges and s.recipe.calibration.method == "mse",
@@ -358,6 +374,7 @@ STATE_STEPS = (
     ),
     Step(_ROUNDING, lambda s: _learns(s) and s.recipe.improve.rounding, _rounded, judges.unseen),
     Step("fine-tuning", lambda s: _learns(s) and s.recipe.finetuning != "none", _tuned, judges.unseen),
+    Step("outputs", _has_goal, _looked, None),
     Step(
         "gptq",
         lambda s: (

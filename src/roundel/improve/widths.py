@@ -13,7 +13,7 @@ import numpy as np
 import onnx_ir as ir
 
 from roundel.calibrate.resolve import resolve as scales_of
-from roundel.improve.judges import as_if_rounded, to_learn
+from roundel.improve.judges import ahead_of_rounding, as_if_rounded, to_learn, unseen
 from roundel.improve.probe import OutputErrors, QuantizerProbe, run_size, session_of, together
 from roundel.improve.ranges import movable, noise_alone, with_params
 from roundel.model.graph import values_by_name
@@ -30,6 +30,8 @@ _SHARE = 0.15  # of the activations: the NPU takes longer for wide ones
 _FEWEST = 4  # which a small model may have all the same
 _ROOM = 2.0  # for values that no sample showed: one bit of sixteen
 _SPLIT = 1 / 8  # of the noise that may stay: bundles below it are not looked into
+_BLAME = 0.5  # of the whole noise, which activations alone must make: else the weights are to blame
+_LOOKED = 2  # samples that tell
 _RUNS, _LEAST_RUNS, _RUN_ELEMENTS = 48, 16, 12_000_000  # of the probe, fewer for a big model
 _NAMED = 3
 
@@ -81,24 +83,25 @@ def goal_of(state: State) -> float:
     return max(improve.goal, improve.transformer_goal) if improve.goal else 0.0
 
 
-def widen(state: State, rounded: bool, told: Listener) -> State:
+def widen(state: State, told: Listener) -> State:
     """The state with 16 bits for the activations that keep outputs below the goal.
 
     Args:
-        state: resolved.
-        rounded: whether its weights are final; if not, they count as rounding will about leave them.
+        state: resolved; rounding, which makes up for the errors that are there, has yet to come.
         told: hears about progress.
     """
     told.step("look at each output")
-    goal = goal_of(state)
-    errors = held_errors(state, state if rounded else as_if_rounded(state.model.graph, state))
+    early, goal = state.recipe.improve.rounding, goal_of(state)
+    errors = held_errors(state, as_if_rounded(state.model.graph, state) if early else state)
+    measured = replace(state, judged=(ahead_of_rounding if early else unseen, errors.whole))
     worst, reached = errors.worst
-    if reached >= goal + (0.0 if rounded else AHEAD_DB):
-        return state
-    chosen = _noisiest(state, 10 ** (-(goal + _BEYOND_DB) / 10) / len(errors.each), told)
+    if reached >= goal + (AHEAD_DB if early else 0.0) or _room(state) <= 0:
+        return measured
+    allowed = 10 ** (-(goal + _BEYOND_DB) / 10) / len(errors.each)
+    chosen = _noisiest(state, errors.whole, allowed, told)
+    if not chosen:
+        return measured
     wide = _in_sixteen(state, chosen)
-    if wide is state:
-        return state
     count, among = len(_wide(wide)), len(_activations(wide))
     names = listed([f"'{name}'" for name in chosen], _NAMED)
     return wide.noted(
@@ -107,7 +110,7 @@ def widen(state: State, rounded: bool, told: Listener) -> State:
     )
 
 
-def _noisiest(state: State, allowed: float, told: Listener) -> list[str]:
+def _noisiest(state: State, reached: float, allowed: float, told: Listener) -> list[str]:
     """The groups of activations, by their first tensor, without which noise over signal may be that small.
 
     The stream comes first: where it is enough, nothing else is looked at.
@@ -115,7 +118,8 @@ def _noisiest(state: State, allowed: float, told: Listener) -> list[str]:
     inputs, outputs = to_learn(state)
     held = held_out_count(len(inputs))
     groups = {names[0]: names for names in movable(state) if _narrow(state, names[0])}
-    probe = QuantizerProbe(state.model, state, list(groups.values()), state.recipe, inputs[:-held], outputs[:-held])
+    samples = inputs[:-held], outputs[:-held]
+    probe = QuantizerProbe(state.model, state, list(groups.values()), state.recipe, *samples)
     room = _room(state)
     runs = min(_RUNS, max(_LEAST_RUNS, _RUN_ELEMENTS // run_size(state.model.graph, inputs[0])))
     stream = stream_tensors(state.model.graph)
@@ -126,9 +130,9 @@ def _noisiest(state: State, allowed: float, told: Listener) -> list[str]:
         if not pool:
             continue
         rest = [name for name in groups if name not in chosen]
-        whole = _relative(probe.error(dict.fromkeys(rest), 2))
-        if whole <= allowed:
-            break
+        alone = _relative(probe.error(dict.fromkeys(rest), _LOOKED))
+        if alone <= max(allowed, _BLAME * 10 ** (-reached / 10)):
+            break  # the weights' fault
         noise, _ = noise_alone(probe, pool, runs, told, allowed * _SPLIT)
         ranked = sorted(zip(noise, pool, strict=True), key=lambda pair: -pair[0])
         left = sum(noise)
@@ -171,7 +175,9 @@ def _in_sixteen(state: State, leaders: Sequence[str]) -> State:
     for name in names:
         tensor = tensors[name]
         scheme = replace(tensor.integer, qtype=QType.INT16 if tensor.integer.qtype.signed else QType.UINT16)
-        tensors[name] = replace(tensor, scheme=scheme, reason=f"{tensor.reason} (in 16 bits: 8 spoil an output)")
+        tensors[name] = replace(
+            tensor, scheme=scheme, reason=f"{tensor.reason} (in 16 bits: 8 spoil an output)"
+        )
     plan = replace(state.plan, tensors=tensors)
     found = scales_of(replace(state, plan=plan)).params
     values = values_by_name(state.model.graph)

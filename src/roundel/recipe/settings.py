@@ -331,9 +331,9 @@ class Improve(Section):
     carriers: bool = True
     """Integers: leave in float what only moves values to nodes that stay in float."""
     goal: Annotated[float, Field(ge=0)] = 15.0
-    """DB that each output should reach on samples no step has learned from; else 16 bits for what spoils it."""
+    """SQNR in dB that each output should reach; 16 bits for the few activations that spoil one. 0: off."""
     transformer_goal: Annotated[float, Field(ge=0)] = 22.0
-    """The same for networks with layer norms and matrix products."""
+    """The same for transformers: networks with layer norms and matrix products."""
     ranges: bool = True
     """Ranges of activations by the error behind the function that reads them, and at the outputs."""
     rounding: bool = True
