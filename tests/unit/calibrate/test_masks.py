@@ -14,7 +14,8 @@ from onnx import TensorProto
 import roundel
 from helpers import build, node, rng
 from roundel.calibrate import runner
-from roundel.calibrate.runner import MASK_GAP, SCORE_GAP, Mask, Runner, masked_tensors
+from roundel.calibrate.masks import MASK_GAP, SCORE_GAP, Mask, masked_tensors
+from roundel.calibrate.runner import Runner
 
 LENGTH, WIDTH = 6, 8
 LOWEST = float(np.finfo(np.float32).min)
