@@ -22,7 +22,7 @@ from roundel.plain import listed
 from roundel.plan.stream import is_transformer, stream_tensors
 from roundel.plan.types import Role
 from roundel.state import State, held_out_count
-from roundel.types import Listener, QParams, QType, ScaleKind, Scheme
+from roundel.types import Listener, QParams, QType, Sample, ScaleKind, Scheme
 
 AHEAD_DB = 3.0  # rounding, which follows, may still cost as much
 _BEYOND_DB = 6.0  # activations alone must do better than the goal: weights add their noise
@@ -31,8 +31,9 @@ _FEWEST = 4  # which a small model may have all the same
 _ROOM = 2.0  # for values that no sample showed: one bit of sixteen
 _SPLIT = 1 / 8  # of the noise that may stay: bundles below it are not looked into
 _BLAME = 0.5  # of the whole noise, which activations alone must make: else the weights are to blame
-_LOOKED = 2  # samples that tell
-_RUNS, _LEAST_RUNS, _RUN_ELEMENTS = 48, 16, 12_000_000  # of the probe, fewer for a big model
+_LOST = 0.25  # noise over signal of a sample from which it says little
+_SEEN, _LOOKED = 16, 2  # samples among which telling ones are sought, and how many of those are looked at
+_RUNS, _LEAST_RUNS, _RUN_ELEMENTS = 96, 16, 12_000_000  # of the probe, fewer for a big model
 _NAMED = 3
 
 
@@ -118,7 +119,7 @@ def _noisiest(state: State, reached: float, allowed: float, told: Listener) -> l
     inputs, outputs = to_learn(state)
     held = held_out_count(len(inputs))
     groups = {names[0]: names for names in movable(state) if _narrow(state, names[0])}
-    samples = inputs[:-held], outputs[:-held]
+    samples = _telling(state, inputs[:-held], outputs[:-held])
     probe = QuantizerProbe(state.model, state, list(groups.values()), state.recipe, *samples)
     room = _room(state)
     runs = min(_RUNS, max(_LEAST_RUNS, _RUN_ELEMENTS // run_size(state.model.graph, inputs[0])))
@@ -142,6 +143,22 @@ def _noisiest(state: State, reached: float, allowed: float, told: Listener) -> l
             chosen.append(name)
             left, room = left - one, room - len(groups[name])
     return chosen
+
+
+def _telling(
+    state: State, inputs: Sequence[Sample], outputs: Sequence[Sample]
+) -> tuple[list[Sample], list[Sample]]:
+    """Some samples, those that lose most first, for what spoils outputs may be rare.
+
+    Of one that is lost whole little can be told: such samples come last, the worst at the end.
+    """
+    session, errors = session_of(state.model, state, state.recipe), OutputErrors(state.model.graph)
+    pairs = list(zip(inputs[:_SEEN], outputs[:_SEEN], strict=True))
+    lost = [_relative(together([errors.of(w, session.run(errors.names, x))])) for x, w in pairs]
+    order = sorted(
+        range(len(pairs)), key=lambda i: (lost[i] > _LOST, lost[i] if lost[i] > _LOST else -lost[i])
+    )
+    return [pairs[index][0] for index in order], [pairs[index][1] for index in order]
 
 
 def _relative(close: Closeness) -> float:

@@ -332,7 +332,7 @@ class Improve(Section):
     """Integers: leave in float what only moves values to nodes that stay in float."""
     goal: Annotated[float, Field(ge=0)] = 15.0
     """SQNR in dB that each output should reach; 16 bits for the few activations that spoil one. 0: off."""
-    transformer_goal: Annotated[float, Field(ge=0)] = 22.0
+    transformer_goal: Annotated[float, Field(ge=0)] = 30.0
     """The same for transformers: networks with layer norms and matrix products."""
     ranges: bool = True
     """Ranges of activations by the error behind the function that reads them, and at the outputs."""
