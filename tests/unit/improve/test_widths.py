@@ -4,34 +4,15 @@ from __future__ import annotations
 
 from typing import Any
 
-import numpy as np
-import onnx
 import onnx_ir as ir
 import pytest
 
 import roundel
-from helpers import activations, build, node, normal, rng, sqnr
+from helpers import activations, sqnr
 from roundel.plan.stream import stream_tensors
+from transformer_models import residual_sum, rows_of_noise
 
-WIDTH = 32
-DATA = [{"x": rng(index).normal(0, 1, (1, 8, WIDTH)).astype(np.float32)} for index in range(12)]
-
-
-def block(outlier: float) -> onnx.ModelProto:
-    """A residual sum with a channel of outliers, its norm, which makes little of it, and a layer."""
-    ahead = np.zeros((WIDTH, WIDTH), np.float32)
-    ahead[:, 3] = outlier / WIDTH**0.5
-    gain = np.full(WIDTH, max(outlier, 1.0) / 8, np.float32)
-    gain[3] = 0.01
-    nodes = [
-        node("MatMul", ["x", "w1"], ["branch"], name="ahead"),
-        node("Add", ["branch", "x"], ["sum"], name="add"),
-        node("LayerNormalization", ["sum", "gain", "shift"], ["normed"], name="norm", axis=-1),
-        node("MatMul", ["normed", "w2"], ["y"], name="behind"),
-    ]
-    constants = {"w1": ahead, "gain": gain, "shift": np.zeros(WIDTH, np.float32)}
-    constants["w2"] = normal(WIDTH, 16, seed=5, scale=0.3)
-    return build(nodes, {"x": [1, 8, WIDTH]}, ["y"], constants)
+DATA = rows_of_noise()
 
 
 def wide(result: roundel.QuantizeResult) -> set[str]:
@@ -39,12 +20,12 @@ def wide(result: roundel.QuantizeResult) -> set[str]:
 
 
 def test_the_stream_is_what_norms_read_and_make() -> None:
-    graph = ir.from_proto(block(1.0)).graph
+    graph = ir.from_proto(residual_sum(1.0)).graph
     assert stream_tensors(graph) == {"x", "branch", "sum", "normed"}
 
 
 def test_outliers_of_a_stream_get_sixteen_bits() -> None:
-    model = block(400.0)
+    model = residual_sum(400.0)
     result = roundel.quantize(model, recipe="a8w8", data=DATA)
     without = roundel.quantize(model, recipe="a8w8", data=DATA, changes={"improve.goal": 0})
     assert "sum" in wide(result)
@@ -58,7 +39,7 @@ def test_outliers_of_a_stream_get_sixteen_bits() -> None:
 
 
 def test_a_network_that_is_well_keeps_eight() -> None:
-    result = roundel.quantize(block(1.0), recipe="a8w8", data=DATA)
+    result = roundel.quantize(residual_sum(1.0), recipe="a8w8", data=DATA)
     assert not wide(result)
     assert "16 bits" not in {step.step for step in result.record.improvements}
     assert result.record.reached
@@ -66,7 +47,7 @@ def test_a_network_that_is_well_keeps_eight() -> None:
 
 @pytest.mark.parametrize(("preset", "changes"), [("xint8", {}), ("a8w8", {"effort": "none"})])
 def test_pure_eight_bits_stay_pure(preset: str, changes: dict[str, Any]) -> None:
-    result = roundel.quantize(block(400.0), recipe=preset, data=DATA, changes=changes)
+    result = roundel.quantize(residual_sum(400.0), recipe=preset, data=DATA, changes=changes)
     assert not wide(result)
     assert not result.record.reached
     assert result.record.worst is not None
@@ -74,7 +55,7 @@ def test_pure_eight_bits_stay_pure(preset: str, changes: dict[str, Any]) -> None
 
 
 def test_a_missed_goal_comes_with_the_command_that_helps() -> None:
-    model = block(400.0)
+    model = residual_sum(400.0)
     result = roundel.quantize(model, recipe="xint8", data=DATA)
     (note,) = [note for note in result.record.notes if "below the goal of 15" in note]
     assert "--preset a16w8" in note
@@ -84,7 +65,7 @@ def test_a_missed_goal_comes_with_the_command_that_helps() -> None:
 
 
 def test_the_goal_is_the_users() -> None:
-    model = block(1.0)
+    model = residual_sum(1.0)
     reached = roundel.quantize(model, recipe="a8w8", data=DATA, goal="12 dB").record
     assert reached.goal == 12
     assert reached.reached
