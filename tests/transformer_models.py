@@ -143,3 +143,28 @@ def tokens(count: int = 10) -> list[Feed]:
     """Random token numbers."""
     generator = rng(7)
     return [{"ids": generator.integers(0, VOCAB, (1, TOKENS))} for _ in range(count)]
+
+
+STREAM = 32  # channels of the residual sum below
+
+
+def residual_sum(outlier: float) -> onnx.ModelProto:
+    """A residual sum with a channel of outliers, its norm, which makes little of it, and a layer."""
+    ahead = np.zeros((STREAM, STREAM), np.float32)
+    ahead[:, 3] = outlier / STREAM**0.5
+    gain = np.full(STREAM, max(outlier, 1.0) / 8, np.float32)
+    gain[3] = 0.01
+    nodes = [
+        node("MatMul", ["x", "w1"], ["branch"], name="ahead"),
+        node("Add", ["branch", "x"], ["sum"], name="add"),
+        node("LayerNormalization", ["sum", "gain", "shift"], ["normed"], name="norm", axis=-1),
+        node("MatMul", ["normed", "w2"], ["y"], name="behind"),
+    ]
+    constants = {"w1": ahead, "gain": gain, "shift": np.zeros(STREAM, np.float32)}
+    constants["w2"] = normal(STREAM, 16, seed=5, scale=0.3)
+    return build(nodes, {"x": [1, 8, STREAM]}, ["y"], constants)
+
+
+def rows_of_noise(count: int = 12) -> list[dict[str, np.ndarray]]:
+    """Samples for it."""
+    return [{"x": normal(1, 8, STREAM, seed=index)} for index in range(count)]

@@ -99,6 +99,7 @@ def recipe_changes(
     exclude_subgraph: Sequence[str] = (),
     *,
     effort: str | None = None,
+    goal: str | float | None = None,
     output: Mapping[str, bool] | None = None,
 ) -> dict[str, Any]:
     """The changes that a caller asks for in options of their own, with those that were given as changes.
@@ -110,11 +111,14 @@ def recipe_changes(
         include: quantize only these.
         exclude_subgraph: what stays float, as 'input,…->output,…'.
         effort: the recipe's effort.
+        goal: what each output should reach, in dB.
         output: of the recipe's output section, as `words`.
     """
     tree = unfolded(changes or {})
     if effort is not None:
         tree["effort"] = effort
+    if goal is not None:
+        _section(tree, "improve")["goal"] = parse_goal(goal)
     if exclude:
         selection = _section(tree, "selection")
         before = selection.get("exclude", ())
@@ -127,6 +131,26 @@ def recipe_changes(
         if section:
             _section(tree, name).update(section)
     return tree
+
+
+def parse_goal(text: str | float) -> float:
+    """A number of dB, with or without the unit.
+
+    Raises:
+        RecipeError: it is none.
+    """
+    word = str(text).strip()
+    try:
+        found = float(word.lower().removesuffix("db"))
+    except ValueError:
+        found = -1.0
+    if not 0 <= found < float("inf"):
+        raise RecipeError(
+            "The goal is not a number of decibels.",
+            where=f"goal {word}",
+            expected="the SQNR that each output should reach, e.g. 20dB",
+        )
+    return found
 
 
 def fixing(changes: Mapping[str, Any] | None, fix_inputs: Mapping[str, Any] | None) -> Mapping[str, Any]:

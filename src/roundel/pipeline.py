@@ -42,6 +42,7 @@ def quantize(
     data: object = None,
     stats: str | Path | None = None,
     effort: str | None = None,
+    goal: str | float | None = None,
     device: str | None = None,
     device_exec: str | None = None,
     max_memory: str | int | None = None,
@@ -84,6 +85,8 @@ def quantize(
         bgr: of images: blue first.
         letterbox: of images: keep the aspect, with grey around to fill the model's size.
         effort: none (calibration only), fast or high; the recipe's own when not given.
+        goal: the SQNR that each output should reach, such as '20dB': with less, tensors that spoil it get 16
+            bits where the format has them, and `.record.reached` says whether that was enough.
         device: the NPU it is for (phx, stx, krk …): what helps placement there and is exact is applied, and
             what is left is listed in the record's notes.
         device_exec: where calibration and fine-tuning run: cpu, cuda (an error where it is missing), or auto,
@@ -116,7 +119,14 @@ def quantize(
     told, chosen = listener or Silent(), chosen_recipe(preset, recipe)
     flags = {"half_weights": half_weights, "strip_functions": strip_functions}
     tree = recipe_changes(
-        fixing(changes, fix_inputs), words, exclude, include, exclude_subgraph, effort=effort, output=flags
+        fixing(changes, fix_inputs),
+        words,
+        exclude,
+        include,
+        exclude_subgraph,
+        effort=effort,
+        goal=goal,
+        output=flags,
     )
     read = model.path if isinstance(model, Exported) else model
     refuse_overwriting(

@@ -207,7 +207,8 @@ def gate(state: State, request: Asked, cleanup: ExitStack) -> QuantizeResult:
     proof = file if shown is result else cleanup.enter_context(staged_or_temporary(result, None))
     reports, doubt = _verified(state, request.source, proof)
     lint = quantize_findings(request.float.model, state.norms, (state.inputs, state.outputs), state.facts)
-    more = () if state.facts.get("random") else advice(reports, recipe)
+    missed = min(state.held.values(), default=recipe.improve.goal) < recipe.improve.goal  # with a note
+    more = () if state.facts.get("random") or missed else advice(reports, recipe)
     left = remaining(request.source, recipe, request.device)
     state = state.noted(*map(str, lint), *doubt, *more, *left).spent("gate", time.perf_counter() - start)
     record = _record(state, request, reports, file)
@@ -253,6 +254,7 @@ def _record(state: State, request: Asked, reports: tuple[OutputReport, ...], fil
         float_nodes={n.name: n.reason for n in state.plan.nodes.values() if not n.quantized},
         improvements=state.steps,
         outputs=reports,
+        held_out=state.held,
         seconds=state.seconds,
         notes=state.notes,
         file={**_facts_of(file), "name": target.name} if target else {"name": None, "bytes": None},

@@ -131,6 +131,7 @@ class State:
         written: the quantized model.
         steps: what was tried.
         layers, said: what the step that ran last tells of each layer, and in words.
+        held: SQNR in dB of each output on samples that no step has learned from, once that is final.
         judged: who judged this state last, and the result: the next step need not ask again.
         known: scales of constants that were found before, with the constants.
         seconds: wall time by stage and step.
@@ -159,6 +160,7 @@ class State:
     steps: tuple[StepReport, ...] = ()
     layers: Layers = ()
     said: str = ""
+    held: Mapping[str, float] = field(default_factory=dict)
     judged: tuple[object, float] | None = None
     known: dict[tuple[object, ...], tuple[object, QParams]] = field(default_factory=dict)
     seconds: Mapping[str, float] = field(default_factory=dict)

@@ -14,6 +14,7 @@ from roundel.cli.options import argument, option
 if TYPE_CHECKING:
     from roundel.forecasting import Forecast
 
+NOT_MET = 9  # exit code: the result misses the goal or the budget; it was written all the same
 _DATA, _SHOW, _BUDGET, _JUDGE = "Data", "Output", "Budget", "Judging"
 
 
@@ -36,6 +37,9 @@ def quantize_command(
         Path | None, option("Statistics file: reused if it fits, else written.", panel=_DATA)
     ] = None,
     effort: Annotated[str | None, option("none, fast or high; the preset's own when not given.")] = None,
+    goal: Annotated[
+        str | None, option("What each output should reach, e.g. 20dB (15 when not given); else exit code 9.")
+    ] = None,
     device: Annotated[str | None, option("The NPU it is for: phx, stx or krk.")] = None,
     device_exec: Annotated[
         str | None, option("Where calibration and fine-tuning run: auto, cpu or cuda; cpu when not given.")
@@ -81,7 +85,11 @@ def quantize_command(
 
     roundel quantize model.onnx -o out.onnx --data calib/ --max-memory 2G
 
+    roundel quantize model.onnx -o out.onnx --data calib/ --goal 20dB
+
     roundel quantize mynet:make -o out.onnx --data calib/ --dynamic-batch     (PyTorch: make() in mynet.py)
+
+    Exit code 9: --goal was given and an output misses it; the file was written all the same.
     """
     from roundel.pipeline import quantize
     from roundel.report.console import show_summary, terminal
@@ -99,6 +107,7 @@ def quantize_command(
         **data,
         stats=stats,
         effort=effort,
+        goal=goal,
         device=device,
         device_exec=device_exec,
         max_memory=max_memory,
@@ -118,6 +127,8 @@ def quantize_command(
     elif not quiet:
         show_summary(terminal(), result.record, every_layer=verbose)
         options.put_report(report)
+    if goal is not None and not result.record.reached:
+        raise typer.Exit(NOT_MET)
 
 
 def _example(model: Path, shapes: list[str] | None) -> object:
@@ -135,8 +146,6 @@ def _example(model: Path, shapes: list[str] | None) -> object:
     sizes = options.random_data(1, shapes).shapes
     return {name: torch.randn(size, generator=generator) for name, size in sizes.items()}
 
-
-NOT_MET = 9  # exit code: no rung meets the budget; the best one was written
 
 Device = Annotated[str | None, option("The NPU it is for: phx, hpt, stx, krk …")]
 

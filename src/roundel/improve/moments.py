@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import numpy as np
@@ -49,7 +49,8 @@ class Moments:
             xx, xy = heavy_x.transpose(0, 2, 1) @ x, x.transpose(0, 2, 1) @ heavy_y
         else:
             cut = in_parts(x.transpose(0, 2, 1), self.parts)
-            xx, xy = cut @ cut.transpose(0, 2, 1), np.zeros((len(x), 0, y.shape[2]), np.float32)
+            heavy = cut if weights is None else in_parts(heavy_x.transpose(0, 2, 1), self.parts)
+            xx, xy = heavy @ cut.transpose(0, 2, 1), np.zeros((len(x), 0, y.shape[2]), np.float32)
         self.merge(Moments(self.parts, count, xx, xy, *sums))
 
     def merge(self, more: Moments) -> None:
@@ -64,6 +65,10 @@ class Moments:
 
     def _sums(self) -> tuple[FloatArray, ...]:
         return self.count, self.xx, self.xy, self.x, self.y
+
+    def from_zero(self) -> Moments:
+        """As if the means were zero: for a layer without a bias to make up for an error of its mean."""
+        return replace(self, x=np.zeros_like(self.x), y=np.zeros_like(self.y))
 
     def around(self, weight: NDArray[np.float32]) -> Missing:
         """What the weights (G, K, O) leave of the outputs, and the centred moments of the inputs."""
@@ -117,9 +122,13 @@ class HeldRows:
         missed -= bias[:, None].astype(np.float32)
         return self.mean(np.square(missed, out=missed))
 
+    def power(self, missed: FloatArray) -> Doubles:
+        """Mean square of what is missed."""
+        return self.mean(np.square(missed))
+
     def spread(self, missed: FloatArray) -> Doubles:
-        """Mean square of what is missed, less the square of its mean."""
-        return self.mean(np.square(missed)) - np.square(self.mean(missed))
+        """Mean square of what is missed, less the square of its mean, which a bias makes up for."""
+        return self.power(missed) - np.square(self.mean(missed))
 
 
 def parts_of(size: int) -> int:

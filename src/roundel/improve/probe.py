@@ -8,7 +8,7 @@ that are nearly certain nothing else shows an error, and the verdict would hang 
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -85,11 +85,15 @@ class Judged:
 
     def error(self, samples: Iterable[Sample], outputs: Iterable[Sample]) -> Closeness:
         """At the outputs, over all samples; `outputs` are the float model's own."""
+        return together(self.errors(samples, outputs))
+
+    def errors(self, samples: Iterable[Sample], outputs: Iterable[Sample]) -> Iterator[Errors]:
+        """The same sample by sample, output by output."""
 
         def one(pair: tuple[Sample, Sample]) -> Errors:
             return self._errors.of(pair[1], self._session.run(self._errors.names, pair[0]))
 
-        return together(self._lanes.each(one, zip(samples, outputs, strict=True)))
+        return self._lanes.each(one, zip(samples, outputs, strict=True))
 
 
 def _distributions(graph: ir.Graph) -> dict[str, str]:

@@ -17,7 +17,7 @@ from numpy.typing import NDArray
 
 from roundel.calibrate.resolve import resolve as scales_of
 from roundel.improve.probe import QuantizerProbe
-from roundel.numerics.affine import bias_params, round_scale
+from roundel.numerics.affine import bias_params, dequantize, round_scale
 from roundel.numerics.metrics import Closeness
 from roundel.plan.types import Derived, Fixed, Role
 from roundel.state import LayerReport, State
@@ -81,7 +81,9 @@ def as_wide_as_seen(state: State, probe: QuantizerProbe) -> State:
     if not then.noise < _CLEAR_GAIN * now.noise:
         return state
     moved = {name: names[0] for names in groups for name in names if names[0] in scales}
-    return _moved(state, {n: replace(state.params[n], scale=scales[first]) for n, first in moved.items()})
+    return with_params(
+        state, {n: replace(state.params[n], scale=scales[first]) for n, first in moved.items()}
+    )
 
 
 def _only_wider(now: QParams, then: QParams) -> bool:
@@ -111,7 +113,8 @@ def choose_ranges(
         progress.step("look at each tensor's error", len(groups))
     fewest = _at_most(_FEWEST_RUNS, _LEAST_RUNS, _RUN_ELEMENTS // probe.size)
     runs = _at_most(_RUNS, fewest, int(_RUNS_A_SAMPLE * probe.samples))
-    noise, total = _noise(probe, {names[0]: state.params[names[0]].scale for names in groups}, runs, progress)
+    scales = {names[0]: state.params[names[0]].scale for names in groups}
+    noise, total = noise_alone(probe, scales, runs, progress)
     least = max(_WORTH * total, *sorted(noise)[-_MOST - 1 : -_MOST], 0.0)
     moved: dict[str, QParams] = {}
     reports: list[LayerReport] = []
@@ -129,27 +132,33 @@ def choose_ranges(
             moved[name] = replace(state.params[name], scale=found.scale)
         took = time.perf_counter() - start
         reports.append(LayerReport(names[0], "range", *found.decibels, found.moved, took))
-    return _moved(state, moved) if moved else state, tuple(reports)
+    return with_params(state, moved) if moved else state, tuple(reports)
 
 
 def _at_most(most: int, least: int, wanted: int) -> int:
     return min(most, max(least, wanted))
 
 
-def _noise(
-    probe: QuantizerProbe, scales: Scales, runs: int, progress: Listener | None
+def noise_alone(
+    probe: QuantizerProbe,
+    scales: Scales,
+    runs: int,
+    progress: Listener | None,
+    least: float | None = None,
 ) -> tuple[list[float], float]:
     """What quantizing each group alone does to the outputs, and the sum of it all.
 
     A run takes time by the size of the model. Where there are more groups than runs for them, neighbours are
     looked at together first; then the worst bundle is halved, again and again, while there are runs. What is
-    not in one half is in the other: noise adds up.
+    not in one half is in the other: noise adds up. A bundle with less noise than `least` (a share of the sum
+    when not given) is not halved, and its groups count as silent. Noise counts relative to the signal.
     """
     groups, many = list(scales), len(scales)
     few = _at_most(_LOOKED, _LEAST_LOOKED, runs // many)
 
     def joint(some: Sequence[str]) -> float:
-        return probe.error({name: scales[name] for name in some}, few).noise
+        close = probe.error({name: scales[name] for name in some}, few)
+        return close.noise / close.signal if close.signal > 0 else close.noise
 
     noise = [0.0] * many
     size = -(-2 * many * few // runs) if many * few > runs else 1  # half of the runs for the bundles
@@ -165,7 +174,7 @@ def _noise(
         negative, first, behind = heapq.heappop(heap)
         if behind - first == 1:
             noise[first] = -negative
-        elif left > 0 and -negative > _WORTH * total:
+        elif left > 0 and -negative > (_WORTH * total if least is None else least):
             left, middle = left - 1, (first + behind) // 2
             half = min(joint(groups[first:middle]), -negative)
             heapq.heappush(heap, (-half, first, middle))
@@ -234,12 +243,14 @@ def _search(
     return _Found(scale, False, (best.sqnr_db, best.sqnr_db))
 
 
-def _moved(state: State, moved: dict[str, QParams]) -> State:
-    """The state with other activation scales; biases that follow from them follow."""
-    params = {**state.params, **moved}
+def with_params(state: State, moved: Mapping[str, QParams]) -> State:
+    """The state with other activation scales; biases that follow from them follow, and keep their values."""
+    params, codes, values = {**state.params, **moved}, dict(state.codes), dict(state.values)
     for name, tensor in state.plan.tensors.items():
         source = tensor.source
         if isinstance(source, Derived) and source.input in moved:
             derived = bias_params(params[source.input].scale, params[source.weight], source.factor)
+            if name in codes:
+                values[name] = dequantize(codes.pop(name), params[name])
             params[name] = replace(params[name], scale=np.resize(derived.scale, params[name].scale.shape))
-    return replace(state, params=params)
+    return replace(state, params=params, codes=codes, values=values)

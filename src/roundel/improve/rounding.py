@@ -34,6 +34,7 @@ from roundel.numerics.rounding import (
     shrunk,
     taken_together,
 )
+from roundel.plan.stream import stream_tensors
 from roundel.plan.types import Fixed
 from roundel.recipe.settings import Recipe
 from roundel.state import LayerReport, State, held_from
@@ -119,7 +120,8 @@ def solve(problem: Problem, aside: ThreadPoolExecutor | None = None) -> Solution
     weight = _turned(problem.weight * problem.input_scale)
     plain = np.clip(np.rint(problem.weight / problem.scale), *problem.limits)
     plain *= problem.scale * problem.input_scale
-    train, held = problem.train.around(weight), problem.held
+    moments = problem.train if problem.has_bias else problem.train.from_zero()
+    train, held = moments.around(weight), problem.held
     if problem.weight.size < _WORTH_A_THREAD:
         aside = None
     factored = _begun(aside, partial(_factored, problem, train))
@@ -168,14 +170,15 @@ def _choose_ridge(
     if problem.train.parts > 1:
         return best, found
     held, outputs = problem.held, problem.weight.shape[1]
+    spread = held.spread if problem.has_bias else held.power
     # Of few outputs all are solved for at once: to factor the moment again would take longer.
     some = slice(None) if _FEW_OUTPUTS * outputs <= weight.shape[1] else _some(outputs)
     missed = held.missed(weight[:, :, some], some)
     heavy = np.broadcast_to(problem.importance, problem.weight.shape[:2])[:, some]
-    error = float((held.spread(missed) * heavy).sum())
+    error = float((spread(missed) * heavy).sum())
     for ridge in _RIDGES:
         change = correction(train.moment, train.cross[:, :, some], ridge)
-        tried = float((held.spread(missed - held.x @ change) * heavy).sum())
+        tried = float((spread(missed - held.x @ change) * heavy).sum())
         if tried >= error:
             break
         best, error, found = ridge, tried, change
@@ -287,6 +290,7 @@ _CHUNK = 2048  # rows added up in float32 before they join the float64 sums
 _CHUNK_ELEMENTS = 2_000_000  # fewer rows where they have more in all, but no fewer than a sum has columns
 _THREADS = 2
 _UNSEEN = 0.1  # weight of a row whose output is cut off
+_QUIET = 0.1  # of the usual power: rows with less count no more
 _FLOAT_FACTORS = (1.0, 0.85, 0.7, 0.6, 0.5, 0.4)
 _POWER_FACTORS = (2.0, 1.0, 0.5, 0.25)
 
@@ -340,6 +344,7 @@ class _LayerByLayer:
         self.runner = StepwiseRunner(self.written.model, samples)
         self.importance = importance(model.graph)
         self.visible = visible_ranges(model.graph)
+        self.stream = stream_tensors(model.graph)
         self.held_from = held_from(len(samples))
         self.pool = pool
 
@@ -408,6 +413,7 @@ class _LayerByLayer:
         """Of the samples that teach and of those that judge. Sums join in the samples' order."""
         zero = int(self.state.params[layer.data].zero_point)
         seen = self.visible.get(layer.output) if layer.groups > 1 else None
+        normed = layer.groups == 1 and layer.output in self.stream
         parts = parts_of(size)
 
         def rows(chunk: range) -> HeldRows:
@@ -417,7 +423,7 @@ class _LayerByLayer:
                 given = layer.inputs(codes[i], targets[i].places, targets[i].spatial, zero)
                 np.subtract(given.transpose(1, 0, 2), np.float32(zero), out=x[:, start:stop])
             y = np.ascontiguousarray(np.concatenate([targets[i].values for i in chunk]).transpose(1, 0, 2))
-            return HeldRows(x, y, _weights(y, seen))
+            return HeldRows(x, y, _relative(y) if normed else _weights(y, seen))
 
         def taught(chunk: range) -> tuple[Moments, tuple[Doubles, Doubles]]:
             given, found = rows(chunk), Moments(parts)
@@ -506,6 +512,13 @@ def _weights(wanted: NDArray[Any], seen: tuple[float, float] | None) -> NDArray[
     low, high = seen
     inside = (wanted > low) & (wanted < high)
     return np.where(inside, np.float32(1), np.float32(_UNSEEN))
+
+
+def _relative(wanted: NDArray[np.float32]) -> NDArray[np.float32]:
+    """Rows count relative to their own power: a layer norm behind divides by it, however large a row is."""
+    power = np.square(wanted).mean(axis=2, keepdims=True)
+    usual = np.float32(np.median(power))
+    return np.asarray(usual / np.maximum(power, _QUIET * usual)) if usual > 0 else np.ones_like(power)
 
 
 def _shaped(params: QParams, shape: tuple[int, ...]) -> NDArray[np.float64]:

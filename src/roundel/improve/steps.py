@@ -21,12 +21,14 @@ from roundel.improve.equalize import equalize
 from roundel.improve.finetune import finetune
 from roundel.improve.memory import once, run_key
 from roundel.improve.mixed import mix_layers
+from roundel.improve.outputs import look_at_outputs
 from roundel.improve.probe import QuantizerProbe
 from roundel.improve.ranges import as_wide_as_seen, choose_ranges, probe_of
 from roundel.improve.rotate import rotate
 from roundel.improve.rounding import choose_rounding
 from roundel.improve.smooth import find_groups, look_at_channels, smooth
 from roundel.improve.weight_only import gptq_layers
+from roundel.improve.widths import takes_sixteen, widen
 from roundel.model.graph import weight_bytes
 from roundel.model.session import Lanes
 from roundel.passes import refresh_shapes
@@ -44,12 +46,13 @@ from roundel.state import (
     StepReport,
     held_out_count,
 )
+from roundel.types import Scheme
 from roundel.work.checkpoints import Memory
 
 _Item = TypeVar("_Item")
 _Result = TypeVar("_Result")
 Judge = Callable[[State], Iterable[float]]
-_ROUNDING = "rounding"
+_ROUNDING, _WIDE = "rounding", "16 bits"
 _SELDOM_NOTHING = frozenset({_ROUNDING, "fine-tuning"})  # what the state was worth before is asked meanwhile
 _FEWEST_DRAWS = 2
 _LARGE = 100_000_000  # bytes of weights
@@ -96,7 +99,7 @@ def keep_if_better(step: Step, state: State, context: Context) -> State:
         if judge is None:
             return tried.spent(step.name, time.perf_counter() - start)
         if nothing:
-            return state.spent(step.name, time.perf_counter() - start)
+            return replace(state, judged=tried.judged).spent(step.name, time.perf_counter() - start)
         if _knows(judge, state):
             assert state.judged is not None
             errors, doubt = (state.judged[1], _mean(list(judge(tried)))), 0.0
@@ -175,8 +178,8 @@ def _judge(step: Step, state: State) -> Judge | None:
     """Before rounding, weights count as it will leave them."""
     if step.judge is not judges.unseen or step.name == _ROUNDING:
         return step.judge
-    behind = any(report.step == _ROUNDING for report in state.steps)
-    return judges.ahead_of_rounding if state.recipe.improve.rounding and not behind else step.judge
+    ahead = state.recipe.improve.rounding and not _ran(_ROUNDING, state)
+    return judges.ahead_of_rounding if ahead else step.judge
 
 
 # Steps that change the float graph, exactly: tried on a few samples, before anything is calibrated.
@@ -305,8 +308,26 @@ def _learns(state: State) -> bool:
     return usual and len(judges.to_learn(state)[0]) >= FEWEST
 
 
+def _has_goal(state: State) -> bool:
+    recipe = state.recipe
+    return _learns(state) and recipe.improve.goal > 0 and isinstance(recipe.activations.scheme, Scheme)
+
+
+def _ran(step: str, state: State) -> bool:
+    """Whether a step had something to say, kept or not."""
+    return any(report.step == step for report in state.steps)
+
+
 def _mixed(state: State, context: Context) -> State:
     return mix_layers(state, context.told)
+
+
+def _widths(state: State, context: Context) -> State:
+    return widen(state, context.told)
+
+
+def _looked(state: State, context: Context) -> State:
+    return look_at_outputs(state, context.told)
 
 
 def _moved(state: State) -> bool:
@@ -410,6 +431,7 @@ def _memory(step: str, state: State, context: Context) -> Memory | None:
 PLAN_STEPS = (Step("mixed precision", lambda s: s.recipe.mixed.searched, _mixed, None),)
 
 STATE_STEPS = (
+    Step(_WIDE, lambda s: _has_goal(s) and takes_sixteen(s), _widths, judges.unseen),
     Step(
         "wider ranges",
         lambda s: _learns(s) and s.recipe.improve.ranges and s.recipe.calibration.method == "mse",
@@ -428,6 +450,7 @@ STATE_STEPS = (
     Step("fine-tuning", lambda s: _learns(s) and s.recipe.finetuning != "none", _tuned, judges.unseen),
     # Steps before rounding are judged by what it will about leave; this asks what it did leave.
     Step("calibration alone", _moved, _back, judges.unseen),
+    Step("outputs", _has_goal, _looked, None),
     Step(
         "gptq",
         lambda s: (

@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Unpack
 
+import numpy as np
 import onnx_ir as ir
 
 from roundel.calibrate.collect import collect
+from roundel.calibrate.masks import mask_inputs
 from roundel.calibrate.observers import StatKind
 from roundel.data import lint, lint_values
 from roundel.measure.reference import cut_to
@@ -147,7 +149,7 @@ def model_findings(
     profiles: Mapping[str, lint.Profile],
 ) -> list[lint.DataFinding]:
     """What the model's own first nodes say about the data."""
-    findings = list(lint_values.scaling_findings(model.graph, profiles))
+    findings = [*lint_values.scaling_findings(model.graph, profiles), *mask_findings(model.graph, inputs)]
     values = values_by_name(model.graph)
     for norm in norms:
         if norm.tensor not in values or not inputs:
@@ -157,6 +159,20 @@ def model_findings(
         found = lint_values.norm_finding(norm, arrays)
         findings += [] if found is None else [found]
     return findings
+
+
+def mask_findings(graph: ir.Graph, inputs: Sequence[Sample]) -> Iterator[lint.DataFinding]:
+    """Inputs that say what attention must not see, and that say the same throughout."""
+    for name in mask_inputs(graph):
+        arrays = [np.asarray(sample[name]) for sample in inputs if name in sample]
+        values = {value for array in arrays for value in np.unique(array).tolist()}
+        if len(values) == 1:
+            yield lint.DataFinding(
+                "mask-never-varies",
+                f"Input '{name}', an attention mask, holds {values.pop()}"
+                f" in all {len(arrays)} samples looked at: what it hides in padded batches was never seen.",
+                "Calibrate on padded batches, too; hidden places got a range that should be safe.",
+            )
 
 
 def _readings(

@@ -330,6 +330,10 @@ class Improve(Section):
     """Integers: leave in float written-out variances and norms, and what is around Log, Exp or one number."""
     carriers: bool = True
     """Integers: leave in float what only moves values to nodes that stay in float."""
+    goal: Annotated[float, Field(ge=0)] = 15.0
+    """SQNR in dB that each output should reach; 16 bits for the few activations that spoil one. 0: off."""
+    transformer_goal: Annotated[float, Field(ge=0)] = 30.0
+    """The same for transformers: networks with layer norms and matrix products."""
     ranges: bool = True
     """Ranges of activations by the error behind the function that reads them, and at the outputs."""
     rounding: bool = True

@@ -213,6 +213,7 @@ def show_error(console: Console, error: RoundelError) -> None:
 
 def show_summary(console: Console, record: Record, *, every_layer: bool = False) -> None:
     """The result of a run, in one screen; `every_layer` may take more."""
+    _show_verdict(console, record)
     counts = record.counts
     quantized = sum(counts.get("quantized_nodes", {}).values())
     left = counts.get("float_nodes", {})
@@ -239,6 +240,19 @@ def show_summary(console: Console, record: Record, *, every_layer: bool = False)
         title = f"against the float model, {record.data.get('samples_verified', 0)} samples"
         console.print(_outputs(to_plain(record.outputs), title))
     show_notes(console, record.notes)
+
+
+_BROKEN_DB = 10.0  # a third of each value is error
+
+
+def _show_verdict(console: Console, record: Record) -> None:
+    """The first line, where an output misses the goal; random data tell nothing."""
+    if record.reached or record.worst is None or record.data.get("random"):
+        return
+    name, reached = record.worst
+    what = "is broken" if reached < _BROKEN_DB else "is far from the float model"
+    text = f"output '{name}' {what}: {decibel(reached)}, the goal is {record.goal:g} dB. See the notes."
+    console.print(f"[bold red]{escape(text)}[/]", soft_wrap=True)
 
 
 def _step_line(step: StepReport) -> str:

@@ -32,6 +32,7 @@ class Record:
         float_nodes: nodes left in float, with the reason.
         improvements: what each step beyond calibration did to the held-out error, layer by layer.
         outputs: closeness of each graph output to the float model.
+        held_out: SQNR in dB of each output on samples that no step has learned from, where that was doubtful.
         seconds: wall time by step.
         notes: whatever a careful reader wants to know.
         file: the written file: name, bytes.
@@ -46,9 +47,26 @@ class Record:
     float_nodes: Mapping[str, str]
     improvements: tuple[StepReport, ...]
     outputs: tuple[OutputReport, ...]
+    held_out: Mapping[str, float]
     seconds: Mapping[str, float]
     notes: tuple[str, ...]
     file: Mapping[str, Any]
+
+    @property
+    def goal(self) -> float:
+        """What each output should reach, in dB."""
+        return float(self.recipe["improve"]["goal"])
+
+    @property
+    def worst(self) -> tuple[str, float] | None:
+        """The output furthest from the float model, and its SQNR in dB; None where none was measured."""
+        known = [*self.held_out.items(), *((out.name, out.sqnr_db) for out in self.outputs)]
+        return min(known, key=lambda pair: pair[1], default=None)
+
+    @property
+    def reached(self) -> bool:
+        """Whether each output reaches the goal."""
+        return self.worst is None or self.worst[1] >= self.goal
 
     def to_dict(self) -> dict[str, Any]:
         """Plain values; infinite numbers become strings, since JSON has none."""
@@ -62,12 +80,12 @@ class Record:
 def run_card(record: Record) -> dict[str, object]:
     """What matters most of a run, for whoever looks at its result."""
     quantized, left = (sum(record.counts[kind].values()) for kind in ("quantized_nodes", "float_nodes"))
-    worst = min(record.outputs, key=lambda out: out.sqnr_db, default=None)
-    closeness = "not measured" if worst is None else f"{decibel(worst.sqnr_db)} ({worst.name})"
+    closeness = "not measured" if record.worst is None else f"{decibel(record.worst[1])} ({record.worst[0]})"
+    missed = "" if record.reached else f", below the goal of {record.goal:g} dB"
     return {
         "model": f"{record.model.get('name')} -> {record.file.get('name') or 'in memory'}",
         "recipe": f"{record.recipe.get('name')}, {quantized} of {quantized + left} nodes quantized",
-        "worst output": closeness,
+        "worst output": closeness + missed,
         "run": f"{sum(record.seconds.values()):.1f} s, {counted(len(record.notes), 'note')} in .record.notes",
     }
 

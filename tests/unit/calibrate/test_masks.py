@@ -14,7 +14,8 @@ from onnx import TensorProto
 import roundel
 from helpers import build, node, rng
 from roundel.calibrate import runner
-from roundel.calibrate.runner import MASK_GAP, SCORE_GAP, Mask, Runner, masked_tensors
+from roundel.calibrate.masks import MASK_GAP, SCORE_GAP, Mask, masked_tensors
+from roundel.calibrate.runner import Runner
 
 LENGTH, WIDTH = 6, 8
 LOWEST = float(np.finfo(np.float32).min)
@@ -132,3 +133,30 @@ def test_sums_that_overflow_open_one_session(monkeypatch: pytest.MonkeyPatch) ->
         (run,) = working.stream(sample, index, finals=False)
         assert run.tensors["y"].min() == SMALL
     assert len(opened) == before + 1
+
+
+@pytest.mark.parametrize("form", ["added", "product", "fill"])
+def test_a_mask_that_never_hides_is_safe_in_padded_batches(form: str) -> None:
+    data = samples(form)
+    open_ones = [{**sample, "keep": np.ones_like(sample["keep"])} for sample in data]
+    model = attention(form)
+    result = roundel.quantize(model, recipe="a8w8_minmax", data=open_ones)
+    (note,) = [note for note in result.record.notes if "attention mask" in note]
+    assert "'keep'" in note
+    before = ort.InferenceSession(model.SerializeToString())
+    after = ort.InferenceSession(result.model.SerializeToString())
+    for sample in data:
+        expected, got = before.run(None, sample)[0], after.run(None, sample)[0]
+        assert np.linalg.norm(got - expected) < 0.15 * np.linalg.norm(expected)
+    findings = roundel.lint_data(model, open_ones).findings
+    assert "mask-never-varies" in {finding.rule for finding in findings}
+    assert "mask-never-varies" not in {finding.rule for finding in roundel.lint_data(model, data).findings}
+
+
+def test_a_row_that_hides_nothing_gets_one_hidden_value() -> None:
+    rows = np.array([[1, 2, 3], [-5, -7, -6]], np.float32)
+    mask = Mask(floor=LOWEST / 2, gap=SCORE_GAP, axis=-1)
+    expected = [[1, 2, 3, 3 - SCORE_GAP], [-5, -7, -6, -5 - SCORE_GAP]]
+    np.testing.assert_array_equal(mask.tamed(rows), np.float32(expected))
+    alone = Mask(floor=-5e3, gap=MASK_GAP, axis=None)
+    np.testing.assert_array_equal(alone.tamed(np.zeros((1, 2), np.float32)), np.float32([0, 0, -MASK_GAP]))

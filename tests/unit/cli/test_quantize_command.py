@@ -237,3 +237,17 @@ def test_ids_that_no_table_has_are_an_error(roundel_cli: Any, tmp_path: Path) ->
     assert ran.code == 4, ran.err
     assert "The model could not run a sample." in ran.err
     assert not (tmp_path / "q.onnx").exists()
+
+
+def test_a_goal_that_is_missed_is_an_exit_code(
+    roundel_cli: Any, digits: Path, arrays: Path, tmp_path: Path
+) -> None:
+    out = tmp_path / "q.onnx"
+    words = ("quantize", digits, "-o", out, "--data", arrays, "--goal")
+    assert roundel_cli(*words, "5dB").code == 0
+    ran = roundel_cli(*words, "99dB")
+    assert ran.code == 9
+    assert out.exists()
+    first = ran.out.splitlines()[0]
+    assert first.startswith("output 'logits' is far from the float model")
+    assert "99 dB" in " ".join(ran.out.split())

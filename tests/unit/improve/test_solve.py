@@ -103,3 +103,38 @@ def test_what_a_few_samples_miss_by_chance_is_not_made_up_for() -> None:
     assert by_chance.common(turned, bias) < 0.3
     assert by_nature.common(turned, bias) > 0.99
     assert Single(x[:1], given[:1] + 3, 1).common(turned, bias) == 0, "one sample tells no variance"
+
+
+def test_a_layer_without_a_bias_answers_for_its_mean() -> None:
+    """Where inputs are far from zero on average, rounding must not move the error into that average."""
+    generator = np.random.default_rng(1)
+    x = np.rint(generator.normal(30, 3, (1, 400, 8))).astype(np.float32)
+    y = (np.einsum("gnk,gok->gno", x.astype(np.float64), WEIGHT) * 0.05).astype(np.float32)
+    train = Moments()
+    train.add(x, y)
+    found = solve(replace(problem((x, y)), train=train, has_bias=False))
+    alone = solve(replace(problem((x, y)), train=train))
+    assert not found.bias.any()
+    assert found.kept
+    means = [
+        np.abs((np.einsum("gnk,gok->gno", x, s.codes * s.scale * 0.05) - y).mean(1)).max()
+        for s in (found, alone)
+    ]
+    assert means[0] < 0.8 * means[1]
+
+
+def test_rows_of_a_layer_in_parts_count_as_they_weigh() -> None:
+    x, y = rows(1)
+    weights = np.where(np.arange(400) < 100, 1.0, 0.0).astype(np.float32)[None, :, None]
+    heavy, few = Moments(2), Moments(2)
+    heavy.add(x, y, weights)
+    few.add(x[:, :100], y[:, :100])
+    np.testing.assert_allclose(heavy.xx, few.xx, rtol=1e-6)
+
+
+def test_rows_in_front_of_a_norm_count_relative_to_their_power() -> None:
+    wanted = np.ones((1, 4, 8), np.float32)
+    wanted[0, 3] = 100
+    weights = module._relative(wanted)
+    assert weights.shape == (1, 4, 1)
+    np.testing.assert_allclose(weights[0, :, 0], [1, 1, 1, 1e-4])

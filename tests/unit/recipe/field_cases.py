@@ -11,7 +11,7 @@ import numpy as np
 import onnx
 
 from helpers import build, feeds, node, normal, rng
-from transformer_models import tokens, transformer
+from transformer_models import residual_sum, rows_of_noise, tokens, transformer
 
 X = {"x": [1, 3, 8, 8]}
 W3, W4 = normal(4, 3, 3, 3), normal(4, 4, 1, 1, seed=1)
@@ -131,6 +131,7 @@ SMOOTH = {"improve": {"smooth": {"enabled": True}}}
 ROTATE = {"improve": {"rotate": {"enabled": True}}}
 pre_norm = partial(transformer, blocks=1)
 headless = partial(transformer, blocks=1, head=False)
+outlying = partial(residual_sum, 40.0)
 spiky = partial(transformer, blocks=1, spiky=True)
 spiky_post_norm = partial(transformer, blocks=1, spiky=True, post=True)
 
@@ -624,6 +625,8 @@ CASES: dict[str, Case] = {
     "improve.detection_head": Case(boxes, False, base=FAST),
     "improve.delicate": Case(row_norm, False, base=FAST),
     "improve.carriers": Case(carried, False, base=FAST),
+    "improve.goal": Case(outlying, 0.0, base=FAST, recipe="a8w8", data=rows_of_noise),
+    "improve.transformer_goal": Case(outlying, 0.0, base=FAST, recipe="a8w8", data=rows_of_noise),
     "improve.ranges": Case(
         loud, False, base={**FAST, "improve": {"equalize": {"enabled": False}}}, data=many
     ),
