@@ -156,7 +156,8 @@ def test_fine_tuning_for_other_inputs_than_those_that_judge_is_undone(tmp_path: 
     after, result = quantized(conv_net(), faint(), TUNING, tmp_path, "after")
     step = only_step(result, "fine-tuning")
     assert_refused(step)
-    assert not any(layer.kept for layer in step.layers)
+    # Samples that watch say when to stop, so that single layers may gain; the whole model does not.
+    assert all((layer.after_db > layer.before_db) is layer.kept for layer in step.layers)
     assert after == before
 
 
