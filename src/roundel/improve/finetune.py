@@ -100,7 +100,7 @@ class _Run:
         self.constants, self._written = Constants(model.graph, state, recipe), Written(model, state, recipe)
         cuda = infer_device(self._settings.infer_device)
         self._short = StepwiseRunner(self._written.model, samples, cuda)
-        self._plain = StepwiseRunner(model, samples, cuda)
+        self._plain = StepwiseRunner(state.truth, samples, cuda)
         quantized = self._written.model.graph
         self._units = find_units(model.graph, quantized, state, self._settings, self._algorithm)
 

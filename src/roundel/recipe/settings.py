@@ -334,6 +334,8 @@ class Improve(Section):
     """Ranges of activations by the error behind the function that reads them, and at the outputs."""
     rounding: bool = True
     """Choose rounding, weight scales and biases layer by layer, on the quantized layers before."""
+    activations: bool = True
+    """Where HardSigmoid takes the place of Sigmoid: slopes that suit a SiLU, folded into the layers around."""
     equalize: Equalize = Equalize()
     rotate: Rotate = Rotate()
     smooth: Smooth = Smooth()
