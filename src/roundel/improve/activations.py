@@ -85,9 +85,7 @@ class Surroundings:
         self._ids: dict[Gate, Ids] = {}
         rules = {**RULES, "Mul": self._multiplied, "Slice": _sliced}
         self.trace = Trace(graph, absorb=False, rules=rules)
-        makers = {
-            layer.layer.node.outputs[0]: layer for layer in self.trace.layers if layer.takes_bias
-        }
+        makers = {layer.layer.node.outputs[0]: layer for layer in self.trace.layers if layer.takes_bias}
         self.layers: dict[Gate, Rescaled] = {
             gate: makers[gate.source]
             for gate in gates
@@ -202,11 +200,11 @@ def find_choices(model: ir.Model, gates: tuple[Gate, ...], samples: Sequence[Sam
     seen = _distributions(model, [around.layers[gate].layer for gate in bent], samples)
     points = dict(zip(bent, seen, strict=True))
     fixed = {str(gate.node.name): Bend(*fit_gate(points[gate])) for gate in alone}
-    errors = [sum(swish_errors(points[gate]) for gate in group) for group in groups]
+    errors = [np.sum([swish_errors(points[gate]) for gate in group], axis=0) for group in groups]
     each = {**fixed, **_slopes(groups, errors)}
     if len(groups) < 2:
         return Choices(gates, (each,))
-    return Choices(gates, ({**fixed, **_slopes(groups, [sum(errors)] * len(groups))}, each))
+    return Choices(gates, ({**fixed, **_slopes(groups, [np.sum(errors, axis=0)] * len(groups))}, each))
 
 
 def _slopes(groups: Sequence[Sequence[Gate]], errors: Sequence[Doubles]) -> dict[str, Bend]:

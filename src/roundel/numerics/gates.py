@@ -8,8 +8,8 @@ from roundel.types import Doubles
 
 # Far out a SiLU needs slope 1, and where x is small 1.5: x/2 + x²/4 against x/2 + slope * x²/6.
 SLOPES = np.round(2.0 ** (np.arange(13) / 16), 3)  # 1 to 1.68
-_GATE_SLOPES = 2.0 ** (np.arange(-4, 9) / 8)
-_GATE_SHIFTS = np.linspace(-1, 1, 9)
+_GATE_SLOPES = 2.0 ** (np.arange(-8, 9) / 8)
+_GATE_SHIFTS = np.linspace(-2, 2, 17)
 _TINY = 1e-12
 
 
@@ -24,7 +24,7 @@ def sigmoid(x: Doubles) -> Doubles:
 
 
 def swish_errors(points: Doubles) -> Doubles:
-    """For each of `SLOPES` the error of x * hard_sigmoid(slope * x), relative to the power of x * sigmoid(x)."""
+    """For each of `SLOPES` the error of x * hard_sigmoid(slope * x), relative to the power of a SiLU."""
     wanted = points * sigmoid(points)
     errors = [np.square(points * hard_sigmoid(slope * points) - wanted).sum() for slope in SLOPES]
     return np.asarray(errors) / max(float(np.square(wanted).sum()), _TINY)

@@ -335,7 +335,7 @@ class Improve(Section):
     rounding: bool = True
     """Choose rounding, weight scales and biases layer by layer, on the quantized layers before."""
     activations: bool = True
-    """Where HardSigmoid takes the place of Sigmoid: slopes that suit a SiLU, folded into the layers around."""
+    """XINT8: slopes with which HardSigmoid is nearer to Sigmoid, folded into the layers around."""
     equalize: Equalize = Equalize()
     rotate: Rotate = Rotate()
     smooth: Smooth = Smooth()
