@@ -15,7 +15,7 @@ from roundel.improve.probe import FinerWeights, OutputErrors, let_out_logits, ru
 from roundel.improve.weight_only import packed_sqnr
 from roundel.model.graph import input_specs
 from roundel.model.session import open_session
-from roundel.stages import collect, float_outputs, plan, resolve, write
+from roundel.stages import collect, plan, resolve, write
 from roundel.state import State, held_out_count
 from roundel.types import QType, Sample
 
@@ -85,16 +85,6 @@ def equalization(state: State) -> Iterator[float]:
         part = slice(first, None, len(states))
         given = session.run(finely, errors.names, inputs[part])
         yield together(errors.of(*pair) for pair in zip(wanted[part], given, strict=True)).sqnr_db
-
-
-def float_sqnr(state: State, model: ir.Model) -> float:
-    """A float model's SQNR in dB on the few samples, against the one that was prepared."""
-    numbers, errors = list(state.few.wanted), OutputErrors(state.model.graph)
-    given = float_outputs(model, [state.few.inputs[n] for n in numbers])
-    pairs = zip(numbers, given, strict=True)
-    return together(
-        errors.of(state.few.wanted[n], [outputs[name] for name in errors.outputs]) for n, outputs in pairs
-    ).sqnr_db
 
 
 def first_held(state: State) -> int:

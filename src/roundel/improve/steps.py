@@ -8,6 +8,7 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 
 import numpy as np
+import onnx_ir as ir
 
 from roundel.calibrate.positions import refine
 from roundel.data import Samples
@@ -242,18 +243,22 @@ def _bent(state: State, context: Context) -> State:
     choices = find_choices(state.model, gates, state.few.inputs[:_LOOKED_AT]) if gates else None
     if choices is None or not choices.ways:
         return state
-    tried = [bend(state.model, gates, way) for way in choices.ways]
-    errors = [judges.float_sqnr(state, model) for model, _ in tried] if len(tried) > 1 else [0.0]
+    states = [_with_gates(state, *bend(state.model, gates, way)) for way in choices.ways]
+    # What is best in float need not be best in few bits: the judge of the step chooses, too.
+    errors = [_mean(list(judges.equalization(tried))) for tried in states] if len(states) > 1 else [0.0]
     best = int(np.argmax(errors))
-    model, reference = tried[best]
-    refresh_shapes(model)
-    refresh_shapes(reference)
     slopes = [float(way.slope) for way in choices.ways[best].values() if not way.slope.ndim]
     told = [f"slope {min(slopes):.2f} to {max(slopes):.2f} for {len(slopes)} SiLU"] if slopes else []
     if alone := len(choices.ways[best]) - len(slopes):
         told.append(f"slope and shift for {alone} gate{'s' * (alone > 1)}")
     said = f"HardSigmoid takes the place of Sigmoid: {', '.join(told)}"
-    return replace(state, model=model, reference=reference, said=said)
+    return replace(states[best], said=said)
+
+
+def _with_gates(state: State, model: ir.Model, reference: ir.Model) -> State:
+    refresh_shapes(model)
+    refresh_shapes(reference)
+    return replace(state, model=model, reference=reference)
 
 
 GRAPH_STEPS = (
