@@ -236,7 +236,7 @@ def _collected(
     # Where no range is needed, samples beyond those that are compared would run for nothing.
     idle = state.recipe.mode == "static" and not requests
     used = islice(samples, max(1, keep)) if idle else samples
-    seen = observe(state.model, requests, used, keep=keep, progress=context.told.advance, work=context.work)
+    seen = observe(state.truth, requests, used, keep=keep, progress=context.told.advance, work=context.work)
     give_memory_back()
     return _with(state, seen, samples)
 
@@ -252,7 +252,7 @@ def _with_file(
             return reused
     wanted = dict.fromkeys({**_every_activation(state.model), **requests}, _widest(requests))
     keep = kept_samples(state.recipe, state.model)
-    seen = observe(state.model, wanted, samples, keep=keep, progress=context.told.advance, work=context.work)
+    seen = observe(state.truth, wanted, samples, keep=keep, progress=context.told.advance, work=context.work)
     save_statistics(path, seen, key)
     why = "did not exist" if saved is None else "was of another model or other data"
     return _with(state, seen, samples).noted(f"statistics file {path.name} {why}: written anew")
@@ -272,7 +272,7 @@ def _remembered(state: State, samples: Samples, context: Context) -> State:
                 inputs.append({name: array.copy() for name, array in sample.items()})
             yield sample
 
-    seen = observe(state.model, {}, watched(), keep=verified, progress=context.told.advance)
+    seen = observe(state.truth, {}, watched(), keep=verified, progress=context.told.advance)
     give_memory_back()
     found = replace(_with(state, seen, samples), inputs=inputs)
     if len(inputs) == seen.samples_seen:
@@ -361,7 +361,7 @@ def _reuse(state: State, saved: Statistics, samples: Samples, path: Path) -> Sta
         "digest": saved.data_key,
         "statistics": path.name,
     }
-    outputs = KeptSamples(float_outputs(state.model, inputs))
+    outputs = KeptSamples(float_outputs(state.truth, inputs))
     state = replace(state, stats=saved.stats, inputs=inputs, outputs=outputs, facts=facts)
     return _open_outputs(state).noted(f"reused the statistics in {path.name}")
 

@@ -111,6 +111,8 @@ class State:
     Attributes:
         recipe: what was asked for.
         model: the float model as it is now.
+        reference: the float model as it should be, in the same tensors and units, where `model` itself
+            computes something else by now.
         plan: what every tensor becomes.
         params: scale and zero point of every tensor that the plan stores in integers.
         float_scales: scale of every tensor that it stores as a scaled float.
@@ -146,6 +148,7 @@ class State:
     notes: tuple[str, ...] = ()
     recipe: Recipe
     model: ir.Model
+    reference: ir.Model | None = None
     loaded: LoadedModel
     norms: tuple[FirstNorm, ...] = ()
     fixed: Mapping[str, Array] = field(default_factory=dict)
@@ -164,6 +167,11 @@ class State:
     judged: tuple[object, float] | None = None
     known: dict[tuple[object, ...], tuple[object, QParams]] = field(default_factory=dict)
     seconds: Mapping[str, float] = field(default_factory=dict)
+
+    @property
+    def truth(self) -> ir.Model:
+        """The float model whose results are wanted."""
+        return self.model if self.reference is None else self.reference
 
     def read_params(self, tensor: str, node: str) -> QParams | None:
         """With what this node alone reads the tensor, if so."""

@@ -109,7 +109,7 @@ class _Correction:
         self.constants = Constants(model.graph, state, recipe)
         self._written = Written.of(model, state, recipe)
         self._short = StepwiseRunner(self._written.model, samples)
-        self._plain = StepwiseRunner(model, samples)
+        self._plain = StepwiseRunner(state.truth, samples)
         self._made = {str(node.name): str(node.outputs[0].name) for node in model.graph}
         self._learn = held_from(len(samples))
 

@@ -7,7 +7,7 @@ its inputs then keep the factor 1.
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import replace
 from itertools import product
 
@@ -279,8 +279,8 @@ class Trace:
         absorbed: channels of which a constant part moved into the layers behind.
     """
 
-    def __init__(self, graph: ir.Graph, *, absorb: bool) -> None:
-        self.graph, self.absorb = graph, absorb
+    def __init__(self, graph: ir.Graph, *, absorb: bool, rules: Mapping[str, Rule] = RULES) -> None:
+        self.graph, self.absorb, self._rules = graph, absorb, rules
         self.channels = Channels()
         self.layers: list[Rescaled] = []
         self.sides: list[tuple[Ids | None, Ids]] = []
@@ -310,7 +310,7 @@ class Trace:
         if layer is not None:
             self._record(node.outputs[0], self._through(layer))
             return
-        handler = RULES.get(op_key(node))
+        handler = self._rules.get(op_key(node))
         result = handler(self, node) if handler is not None else None
         if result is None:
             self._break(node)

@@ -103,7 +103,7 @@ class _Run:
         )
         cuda = infer_device(self._settings.infer_device)
         self._short = StepwiseRunner(self._written.model, samples, cuda)
-        self._plain = StepwiseRunner(model, samples, cuda)
+        self._plain = StepwiseRunner(state.truth, samples, cuda)
         quantized = self._written.model.graph
         self._units = find_units(model.graph, quantized, state, self._settings, self._algorithm)
 

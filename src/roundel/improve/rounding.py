@@ -319,7 +319,7 @@ def choose_rounding(
         return state, ()
     if progress is not None:
         progress.step("round layer by layer", len(layers))
-    targets = float_targets(model, layers, samples)
+    targets = float_targets(state.truth, layers, samples)
     reports = []
     with ThreadPoolExecutor(_THREADS) as pool:
         work = _LayerByLayer(model, state, samples, recipe, pool)

@@ -8,14 +8,16 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextvars import copy_context
 from dataclasses import dataclass, replace
-from typing import Any, TypeVar
+from typing import TypeVar
 
 import numpy as np
+import onnx_ir as ir
 
 from roundel.calibrate.positions import refine
 from roundel.data import Samples
 from roundel.errors import DataError
 from roundel.improve import judges
+from roundel.improve.activations import bend, find_choices, find_gates
 from roundel.improve.biases import correct_biases, find_shifts
 from roundel.improve.equalize import equalize
 from roundel.improve.finetune import finetune
@@ -29,7 +31,7 @@ from roundel.improve.rounding import choose_rounding
 from roundel.improve.smooth import find_groups, look_at_channels, smooth
 from roundel.improve.weight_only import gptq_layers
 from roundel.improve.widths import takes_sixteen, widen
-from roundel.model.graph import weight_bytes
+from roundel.model.graph import is_op, weight_bytes
 from roundel.model.session import Lanes
 from roundel.passes import refresh_shapes
 from roundel.plan import build_plan
@@ -56,6 +58,7 @@ _ROUNDING, _WIDE = "rounding", "16 bits"
 _SELDOM_NOTHING = frozenset({_ROUNDING, "fine-tuning"})  # what the state was worth before is asked meanwhile
 _FEWEST_DRAWS = 2
 _LARGE = 100_000_000  # bytes of weights
+_LOOKED_AT = 6  # samples that say what the inputs of activations are like
 _CLEAR = 1.5  # dB between two verdicts
 _DOUBT = 0.5  # of the standard error of several draws
 
@@ -188,7 +191,7 @@ def _judge(step: Step, state: State) -> Judge | None:
 def take_few(state: State, samples: Samples | None) -> State:
     """The samples that the graph steps need, and the float model's outputs for those that judge."""
     wanted = [step for step in GRAPH_STEPS if _wants(step.name, state)]
-    outliers = [step.name for step in wanted if step.name != _EQUALIZATION]
+    outliers = [step.name for step in wanted if step.name not in _FROM_FEW]
     if not wanted or (samples is None and not outliers):
         return state
     if samples is None:  # what a user asks for is not left out in silence
@@ -201,7 +204,7 @@ def take_few(state: State, samples: Samples | None) -> State:
         note = f"{' and '.join(outliers)} need{'s' * (len(outliers) == 1)} {FEWEST} samples or more: left out"
         return state.noted(*([note] if outliers else []))
     numbers: set[int] = set()
-    if _wants(_EQUALIZATION, state):
+    if len(wanted) > len(outliers):
         numbers |= {*judges.spread_evenly(state.model.graph, inputs)}
     if outliers:
         numbers |= {*range(len(inputs) - held_out_count(len(inputs)), len(inputs))}
@@ -212,17 +215,25 @@ def take_few(state: State, samples: Samples | None) -> State:
 
 
 _ROTATION, _SMOOTHING, _EQUALIZATION = "rotation", "smoothing", "equalization"
+_ACTIVATIONS = "activations"
+_FROM_FEW = (_EQUALIZATION, _ACTIVATIONS)  # judged by the samples that they were chosen with
 
 
 def _wants(name: str, state: State) -> bool:
     recipe = state.recipe
-    options: Mapping[str, Any] = {
-        _ROTATION: recipe.improve.rotate,
-        _SMOOTHING: recipe.improve.smooth,
-        _EQUALIZATION: recipe.improve.equalize,
+    options: Mapping[str, bool] = {
+        _ROTATION: recipe.improve.rotate.enabled,
+        _SMOOTHING: recipe.improve.smooth.enabled,
+        _EQUALIZATION: recipe.improve.equalize.enabled,
+        _ACTIVATIONS: recipe.improve.activations and _has_straight_gates(state),
     }
-    usual = name != _EQUALIZATION or (recipe.effort != "none" and recipe.mode == "static")
-    return bool(options[name].enabled) and usual
+    usual = name not in _FROM_FEW or (recipe.effort != "none" and recipe.mode == "static")
+    return options[name] and usual
+
+
+def _has_straight_gates(state: State) -> bool:
+    swapped = state.recipe.npu.sigmoid_to_hard_sigmoid
+    return swapped and any(is_op(node, "Sigmoid") for node in state.model.graph)
 
 
 def _can(name: str) -> Callable[[State], bool]:
@@ -278,10 +289,36 @@ def _equalized(state: State, context: Context) -> State:
     return replace(state, model=model, rewrites={**state.rewrites, "equalize": done.channels})
 
 
+def _bent(state: State, context: Context) -> State:
+    """Behind equalization, whose factors stop at these gates."""
+    context.told.step("fit activations")
+    gates = find_gates(state.model.graph, build_plan(state.model, state.recipe), state.recipe.npu)
+    choices = find_choices(state.model, gates, state.few.inputs[:_LOOKED_AT]) if gates else None
+    if choices is None or not choices.ways:
+        return state
+    states = [_with_gates(state, *bend(state.model, gates, way)) for way in choices.ways]
+    # What is best in float need not be best in few bits: the judge of the step chooses, too.
+    errors = [_mean(list(judges.equalization(tried))) for tried in states] if len(states) > 1 else [0.0]
+    best = int(np.argmax(errors))
+    slopes = [float(way.slope) for way in choices.ways[best].values() if not way.slope.ndim]
+    told = [f"slope {min(slopes):.2f} to {max(slopes):.2f} for {len(slopes)} SiLU"] if slopes else []
+    if alone := len(choices.ways[best]) - len(slopes):
+        told.append(f"slope and shift for {alone} gate{'s' * (alone > 1)}")
+    said = f"HardSigmoid takes the place of Sigmoid: {', '.join(told)}"
+    return replace(states[best], said=said)
+
+
+def _with_gates(state: State, model: ir.Model, reference: ir.Model) -> State:
+    refresh_shapes(model)
+    refresh_shapes(reference)
+    return replace(state, model=model, reference=reference)
+
+
 GRAPH_STEPS = (
     Step(_ROTATION, _can(_ROTATION), _rotated, judges.outliers),
     Step(_SMOOTHING, _can(_SMOOTHING), _smoothed, judges.outliers),
     Step(_EQUALIZATION, _can(_EQUALIZATION), _equalized, judges.equalization),
+    Step(_ACTIVATIONS, _can(_ACTIVATIONS), _bent, judges.equalization),
 )
 
 

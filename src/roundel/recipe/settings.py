@@ -338,6 +338,8 @@ class Improve(Section):
     """Ranges of activations by the error behind the function that reads them, and at the outputs."""
     rounding: bool = True
     """Choose rounding, weight scales and biases layer by layer, on the quantized layers before."""
+    activations: bool = True
+    """XINT8: slopes with which HardSigmoid is nearer to Sigmoid, folded into the layers around."""
     equalize: Equalize = Equalize()
     rotate: Rotate = Rotate()
     smooth: Smooth = Smooth()

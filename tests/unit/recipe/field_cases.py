@@ -29,6 +29,18 @@ class Case:
     data: Callable[[], Any] | None = None
 
 
+def silu() -> onnx.ModelProto:
+    """x * sigmoid(x) between two layers, where XINT8 has HardSigmoid."""
+    nodes = [
+        node("Conv", ["x", "w", "b"], ["c"], name="conv", pads=[1, 1, 1, 1]),
+        node("Sigmoid", ["c"], ["s"], name="sigmoid"),
+        node("Mul", ["c", "s"], ["m"], name="mul"),
+        node("Conv", ["m", "k"], ["y"], name="conv2"),
+    ]
+    constants = {"w": normal(4, 3, 3, 3), "b": normal(4, seed=2), "k": W4}
+    return build(nodes, X, ["y"], constants)
+
+
 def uneven() -> onnx.ModelProto:
     """Channels of very different ranges: what the improving steps are for."""
     spread = np.exp2(rng(5).uniform(-5, 3, (8, 1, 1, 1))).astype(np.float32)
@@ -631,6 +643,7 @@ CASES: dict[str, Case] = {
         loud, False, base={**FAST, "improve": {"equalize": {"enabled": False}}}, data=many
     ),
     "improve.rounding": Case(uneven, False, base=FAST, data=many),
+    "improve.activations": Case(silu, False, base=FAST, recipe="xint8_plain", data=many),
     "improve.equalize.enabled": Case(uneven, False, base=FAST, data=many),
     "improve.equalize.steps": Case(uneven, 1, base=FAST, data=many),
     "improve.equalize.threshold": Case(uneven, 1e3, base=FAST, data=many),
