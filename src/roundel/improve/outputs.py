@@ -17,7 +17,7 @@ from roundel.plan.types import Derived, Role
 from roundel.state import State, held_out_count
 from roundel.types import Listener, Scheme
 
-_RUNS, _LEAST_RUNS, _RUN_ELEMENTS = 32, 12, 8_000_000  # of the probe, fewer for a big model
+_RUNS, _LEAST_RUNS, _RUN_ELEMENTS = 20, 8, 2_000_000  # of the probe, fewer for a big model
 _MOST = 4  # tensors that advice names
 _LOOKED = 2  # samples
 _GAIN_DB = 1.0  # what advice must promise

@@ -53,7 +53,7 @@ def move_to_cuda(session: ort.InferenceSession, device: int) -> None:
         )
 
 
-_WORTH_TRIMMING = 4_000_000  # bytes of weights
+_WORTH_TRIMMING = 16_000_000  # bytes of weights
 _WORTH_LENDING = 1024  # bytes; small constants (axes, shapes) are read while the graph is optimised
 _LENDABLE = {"FLOAT", "DOUBLE", "FLOAT16", "INT8", "UINT8", "INT16", "UINT16", "INT32", "INT64"}
 _MANY_NODES = 8000
