@@ -246,10 +246,24 @@ def bend(model: ir.Model, gates: Sequence[Gate], way: Mapping[str, Bend]) -> tup
     around.fold(Editor(work), bends)
     reference = _reference(work, bends)
     for gate in bends:
-        gate.node.op_type = "HardSigmoid"
-        gate.node.attributes["alpha"] = ir.AttrFloat32("alpha", 1 / 6)
-        gate.node.attributes["beta"] = ir.AttrFloat32("beta", 0.5)
+        _straighten(gate.node)
     return work, reference
+
+
+def as_computed(model: ir.Model, plan: QuantPlan, npu: Npu) -> ir.Model:
+    """A copy in which every Sigmoid that is written as HardSigmoid is one."""
+    work = model.clone()
+    for node in work.graph:
+        known = plan.nodes.get(str(node.name))
+        if known is not None and known.quantized and becomes_hard_sigmoid(node, plan, npu):
+            _straighten(node)
+    return work
+
+
+def _straighten(node: ir.Node) -> None:
+    node.op_type = "HardSigmoid"
+    node.attributes["alpha"] = ir.AttrFloat32("alpha", 1 / 6)
+    node.attributes["beta"] = ir.AttrFloat32("beta", 0.5)
 
 
 def _copied(gate: Gate, nodes: Mapping[str, ir.Node]) -> Gate:

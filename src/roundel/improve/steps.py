@@ -297,8 +297,7 @@ def _bent(state: State, context: Context) -> State:
     if choices is None or not choices.ways:
         return state
     states = [_with_gates(state, *bend(state.model, gates, way)) for way in choices.ways]
-    # What is best in float need not be best in few bits: the judge of the step chooses, too.
-    errors = [_mean(list(judges.equalization(tried))) for tried in states] if len(states) > 1 else [0.0]
+    errors = [_mean(list(judges.straightened(tried))) for tried in states] if len(states) > 1 else [0.0]
     best = int(np.argmax(errors))
     slopes = [float(way.slope) for way in choices.ways[best].values() if not way.slope.ndim]
     told = [f"slope {min(slopes):.2f} to {max(slopes):.2f} for {len(slopes)} SiLU"] if slopes else []
@@ -318,7 +317,7 @@ GRAPH_STEPS = (
     Step(_ROTATION, _can(_ROTATION), _rotated, judges.outliers),
     Step(_SMOOTHING, _can(_SMOOTHING), _smoothed, judges.outliers),
     Step(_EQUALIZATION, _can(_EQUALIZATION), _equalized, judges.equalization),
-    Step(_ACTIVATIONS, _can(_ACTIVATIONS), _bent, judges.equalization),
+    Step(_ACTIVATIONS, _can(_ACTIVATIONS), _bent, judges.straightened),
 )
 
 
