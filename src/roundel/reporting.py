@@ -22,12 +22,11 @@ from roundel.recipe.settings import Data, Recipe
 from roundel.report.html import ReportContent, render
 from roundel.result import QuantizeResult
 from roundel.rules import CheckReport, check
-from roundel.targets.npu import device_named
+from roundel.targets.npu import USUAL_DEVICE, device_named
 from roundel.types import Listener
 from roundel.work.checkpoints import open_store
 from roundel.work.executors import Executor, Work
 
-DEVICE = "stx"
 _SAMPLES = 32  # of a run's data: figures hardly move with more, and the comparison takes its time
 
 
@@ -83,7 +82,7 @@ def compare(
             quantized_model,
             data,
             options=options,
-            device=device or DEVICE,
+            device=device or USUAL_DEVICE,
             executor=executor,
             checkpoint=checkpoint,
             resume=resume,
@@ -103,7 +102,7 @@ def write_report(
     data: object,
     *,
     options: Data | None = None,
-    device: str = DEVICE,
+    device: str = USUAL_DEVICE,
     scores: Sequence[ModelScore] = (),
     executor: Executor | None = None,
     checkpoint: str | Path | None = None,

@@ -32,6 +32,16 @@ def quantize_command(
         list[str] | None,
         option("Shape of a random input, or of a module's example: NAME=1x3x48x320.", panel=_DATA),
     ] = None,
+    eval_data: Annotated[
+        Path | None, option("Also judge both models on these: accuracy before and after.", panel=_JUDGE)
+    ] = None,
+    labels: Annotated[
+        str | None,
+        option("Of --eval-data: class numbers, 'folders', 're:REGEX' or boxes; see `evaluate`.", panel=_JUDGE),
+    ] = None,
+    task: Annotated[
+        str, option("Of --eval-data: classification or detection.", panel=_JUDGE)
+    ] = "classification",
     stats: Annotated[
         Path | None, option("Statistics file: reused if it fits, else written.", panel=_DATA)
     ] = None,
@@ -75,6 +85,8 @@ def quantize_command(
 
     roundel quantize model.onnx -o out.onnx -p xint8 --effort high --data calib/ --checkpoint tuning/ --resume
 
+    roundel quantize model.onnx -o out.onnx --data calib/ --eval-data val/ --labels folders
+
     roundel quantize model.onnx -o out.onnx --data calib/ --report report.html
 
     roundel quantize model.onnx -o out.onnx --random 4        (a first look, no data at hand)
@@ -97,6 +109,9 @@ def quantize_command(
         output,
         **chosen,
         **data,
+        eval_data=eval_data,
+        labels=labels,
+        task=task,
         stats=stats,
         effort=effort,
         device=device,

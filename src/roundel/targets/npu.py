@@ -17,6 +17,9 @@ from types import MappingProxyType
 from roundel.errors import RecipeError, did_you_mean
 
 
+USUAL_DEVICE = "stx"  # whose split is predicted where none was named
+
+
 class Format(enum.Enum):
     """A number format that a Ryzen AI compiler tells apart: AMD's name for it, and the preset's."""
 
