@@ -24,7 +24,6 @@ from roundel.result import Asked, Judging, QuantizeResult, as_onnx, choose_execu
 from roundel.rules.report import for_device, for_effort
 from roundel.stages import collect, open_data, plan, prepare, resolve, write
 from roundel.state import Context, State
-from roundel.targets.npu import USUAL_DEVICE
 from roundel.torch import Exported
 from roundel.types import Listener, Silent
 from roundel.work.checkpoints import open_store
@@ -159,10 +158,7 @@ def quantize(
         request = Asked(source, exported, target, device, state, judging, told)
         result = gate(_quantized(state, opened, stats, Context(told, work)), request, cleanup)
     if report is not None:
-        scores = result.record.scores
-        write_report(
-            report, source, result, data, device=device or USUAL_DEVICE, scores=scores, listener=listener
-        )
+        write_report(report, source, result, data, device=device, listener=listener)
     return result
 
 

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import importlib.util
 import time
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -30,7 +30,7 @@ from roundel.plan import QuantPlan
 from roundel.plan.float_parts import joined_outputs
 from roundel.qdq import strip
 from roundel.recipe.load import record_path
-from roundel.recipe.settings import Recipe
+from roundel.recipe.settings import Data, Recipe
 from roundel.report.record import Record, plan_counts, run_card
 from roundel.report.verdict import Known, verdict
 from roundel.rules.report import finished, placement, remaining
@@ -204,6 +204,14 @@ class Judging:
         check_judging(data, labels, task)
         return None if data is None else Judging(data, labels, task)
 
+    def scores(
+        self, models: Sequence[ModelSource], options: Data, listener: Listener | None
+    ) -> tuple[ModelScore, ...]:
+        """The models on these data, the float one first."""
+        return evaluate_models(
+            models, self.data, labels=self.labels, task=self.task, options=options, listener=listener
+        )
+
     def told(self) -> dict[str, object]:
         """For the record: paths and words; what was in memory has none."""
         given = {"eval_data": self.data, "labels": self.labels}
@@ -283,14 +291,8 @@ def _scored(state: State, request: Asked, file: Path) -> tuple[State, tuple[Mode
     asked, start = request.judging, time.perf_counter()
     if asked is None:
         return state, ()
-    before, after = evaluate_models(
-        [request.float.model, file],
-        asked.data,
-        labels=asked.labels,
-        task=asked.task,
-        options=state.recipe.data.model_copy(update={"samples": None}),
-        listener=request.told,
-    )
+    settings = state.recipe.data.model_copy(update={"samples": None})
+    before, after = asked.scores([request.float.model, file], settings, request.told)
     loaded, target = state.loaded, request.target
     before = replace(before, model=loaded.name, file_bytes=loaded.file_bytes)
     after = replace(after, model="quantized" if target is None else target.name)

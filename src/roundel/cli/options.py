@@ -60,6 +60,14 @@ Set = Annotated[
     list[str] | None, option("Change a recipe value, for example -s weights.per_channel=true.", "--set", "-s")
 ]
 Report = Annotated[Path | None, option("Also write one HTML page with all of it.")]
+EvalData = Annotated[
+    Path | None, option("Also judge both models on these: accuracy before and after.", panel="Judging")
+]
+EvalLabels = Annotated[
+    str | None,
+    option("Of --eval-data: class numbers, 'folders', 're:REGEX' or boxes; see `evaluate`.", panel="Judging"),
+]
+EvalTask = Annotated[str, option("Of --eval-data: classification or detection.", panel="Judging")]
 Samples = Annotated[int | None, option("Use at most this many.", panel=_DATA)]
 Quiet = Annotated[bool, option("Print nothing.", "--quiet", "-q")]
 Json = Annotated[bool, option("Print JSON instead of tables.", "--json")]

@@ -32,16 +32,9 @@ def quantize_command(
         list[str] | None,
         option("Shape of a random input, or of a module's example: NAME=1x3x48x320.", panel=_DATA),
     ] = None,
-    eval_data: Annotated[
-        Path | None, option("Also judge both models on these: accuracy before and after.", panel=_JUDGE)
-    ] = None,
-    labels: Annotated[
-        str | None,
-        option("Of --eval-data: class numbers, 'folders', 're:REGEX' or boxes; see `evaluate`.", panel=_JUDGE),
-    ] = None,
-    task: Annotated[
-        str, option("Of --eval-data: classification or detection.", panel=_JUDGE)
-    ] = "classification",
+    eval_data: options.EvalData = None,
+    labels: options.EvalLabels = None,
+    task: options.EvalTask = "classification",
     stats: Annotated[
         Path | None, option("Statistics file: reused if it fits, else written.", panel=_DATA)
     ] = None,

@@ -8,7 +8,7 @@ from contextlib import closing
 from dataclasses import dataclass, fields, replace
 from itertools import islice
 from pathlib import Path
-from typing import Any, Unpack
+from typing import Unpack
 
 from roundel.data import Samples
 from roundel.data.lint import record_findings
@@ -33,11 +33,12 @@ from roundel.measure.scores import (
 from roundel.measure.types import ModelScore
 from roundel.model.files import write_text
 from roundel.model.structure import ModelSource
-from roundel.options import DataWords, data_settings, no_data, takes_data_words
+from roundel.options import DataWords, no_data, takes_data_words
 from roundel.outputs import metric_file, refuse_overwriting
 from roundel.plain import csv_text
 from roundel.recipe.load import record_paths
 from roundel.recipe.settings import Data
+from roundel.remembered import Remembered
 from roundel.stages import open_data
 from roundel.types import Array, Arrays, InputSpec, Listener, Sample, below, heard_by
 from roundel.work.checkpoints import open_store
@@ -212,7 +213,8 @@ def evaluate(
 
     Args:
         models: the float model first; the others are compared with it. Or two folders of results.
-        data: whatever `roundel.quantize` takes, with the words from `samples` to `letterbox`.
+        data: whatever `roundel.quantize` takes, with the words from `samples` to `letterbox`; what is not
+            said is as in the record beside a model: its evaluation data with their labels, else its own data.
         options: the words of the data as one object.
         baseline: instead of models: a folder with results of the float model, .jpg, .png or .npy.
         quantized: and one with those of the quantized model, under the same names.
@@ -244,6 +246,8 @@ def evaluate(
         if csv is not None:
             write_text(Path(csv), scores.to_csv())
         return scores
+    known = Remembered.beside(models)
+    data, labels, task = known.judged(data, labels, task)
     if data is None:
         raise no_data()
     read = {"models": list(models), "models' records": record_paths(models)}
@@ -257,7 +261,7 @@ def evaluate(
         task=task,
         decoder=decoder,
         nms_iou=nms_iou,
-        options=data_settings(options, words),
+        options=known.settings(options, words),
         executor=executor,
         checkpoint=checkpoint,
         resume=resume,

@@ -16,6 +16,7 @@ import numpy as np
 
 from roundel.plain import Card, counted, csv_text, decibel, from_plain, to_plain
 from roundel.qdq.read import StoredTensor
+from roundel.report.verdict import Verdict
 from roundel.types import Array
 
 COMPARISON_VERSION = 1
@@ -282,6 +283,8 @@ class Comparison(Card):
         seconds: `load` and `total` are wall time; `float` (the float model), `quantized` (the quantized model
             and each of its layers once more) and `figures` are added up over samples that ran side by side.
         notes: whatever a careful reader wants to know.
+        scores: both models on labelled data, where these were given.
+        verdict: is it accurate, will it run on the NPU, what next.
     """
 
     float_model: str
@@ -297,6 +300,8 @@ class Comparison(Card):
     seconds: Mapping[str, float]
     notes: tuple[str, ...] = ()
     version: int = field(default=COMPARISON_VERSION)
+    scores: tuple[ModelScore, ...] = ()
+    verdict: Verdict | None = None
 
     def tensor(self, name: str) -> TensorComparison:
         """The tensor of that name in the float model.

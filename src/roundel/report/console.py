@@ -250,6 +250,8 @@ def show_verdict(console: Console, tree: Tree) -> None:
     """The three questions and their answers; the command stays one line in the clipboard."""
     told = Verdict(**tree)
     table = Table(show_header=False, box=None, padding=(0, 1))
+    table.add_column(no_wrap=True)
+    table.add_column(overflow="fold")
     *answers, (word, command) = told.rows().items()
     for question, answer in answers:
         table.add_row(Text(question, style=_LEVELS.get(told.level, "bold")), Text(answer))

@@ -1,4 +1,4 @@
-"""The three questions behind every run, answered in a line each: is it accurate, where will it run, what next.
+"""The three questions behind every run, a line each: is it accurate, will it run on the NPU, what next.
 
 Summary, report and `compare` show the same lines, so that no two of them disagree.
 """

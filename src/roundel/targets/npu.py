@@ -16,7 +16,6 @@ from types import MappingProxyType
 
 from roundel.errors import RecipeError, did_you_mean
 
-
 USUAL_DEVICE = "stx"  # whose split is predicted where none was named
 
 
