@@ -43,7 +43,7 @@ def load_recipe(source: RecipeSource, changes: Mapping[str, Any] | None = None) 
     """The recipe that a preset name, a file or a dictionary stands for, with changes on top.
 
     Args:
-        source: a preset name in any case, a YAML or JSON file, a mapping, or a recipe.
+        source: a preset name in any case, a YAML or JSON file (a run's record, too), a mapping, or a recipe.
         changes: values that win over the source's, nested or with dots: `{"weights.type": "int8"}`.
     """
     told = unfolded(changes or {})
@@ -116,7 +116,10 @@ def _read_named(source: str | Path) -> tuple[dict[str, Any], str]:
         return {"extends": key}, f"preset {key}"
     path = Path(text)
     if _exists(path) and path.is_file():
-        return {"name": path.stem, **_parse(_content(path), path)}, str(path)
+        tree = _parse(_content(path), path)
+        if "record_version" in tree and isinstance(tree.get("recipe"), dict):
+            return recorded_recipe(tree["recipe"], str(path)).model_dump(), str(path)
+        return {"name": path.stem, **tree}, str(path)
     if _exists(path):
         raise RecipeError("The recipe path is a folder.", where=path, expected="a YAML or JSON file")
     if isinstance(source, Path) or path.suffix.casefold() in (".yaml", ".yml", ".json"):

@@ -11,7 +11,7 @@ from rich.table import Table
 from rich.text import Text
 
 from roundel.plain import listed
-from roundel.report.console import Tree, figure, grid, labelled, shortened, show_notes, size
+from roundel.report.console import Tree, figure, grid, labelled, shortened, show_notes, show_verdict, size
 
 _WORST = 20
 _NAME_WIDTH = 22
@@ -43,6 +43,8 @@ def show_comparison(console: Console, tree: Tree, *, everything: bool, weights: 
             f"[dim]{count} tensors of the quantized model have no partner (see --json)[/]", highlight=True
         )
     show_notes(console, tree["notes"])
+    if tree["verdict"] is not None:
+        show_verdict(console, tree["verdict"])
 
 
 def _summary(console: Console, tree: Tree) -> None:

@@ -6,18 +6,19 @@ from collections import Counter
 from collections.abc import Mapping
 from typing import Any
 
-from roundel.errors import ModelError, RecipeError
+from roundel.errors import ModelError, RecipeError, RoundelError
 from roundel.model.structure import ModelSource
 from roundel.options import asked_recipe, fixing
 from roundel.recipe.load import RecipeSource
 from roundel.recipe.settings import Recipe
-from roundel.rules import finished, graphs, operators, phoenix, written
+from roundel.rules import finished as finished_rules
+from roundel.rules import graphs, operators, phoenix, written
 from roundel.rules.facts import Facts, gather_facts
 from roundel.rules.formats import format_of
 from roundel.rules.types import CheckReport, Severity, rules_of
-from roundel.targets.npu import Compiler, Device, Format, device_named
+from roundel.targets.npu import USUAL_DEVICE, Compiler, Device, Format, device_named
 
-RULES = rules_of(finished, graphs, operators, phoenix, written)
+RULES = rules_of(finished_rules, graphs, operators, phoenix, written)
 _ORDER = {severity: index for index, severity in enumerate(Severity)}
 
 
@@ -26,7 +27,7 @@ def check(
     *,
     preset: str | None = None,
     recipe: RecipeSource | None = None,
-    device: str = "stx",
+    device: str = USUAL_DEVICE,
     fix_inputs: Mapping[str, Any] | None = None,
 ) -> CheckReport:
     """Say what will run on the NPU and what stands in the way. Needs no NPU and no data.
@@ -130,20 +131,40 @@ def _where_open(recipe: Recipe, changes: Mapping[str, Mapping[str, bool]]) -> Re
     )
 
 
-def remaining(model: ModelSource, recipe: Recipe, device: str | None) -> tuple[str, ...]:
-    """Findings of the pre-flight check that the fixes do not cover, one line for each rule."""
-    if device is None:
+def finished(model: ModelSource, recipe: Recipe | None, device: str) -> CheckReport | str:
+    """The check of a finished model; or why there is none, such as a format that no NPU takes."""
+    try:
+        return check(model, recipe=recipe, device=device)
+    except RoundelError as error:
+        return " ".join(text for text in (error.what, error.hint) if text)
+
+
+def placement(report: CheckReport | str, device: str) -> dict[str, Any]:
+    """Where a finished model is expected to run, for its record and for people."""
+    if isinstance(report, str):
+        return {"device": device, "refused": report}
+    split = report.before
+    errors = [f"{f.message} ({f.rule})" for f in report.findings if f.severity is Severity.ERROR]
+    outside = Counter(node.op for node in split.nodes if node.island is None)
+    return {
+        "device": report.device,
+        "format": report.format,
+        **{key: value for key, value in split.to_dict(nodes=False).items() if key != "places"},
+        "cpu": dict(outside.most_common()),
+        "errors": list(dict.fromkeys(errors)),
+    }
+
+
+def remaining(report: CheckReport | str) -> tuple[str, ...]:
+    """What is left to do about a finished model, one line for each rule."""
+    if isinstance(report, str):
         return ()
-    report = check(model, recipe=recipe, device=device)
     left = [f for f in report.findings if not f.automatic and f.severity is not Severity.NOTE]
     counts = Counter(f.rule for f in left)
     first = {f.rule: f for f in reversed(left)}
-    lines = [
+    return tuple(
         f"{rule} ({count}x): {first[rule].message} Fix: {first[rule].fix}" for rule, count in counts.items()
-    ]
-    now, then = report.after.islands, report.before.islands
-    lines.append(f"predicted on {device}: {now} NPU island(s), {then} without the fixes")
-    return tuple(lines)
+    )
 
 
 def _changes(kind: Format, device: Device) -> dict[str, dict[str, bool]]:

@@ -18,6 +18,8 @@ from types import MappingProxyType
 from roundel.errors import RecipeError, did_you_mean
 from roundel.targets.x1 import X1_ROWS
 
+USUAL_DEVICE = "stx"  # whose split is predicted where none was named
+
 
 class Format(enum.Enum):
     """A number format that a Ryzen AI compiler tells apart: AMD's name for it, and the preset's."""
