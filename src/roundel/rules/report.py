@@ -12,13 +12,13 @@ from roundel.options import asked_recipe, fixing
 from roundel.recipe.load import RecipeSource
 from roundel.recipe.settings import Recipe
 from roundel.rules import finished as finished_rules
-from roundel.rules import graphs, operators, phoenix, written
+from roundel.rules import graphs, operators, phoenix, vaiml, written
 from roundel.rules.facts import Facts, gather_facts
 from roundel.rules.formats import format_of
 from roundel.rules.types import CheckReport, Severity, rules_of
 from roundel.targets.npu import USUAL_DEVICE, Compiler, Device, Format, device_named
 
-RULES = rules_of(finished_rules, graphs, operators, phoenix, written)
+RULES = rules_of(finished_rules, graphs, operators, phoenix, vaiml, written)
 _ORDER = {severity: index for index, severity in enumerate(Severity)}
 
 
