@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Mapping
+from dataclasses import replace
 from typing import Any
 
 from roundel.errors import ModelError, RecipeError, RoundelError
@@ -15,6 +16,7 @@ from roundel.rules import finished as finished_rules
 from roundel.rules import graphs, operators, phoenix, vaiml, written
 from roundel.rules.facts import Facts, gather_facts
 from roundel.rules.formats import format_of
+from roundel.rules.latency import latency_of
 from roundel.rules.types import CheckReport, Severity, rules_of
 from roundel.targets.npu import USUAL_DEVICE, Compiler, Device, Format, device_named
 
@@ -43,6 +45,11 @@ def check(
         RoundelError: the model cannot be read, or there is no such preset or device.
     """
     facts = gather_facts(model, asked_recipe(preset, recipe), device_named(device), fixing({}, fix_inputs))
+    return replace(_judged(facts), latency=latency_of(facts))
+
+
+def _judged(facts: Facts) -> CheckReport:
+    """What can be said without running the model."""
     findings = [found for rule in RULES for found in rule.findings(facts)]
     findings.sort(key=lambda finding: _ORDER[finding.severity])  # stable: by rule within a severity
     return CheckReport(
@@ -134,7 +141,7 @@ def _where_open(recipe: Recipe, changes: Mapping[str, Mapping[str, bool]]) -> Re
 def finished(model: ModelSource, recipe: Recipe | None, device: str) -> CheckReport | str:
     """The check of a finished model; or why there is none, such as a format that no NPU takes."""
     try:
-        return check(model, recipe=recipe, device=device)
+        return _judged(gather_facts(model, recipe, device_named(device)))
     except RoundelError as error:
         return " ".join(text for text in (error.what, error.hint) if text)
 
