@@ -23,7 +23,7 @@ from roundel.remembered import Remembered
 from roundel.report.html import ReportContent, render
 from roundel.report.verdict import Known, verdict
 from roundel.result import Judging, QuantizeResult
-from roundel.rules.report import finished, placement
+from roundel.rules.report import finished, placed
 from roundel.targets.npu import USUAL_DEVICE, device_named
 from roundel.types import Listener
 from roundel.work.checkpoints import open_store
@@ -210,7 +210,8 @@ def _compared(float_model: ModelSource, source: ModelSource, data: object, asked
     if result is not None and not asked.scores:
         answers = result.record.verdict
     else:
-        answers = verdict(_known((float_model, source), found, scores, placement(checked, device)))
+        npu = placed(checked, float_model, known.recipe, device, known.device)
+        answers = verdict(_known((float_model, source), found, scores, npu))
     found = replace(found, scores=scores, verdict=answers)
     refused = checked if isinstance(checked, str) else None
     record = known.record or None

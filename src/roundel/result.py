@@ -33,7 +33,7 @@ from roundel.recipe.load import record_path
 from roundel.recipe.settings import Data, Recipe
 from roundel.report.record import Record, plan_counts, run_card
 from roundel.report.verdict import Known, verdict
-from roundel.rules.report import finished, placement, refuse_silent, remaining
+from roundel.rules.report import finished, placed, refuse_silent, remaining
 from roundel.rules.written import check_file, check_written
 from roundel.state import State
 from roundel.targets.npu import USUAL_DEVICE
@@ -261,11 +261,12 @@ def gate(state: State, request: Asked, cleanup: ExitStack) -> QuantizeResult:
     lint = quantize_findings(request.float.model, state.norms, (state.inputs, state.outputs), state.facts)
     missed = min(state.held.values(), default=recipe.improve.goal) < recipe.improve.goal  # with a note
     more = () if state.facts.get("random") or missed else advice(reports, recipe)
-    checked = finished(proof, recipe, request.device or USUAL_DEVICE)
+    device = request.device or USUAL_DEVICE
+    checked = finished(proof, recipe, device)
     left = () if request.device is None else remaining(checked)
     state = state.noted(*map(str, lint), *doubt, *more, *left).spent("gate", time.perf_counter() - start)
     state, scores = _scored(state, request, proof)
-    npu = placement(checked, request.device or USUAL_DEVICE)
+    npu = placed(checked, request.source, recipe, device, request.device)
     record = _record(state, request, (reports, scores, npu), file)
     if target is not None:
         write_text(record_path(target), record.to_json())

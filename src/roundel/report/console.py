@@ -337,6 +337,7 @@ def show_inspection(console: Console, found: Any, *, nodes: bool) -> None:
         text = f"{found.quantized_by} would quantize {sum(found.quantized.values())} of {whole} nodes"
         text += f"; float: {_counts(found.left)}" if found.left else ""
     console.print(escape(text))
+    console.print(Text(f"on the NPU? {found.npu}"))
     if nodes:
         listing = grid("~node", "~operator", "~verdict")
         for row in found.nodes:

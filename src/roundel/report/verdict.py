@@ -74,7 +74,7 @@ class Known:
 def verdict(known: Known) -> Verdict:
     """The answers to what is known."""
     level, words = _accuracy(known)
-    return Verdict(level, words, _npu(known.npu), _next(known, level))
+    return Verdict(level, words, npu_words(known.npu), _next(known, level))
 
 
 def _accuracy(known: Known) -> tuple[Level, str]:
@@ -114,10 +114,18 @@ def _share(name: str, before: float, after: float, score: Tree) -> tuple[Level, 
     return level, f"{words} on {counted(score['rows'], 'row')}"
 
 
+def npu_words(npu: Tree) -> str:
+    """Where a model is expected to run, by `rules.report.placement`, and the fix where it is too little."""
+    fix = npu.get("fix")
+    return _npu(npu) + ("" if fix is None else f". To get more there: {fix['text']}")
+
+
 def _npu(npu: Tree) -> str:
     if npu.get("refused"):
         return f"not foreseen: {npu['refused']}"
-    place, whole = f"predicted for {npu['device']}", npu["npu_nodes"] + npu["cpu_nodes"]
+    like = npu.get("judged_as")
+    place = f"predicted for {npu['device']}" + ("" if like is None else f" (taken to behave as {like})")
+    whole = npu["npu_nodes"] + npu["cpu_nodes"]
     if npu["errors"]:
         return f"no, {place}: {listed(npu['errors'], 1)}"
     if not npu["npu_nodes"]:
@@ -152,7 +160,11 @@ def _next(known: Known, level: Level) -> str:
         if known.recipe is None:
             return _line("roundel", "sensitivity", source, "--data", data)
         return _line("roundel", "sensitivity", model)
-    if known.npu.get("refused") or known.npu["errors"]:
+    option = (known.npu.get("fix") or {}).get("option")
+    if option is not None and known.recipe is not None:
+        words = ("--data", data, *shlex.split(option))
+        return _line("roundel", "quantize", source, "-o", _beside(path, known.npu["device"]), *again, *words)
+    if known.npu.get("refused") or known.npu["errors"] or not known.npu["npu_nodes"]:
         return _line("roundel", "check", model, "--device", known.npu["device"])
     folder = path.with_suffix("").name + "-kit"
     return _line("roundel", "deploy", model, "--device", known.npu["device"], "-o", folder)

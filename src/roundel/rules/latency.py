@@ -21,9 +21,10 @@ _LAYERS = frozenset({"Conv", "ConvTranspose", "Gemm"})
 _FACTOR = 2.0  # the promise
 _SMALL_MACS = 350_000_000  # MobileNetV2 has 0.30 G
 _SMALL = (
-    "A network of this size is likely to be faster on the CPU: MobileNetV2 (0.3 GMAC) took 2.68 ms on a Phoenix NPU and"
-    " 1.72 ms, in float, on the CPU beside it."
+    "A network of this size is likely to be faster on the CPU: MobileNetV2 (0.3 GMAC) took 2.68 ms on a"
+    " Phoenix NPU and 1.72 ms, in float, on the CPU beside it."
 )
+_SHALLOW = "With so few layers the two formulas disagree: a single Conv took 0.43 ms there."
 
 
 def guess(macs: int, layers: int) -> tuple[float, float]:
@@ -42,7 +43,10 @@ def latency_of(facts: Facts) -> Latency | None:
     cpu_ms = _on_cpu(facts)
     times = (sum(both) / len(both), min(both) / _FACTOR, max(both) * _FACTOR)
     likely, least, most = (round(time, 2) for time in times)
-    return Latency(likely, least, most, cpu_ms, tuple(_notes(split, (least, most), cpu_ms)))
+    notes = _notes(split, (least, most), cpu_ms)
+    if max(both) > _FACTOR * min(both):
+        notes.append(_SHALLOW)
+    return Latency(likely, least, most, cpu_ms, tuple(notes))
 
 
 def _on_cpu(facts: Facts) -> float | None:

@@ -17,7 +17,7 @@ from roundel.rules import graphs, operators, phoenix, vaiml, written
 from roundel.rules.facts import Facts, gather_facts
 from roundel.rules.formats import format_of
 from roundel.rules.latency import latency_of
-from roundel.rules.types import CheckReport, Severity, rules_of
+from roundel.rules.types import CheckReport, Place, Prediction, Severity, rules_of
 from roundel.targets.npu import USUAL_DEVICE, Compiler, Device, Format, device_named
 
 RULES = rules_of(finished_rules, graphs, operators, phoenix, vaiml, written)
@@ -69,6 +69,10 @@ def _notes(facts: Facts) -> tuple[str, ...]:
     measured = facts.device.compiler is Compiler.X1
     source = "measurements of one Phoenix NPU" if measured else "AMD's published logs"
     notes = [f"The split is predicted from {source} and AMD's operator table; no NPU was asked."]
+    if facts.device.like is not None:
+        notes.append(
+            f"{facts.device.name} is taken to behave as {facts.device.like}: nothing is known of it."
+        )
     if facts.recognised is not None:
         known = facts.recognised
         notes.append(f"The model is quantized already: {known.format.value} ({known.reason}).")
@@ -146,8 +150,37 @@ def finished(model: ModelSource, recipe: Recipe | None, device: str) -> CheckRep
         return " ".join(text for text in (error.what, error.hint) if text)
 
 
-def placement(report: CheckReport | str, device: str) -> dict[str, Any]:
-    """Where a finished model is expected to run, for its record and for people."""
+ENOUGH = 0.95  # share of the multiplications from which nobody is told how to get more
+_WORTH = 0.01
+
+
+def placed(
+    checked: CheckReport | str, source: ModelSource, recipe: Recipe | None, device: str, made_for: str | None
+) -> dict[str, Any]:
+    """Where a finished model is expected to run, and what would bring more of it there.
+
+    Args:
+        checked: what `finished` said of it.
+        source: the float model that it was made from.
+        recipe: what it was made with.
+        device: the device judged.
+        made_for: the device that it was made for; None where nobody named one.
+    """
+    after = None
+    if made_for != device and not isinstance(checked, str) and _short(checked):
+        again = finished(source, recipe, device)
+        after = None if isinstance(again, str) else again.after
+    return placement(checked, device, after)
+
+
+def placement(report: CheckReport | str, device: str, legalised: Prediction | None = None) -> dict[str, Any]:
+    """Where a model is expected to run, for its record and for people.
+
+    Args:
+        report: of a float model, or of a finished one.
+        device: the device judged.
+        legalised: the split with --device; the report's own where not given.
+    """
     if isinstance(report, str):
         return {"device": device, "refused": report}
     split = report.before
@@ -159,7 +192,34 @@ def placement(report: CheckReport | str, device: str) -> dict[str, Any]:
         **{key: value for key, value in split.to_dict(nodes=False).items() if key != "places"},
         "cpu": dict(outside.most_common()),
         "errors": list(dict.fromkeys(errors)),
+        "judged_as": device_named(report.device).like,
+        "fix": _fix(report, legalised or report.after),
     }
+
+
+def _short(report: CheckReport) -> bool:
+    share = report.before.npu_share
+    return share is not None and share < ENOUGH
+
+
+def _fix(report: CheckReport, after: Prediction) -> dict[str, Any] | None:
+    """What brings more of the work onto the NPU: the device's own steps, or the costliest rule's fix."""
+    before = report.before
+    if not _short(report):
+        return None
+    gained = after.npu_share or 0.0
+    if gained > (before.npu_share or 0.0) + _WORTH:
+        option = f"--device {report.device}"
+        return {"option": option, "share": gained, "text": f"quantize with {option}: {gained:.1%}"}
+    lost: Counter[str] = Counter()
+    for node in before.nodes:
+        if node.place is Place.CPU and node.rule is not None:
+            lost[node.rule] += node.macs or 0
+    fixes = {found.rule: found.fix for found in reversed(report.findings)}
+    for rule, _ in lost.most_common():
+        if rule in fixes:
+            return {"option": None, "share": None, "text": f"{fixes[rule]} ({rule})"}
+    return None
 
 
 def remaining(report: CheckReport | str) -> tuple[str, ...]:
