@@ -11,7 +11,7 @@ from importlib import metadata
 from typing import TYPE_CHECKING, Any
 
 from roundel.gate import OutputReport
-from roundel.plain import counted, decibel, to_plain
+from roundel.plain import counted, to_plain
 from roundel.plan.types import QuantPlan, Role
 from roundel.recipe.load import RECORD_VERSION
 from roundel.report.verdict import Verdict
@@ -93,14 +93,14 @@ class Record:
 def run_card(record: Record) -> dict[str, object]:
     """What matters most of a run, for whoever looks at its result."""
     quantized, left = (sum(record.counts[kind].values()) for kind in ("quantized_nodes", "float_nodes"))
-    closeness = "not measured" if record.worst is None else f"{decibel(record.worst[1])} ({record.worst[0]})"
-    missed = "" if record.reached else f", below the goal of {record.goal:g} dB"
+    rows = record.verdict.rows()
+    missed = "" if record.reached else f"; below the goal of {record.goal:g} dB"
     return {
         "model": f"{record.model.get('name')} -> {record.file.get('name') or 'in memory'}",
         "recipe": f"{record.recipe.get('name')}, {quantized} of {quantized + left} nodes quantized,"
         f" {sum(record.seconds.values()):.1f} s, {counted(len(record.notes), 'note')} in .record.notes",
-        "worst output": closeness + missed,
-        **record.verdict.rows(),
+        **rows,
+        "accurate?": rows["accurate?"] + missed,
     }
 
 
