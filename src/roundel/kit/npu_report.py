@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import codecs
 import json
 import re
 from collections.abc import Iterator, Mapping
@@ -25,6 +24,7 @@ from roundel.kit.placement import (
     places,
     verdicts,
 )
+from roundel.kit.texts import text_of
 from roundel.plain import Card, to_plain
 from roundel.report.console import grid, show_notes
 
@@ -199,7 +199,7 @@ def read_run(path: str | Path) -> tuple[PlacementReport | None, vaiml.Compilatio
     place = Path(path)
     if place.is_dir():
         return _read_folder(place)
-    compilation = vaiml.compilation_of([(place.name, _decode(_bytes(place)))])
+    compilation = vaiml.compilation_of([(place.name, text_of(place))])
     if compilation is None:
         return read_report(place), None
     try:
@@ -209,7 +209,7 @@ def read_run(path: str | Path) -> tuple[PlacementReport | None, vaiml.Compilatio
 
 
 def _read_folder(folder: Path) -> tuple[PlacementReport | None, vaiml.Compilation | None]:
-    texts = [(path.name, _decode(_bytes(path))) for path in vaiml.known_files(folder)]
+    texts = [(path.name, text_of(path)) for path in vaiml.known_files(folder)]
     reports = sorted(folder.rglob("vitisai_ep_report.json"), key=lambda path: path.stat().st_mtime)
     compilation = vaiml.compilation_of(texts)
     if not reports and compilation is None:
@@ -222,14 +222,8 @@ def _read_folder(folder: Path) -> tuple[PlacementReport | None, vaiml.Compilatio
     return read_report(reports[-1]) if reports else None, compilation
 
 
-_LARGEST = 512 * 1024 * 1024
 _ALL = "ALL"
 _RUNNING = "ACTUALLY RUNNING ON "
-_BOMS = (
-    (codecs.BOM_UTF8, "utf-8-sig"),
-    (codecs.BOM_UTF16_LE, "utf-16"),
-    (codecs.BOM_UTF16_BE, "utf-16"),
-)
 
 
 def read_report(path: str | Path) -> PlacementReport:
@@ -239,7 +233,7 @@ def read_report(path: str | Path) -> PlacementReport:
         ReportError: the file cannot be read, or is neither.
     """
     file = Path(path)
-    text = _decode(_bytes(file))
+    text = text_of(file)
     if not text.strip():
         raise ReportError("The report is empty.", where=file, hint="Run the session with the report enabled.")
     looks_json = text.lstrip().startswith("{")
@@ -334,36 +328,6 @@ def _entries(
                 expected="a whole number",
             )
         yield known, name.strip().upper(), value
-
-
-def _bytes(path: Path) -> bytes:
-    try:
-        size = path.stat().st_size
-        if size > _LARGEST:
-            raise ReportError(
-                "The file is too large to be a report.",
-                where=path,
-                observed=f"{size} bytes",
-                expected="a log",
-            )
-        return path.read_bytes()
-    except OSError as error:
-        raise ReportError("The report cannot be read.", where=path, observed=error.strerror) from error
-
-
-def _decode(data: bytes) -> str:
-    """Text as a console redirect left it: UTF-8, PowerShell's UTF-16, or an old code page."""
-    for bom, encoding in _BOMS:
-        if data.startswith(bom):
-            return data.decode(encoding, errors="replace")
-    head = data[:4096]
-    if head.count(0) > len(head) // 4:
-        even = head[0::2].count(0)
-        return data.decode("utf-16-be" if even > head.count(0) - even else "utf-16-le", errors="replace")
-    try:
-        return data.decode("utf-8")
-    except UnicodeDecodeError:
-        return data.decode("latin-1")
 
 
 def show_report(console: Console, report: NpuReport) -> None:
