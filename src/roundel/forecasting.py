@@ -101,7 +101,7 @@ def _forecast(
     timed = samples is not None and rough > _MOMENT_SECONDS
     if timed and samples is not None:
         with within(given):
-            one = _timed(model, samples)
+            one = forward_seconds(model, samples)
     several, more = (_seconds(facts, work, recipe, number, one) for number in (count or 0, (count or 0) + 1))
     return Forecast(
         seconds=more if count is None else several,
@@ -210,7 +210,7 @@ def _seconds(facts: Footprint, work: _Rounding, recipe: Recipe, count: int, one:
     return total
 
 
-def _timed(model: ir.Model, samples: Samples) -> float:
+def forward_seconds(model: ir.Model, samples: Samples) -> float:
     """Seconds of one forward pass; the sample is not lost to the run.
 
     The first pass of a session takes longer than those behind it, and what else runs only ever adds time.

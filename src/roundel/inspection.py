@@ -21,7 +21,10 @@ from roundel.plan import QuantPlan, build_plan
 from roundel.qdq.nodes import QUARK
 from roundel.recipe.load import RecipeSource, load_recipe
 from roundel.recipe.settings import Recipe
+from roundel.report.verdict import npu_words
+from roundel.rules.report import finished, placement
 from roundel.stages import prepare
+from roundel.targets.npu import USUAL_DEVICE
 
 
 @dataclass(frozen=True, slots=True, repr=False)
@@ -34,6 +37,7 @@ class Inspection(Card):
         quantized: count of each operator that the preset quantizes, in the prepared graph.
         left: count of each operator that it leaves in float.
         nodes: (name, operator, verdict) of every node.
+        npu: where the model, or what the preset makes of it, is expected to run on the usual device.
     """
 
     name: str
@@ -49,6 +53,7 @@ class Inspection(Card):
     left: dict[str, int]
     nodes: tuple[tuple[str, str, str], ...]
     notes: tuple[str, ...]
+    npu: str = ""
 
     def card(self) -> Mapping[str, object]:
         """Its size, and how much of it would be quantized."""
@@ -59,6 +64,7 @@ class Inspection(Card):
             "inputs": ", ".join(self.inputs),
             "outputs": ", ".join(self.outputs),
             "nodes": "quantized already" if self.quantized_by is None else verdict,
+            "NPU": self.npu,
         }
 
     def to_dict(self, *, nodes: bool) -> dict[str, Any]:
@@ -119,6 +125,7 @@ def _inspected(path: Path, recipe: Recipe) -> Inspection:
         left=left,
         nodes=nodes,
         notes=loaded.notes,
+        npu=npu_words(placement(finished(path, None if done else recipe, USUAL_DEVICE), USUAL_DEVICE)),
     )
 
 

@@ -19,8 +19,8 @@ from roundel.options import DataWords, chosen_recipe, fixing, recipe_changes, ta
 from roundel.outputs import model_targets, refuse_overwriting
 from roundel.qdq.weight_only import check_kernel
 from roundel.recipe.load import RecipeSource, load_recipe
-from roundel.reporting import DEVICE, require_data, write_report
-from roundel.result import Asked, QuantizeResult, as_onnx, choose_execution, gate
+from roundel.reporting import require_data, write_report
+from roundel.result import Asked, Judging, QuantizeResult, as_onnx, choose_execution, gate
 from roundel.rules.phoenix import refuse_batch
 from roundel.rules.report import for_device, for_effort
 from roundel.stages import collect, open_data, plan, prepare, resolve, write
@@ -53,6 +53,9 @@ def quantize(
     changes: Mapping[str, Any] | None = None,
     half_weights: bool = False,
     strip_functions: bool = False,
+    eval_data: object = None,
+    labels: object = None,
+    task: str = "classification",
     report: str | Path | None = None,
     example_inputs: object = None,
     dynamic_batch: bool = False,
@@ -102,6 +105,10 @@ def quantize(
             `{"weights.type": "int8"}`.
         half_weights: BF16 and FP16: constants in 16 bits, same numbers.
         strip_functions: leave out the bodies of AMD's operators.
+        eval_data: also judge both models on these data, prepared as the calibration data are: accuracy before
+            and after, with the interval of the change.
+        labels: of these data, as `roundel.evaluate` takes them; without, the rows that keep their answer.
+        task: of these data: classification or detection.
         report: also write one HTML page about the result there, as `roundel.write_report` does.
         example_inputs: PyTorch: a tensor, a tuple of arguments, a dict by parameter name, or a list of such
             examples. The first is traced; on all of them the export must equal the module.
@@ -131,8 +138,15 @@ def quantize(
     read = model.path if isinstance(model, Exported) else model
     refuse_overwriting(
         {**model_targets(output), "statistics file": stats, "report": report},
-        {"input model": read, "calibration data": data, "recipe": chosen},
+        {
+            "input model": read,
+            "calibration data": data,
+            "recipe": chosen,
+            "evaluation data": eval_data,
+            "labels": labels,
+        },
     )
+    judging = Judging.of(eval_data, labels, task)
     if report is not None:
         require_data(report, data)
     with ExitStack() as cleanup:
@@ -154,10 +168,11 @@ def quantize(
         opened = None if data is None else open_data(state.model, state.recipe.data, data, state.fixed)
         budget = run_budget(state.model, state.recipe, opened, limit, on_forecast)
         cleanup.enter_context(within(budget))
-        request = Asked(source, exported, None if output is None else Path(output), device, state)
+        target = None if output is None else Path(output)
+        request = Asked(source, exported, target, device, state, judging, told)
         result = gate(_quantized(state, opened, stats, Context(told, work)), request, cleanup)
     if report is not None:
-        write_report(report, source, result, data, device=device or DEVICE, listener=listener)
+        write_report(report, source, result, data, device=device, listener=listener)
     return result
 
 

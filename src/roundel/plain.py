@@ -68,7 +68,7 @@ class Card:
     __slots__ = ()
 
     def card(self) -> Mapping[str, object]:
-        """What matters most, in the order in which it is shown: at most four entries."""
+        """What matters most, in the order in which it is shown: at most five entries."""
         raise NotImplementedError
 
     def __repr__(self) -> str:

@@ -9,13 +9,13 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from roundel.data import RandomSpec
-from roundel.errors import DataError, ModelError, RecipeError
+from roundel.errors import RecipeError
 from roundel.model.files import model_sha256
 from roundel.outputs import model_targets, refuse_overwriting
 from roundel.pipeline import quantize
 from roundel.plain import Card, to_plain
 from roundel.recipe.load import RECORD_VERSION, recorded_recipe
+from roundel.remembered import recorded_data, recorded_model
 from roundel.report.record import versions
 from roundel.result import QuantizeResult
 from roundel.types import Listener
@@ -84,8 +84,8 @@ def reproduce(
     path = Path(record)
     told = _read(path)
     recipe = recorded_recipe(told["recipe"], str(path))
-    source = _model(told, path.parent, model)
-    samples = data if data is not None else _data(told["data"], path.parent)
+    source = Path(model) if model is not None else recorded_model(told["model"], path.parent)
+    samples = data if data is not None else recorded_data(told["data"], path.parent)
     sources = {"record": path, "input model": source, "calibration data": samples}
     refuse_overwriting(model_targets(output), sources)
     with tempfile.TemporaryDirectory(prefix="roundel-") as folder:
@@ -127,38 +127,6 @@ def _read(path: Path) -> dict[str, Any]:
             "The record's file name leads elsewhere.", where=path, observed=told["file"]["name"]
         )
     return dict(told)
-
-
-def _model(told: Mapping[str, Any], folder: Path, given: str | Path | None) -> Path:
-    if given is not None:
-        return Path(given)
-    known = told["model"].get("path")
-    for candidate in (Path(known), folder / known) if known else ():
-        if candidate.is_file():
-            return candidate
-    raise ModelError(
-        "The model that the record is about was not found.",
-        where=known or "the run had its model in memory",
-        hint="Say where it is: model=… (command line: --model FILE).",
-    )
-
-
-def _data(told: Mapping[str, Any], folder: Path) -> object:
-    if told.get("random"):
-        shapes = {name: tuple(shape) for name, shape in told.get("shapes", {}).items()}
-        ranges = {name: (low, high) for name, (low, high) in told.get("ranges", {}).items()}
-        return RandomSpec(int(told.get("count") or 1), int(told["seed"]), ranges, shapes)
-    if told.get("kind") == "none needed" or str(told.get("kind")).startswith("nothing"):
-        return None
-    known = told.get("path")
-    for candidate in (Path(str(known)), folder / str(known)) if known else ():
-        if candidate.exists():
-            return candidate
-    raise DataError(
-        "The data that the record is about were not found.",
-        where=known or f"the run had its data in memory ({told.get('kind')})",
-        hint="Give them: data=… (command line: --data PATH).",
-    )
 
 
 def _differences(told: Mapping[str, Any], now: Mapping[str, Any]) -> list[RunDifference]:

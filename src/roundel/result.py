@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import importlib.util
 import time
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -18,22 +18,27 @@ import onnx_ir as ir
 
 from roundel.errors import DependencyError, RecipeError
 from roundel.gate import OutputReport, advice, check_prepared, compare_outputs
+from roundel.measure.evaluate import check_judging, evaluate_models
 from roundel.measure.lint import quantize_findings
+from roundel.measure.types import ModelScore
 from roundel.model import ModelSource, save_model
 from roundel.model.files import file_sha256, model_sha256, self_contained, staged_or_temporary, write_text
 from roundel.model.graph import fingerprint
 from roundel.model.session import Lanes, runtime_has_cuda
-from roundel.plain import Card
+from roundel.plain import Card, to_plain
 from roundel.plan import QuantPlan
 from roundel.plan.float_parts import joined_outputs
 from roundel.qdq import strip
 from roundel.recipe.load import record_path
-from roundel.recipe.settings import Recipe
+from roundel.recipe.settings import Data, Recipe
 from roundel.report.record import Record, plan_counts, run_card
-from roundel.rules.report import refuse_silent, remaining
+from roundel.report.verdict import Known, verdict
+from roundel.rules.report import finished, placed, refuse_silent, remaining
 from roundel.rules.written import check_file, check_written
 from roundel.state import State
+from roundel.targets.npu import USUAL_DEVICE
 from roundel.torch import Exported, is_torch_source, opened, require_torch
+from roundel.types import Listener
 
 _QUANTIZERS = frozenset({"QuantizeLinear", "DequantizeLinear", "DynamicQuantizeLinear"})
 
@@ -176,6 +181,51 @@ def _torch_lacks() -> str | None:
 
 
 @dataclass(frozen=True, slots=True, eq=False)
+class Judging:
+    """Data that tell how accurate both models are.
+
+    Attributes:
+        data: whatever `roundel.quantize` takes, prepared as the calibration data are.
+        labels: as `roundel.evaluate` takes them; None counts the rows that keep their answer.
+        task: classification or detection.
+    """
+
+    data: object
+    labels: object
+    task: str
+
+    @staticmethod
+    def of(data: object, labels: object, task: str) -> Judging | None:
+        """What was asked for, or nothing.
+
+        Raises:
+            RecipeError: labels came without data, or there is no such task.
+        """
+        check_judging(data, labels, task)
+        return None if data is None else Judging(data, labels, task)
+
+    def scores(
+        self, models: Sequence[ModelSource], options: Data, listener: Listener | None
+    ) -> tuple[ModelScore, ...]:
+        """The models on these data, the float one first."""
+        return evaluate_models(
+            models, self.data, labels=self.labels, task=self.task, options=options, listener=listener
+        )
+
+    def told(self) -> dict[str, object]:
+        """For the record: paths and words; what was in memory has none."""
+        given = {"eval_data": self.data, "labels": self.labels}
+        return {**{key: _words(value) for key, value in given.items()}, "task": self.task}
+
+
+def _words(value: object) -> str | None:
+    """A path is kept whole, since the record may be read elsewhere."""
+    if not isinstance(value, str | Path):
+        return None
+    return str(Path(value).absolute()) if Path(value).exists() else str(value)
+
+
+@dataclass(frozen=True, slots=True, eq=False)
 class Asked:
     """What was asked for, and the float model that it starts from."""
 
@@ -184,6 +234,8 @@ class Asked:
     target: Path | None
     device: str | None
     float: State
+    judging: Judging | None = None
+    told: Listener | None = None
 
 
 def gate(state: State, request: Asked, cleanup: ExitStack) -> QuantizeResult:
@@ -209,9 +261,13 @@ def gate(state: State, request: Asked, cleanup: ExitStack) -> QuantizeResult:
     lint = quantize_findings(request.float.model, state.norms, (state.inputs, state.outputs), state.facts)
     missed = min(state.held.values(), default=recipe.improve.goal) < recipe.improve.goal  # with a note
     more = () if state.facts.get("random") or missed else advice(reports, recipe)
-    left = remaining(request.source, recipe, request.device)
+    device = request.device or USUAL_DEVICE
+    checked = finished(proof, recipe, device)
+    left = () if request.device is None else remaining(checked)
     state = state.noted(*map(str, lint), *doubt, *more, *left).spent("gate", time.perf_counter() - start)
-    record = _record(state, request, reports, file)
+    state, scores = _scored(state, request, proof)
+    npu = placed(checked, request.source, recipe, device, request.device)
+    record = _record(state, request, (reports, scores, npu), file)
     if target is not None:
         write_text(record_path(target), record.to_json())
     return QuantizeResult(shown, target, state.plan, record)
@@ -233,9 +289,38 @@ def _verified(
     return reports, (doubt,) if doubt else ()
 
 
-def _record(state: State, request: Asked, reports: tuple[OutputReport, ...], file: Path) -> Record:
-    assert state.written is not None
+def _scored(state: State, request: Asked, file: Path) -> tuple[State, tuple[ModelScore, ...]]:
+    """Both models on the data that was given to judge them."""
+    asked, start = request.judging, time.perf_counter()
+    if asked is None:
+        return state, ()
+    settings = state.recipe.data.model_copy(update={"samples": None})
+    before, after = asked.scores([request.float.model, file], settings, request.told)
     loaded, target = state.loaded, request.target
+    before = replace(before, model=loaded.name, file_bytes=loaded.file_bytes)
+    after = replace(after, model="quantized" if target is None else target.name)
+    return state.spent("evaluate", time.perf_counter() - start), (before, after)
+
+
+Found = tuple[tuple[OutputReport, ...], tuple[ModelScore, ...], Mapping[str, Any]]
+"""How near the outputs are, how accurate both models are, and where the file is expected to run."""
+
+
+def _record(state: State, request: Asked, found: Found, file: Path) -> Record:
+    assert state.written is not None
+    loaded, target, (reports, scores, npu) = state.loaded, request.target, found
+    facts, recipe = state.facts, state.recipe
+    known = Known(
+        float_model=str(loaded.path) if loaded.path else None,
+        model=None if target is None else str(target),
+        outputs=to_plain(reports),
+        scores=[score.to_dict() for score in scores],
+        samples=int(facts.get("samples_verified", 0)),
+        random=bool(facts.get("random")),
+        data=None if facts.get("path") is None else str(facts["path"]),
+        npu=npu,
+        recipe={"name": recipe.name, "effort": recipe.effort},
+    )
     model = {
         "name": request.exported.name if request.exported else loaded.name,
         "path": str(loaded.path) if loaded.path else None,
@@ -258,4 +343,8 @@ def _record(state: State, request: Asked, reports: tuple[OutputReport, ...], fil
         seconds=state.seconds,
         notes=state.notes,
         file={**_facts_of(file), "name": target.name} if target else {"name": None, "bytes": None},
+        asked={"device": request.device, **(request.judging.told() if request.judging else {})},
+        scores=scores,
+        npu=npu,
+        verdict=verdict(known),
     )

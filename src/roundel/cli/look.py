@@ -139,7 +139,7 @@ def deploy_command(
 
 
 def npu_report_command(
-    file: Annotated[Path, argument("vitisai_ep_report.json, or a log of the session.")],
+    file: Annotated[Path, argument("vitisai_ep_report.json, a log of the session, or the cache folder.")],
     model: Annotated[
         Path | None,
         option("The model that ran: shows where each operator type went, and what was predicted."),
@@ -150,7 +150,7 @@ def npu_report_command(
     device: Annotated[str | None, option("Where it ran; else stx.", "--device", "-d")] = None,
     as_json: options.Json = False,
 ) -> None:
-    """Show which operators ran on the NPU and which on the CPU, from the provider's report or console log.
+    """Show what ran on the NPU and what on the CPU, and why, from what provider and compiler have written.
 
     Examples:
 
@@ -158,6 +158,8 @@ def npu_report_command(
 
     roundel npu-report session.log --model kit/model.onnx --device krk   (beside what `roundel check`
     predicts)
+
+    roundel npu-report kit/cache/ --model kit/model.onnx   (the BF16 compiler's reasons, explained)
 
     roundel npu-report session.log --json
     """

@@ -121,7 +121,7 @@ def evaluate_command(
 
     roundel evaluate --baseline baseline_results/ --quantized quantized_results/ --csv scores.csv
 
-    roundel evaluate model.onnx model.a8w8.onnx --data val/ --labels folders --mean 0.5 --std 0.5
+    roundel evaluate model.onnx model.a8w8.onnx --data val/ --labels folders   (preprocessed as in the record)
 
     roundel evaluate model.onnx model.xint8.onnx --data x.npz --labels x.npz --metric mine.py:f1
 
@@ -153,7 +153,7 @@ def evaluate_command(
         options.put(as_json, scores.to_dict(), show_folders)
 
 
-@options.takes(data=options.needed_data, work=options.work_words, kept=options.kept_words)
+@options.takes(data=options.data_words, work=options.work_words, kept=options.kept_words)
 def compare_command(
     float_model: options.Model,
     quantized_model: Annotated[Path, argument("Its quantized form, from any tool.")],
@@ -164,15 +164,20 @@ def compare_command(
         bool, option("All tensors, in order of execution, not only the worst.", "--all")
     ] = False,
     weights: Annotated[bool, option("Also list the weights.", "--weights")] = False,
+    eval_data: options.EvalData = None,
+    labels: options.EvalLabels = None,
+    task: options.EvalTask = "classification",
     csv: Annotated[Path | None, option("Also write all tensors there.")] = None,
     report: options.Report = None,
-    device: Annotated[str | None, option("The NPU whose split the report predicts; else stx.")] = None,
+    device: Annotated[str | None, option("The NPU whose split is predicted; the run's, else stx.")] = None,
     as_npu: options.AsNpu = None,
     as_json: options.Json = False,
 ) -> None:
     """Compare a float model and its quantized form tensor by tensor: which layer hurts, and why.
 
     Examples:
+
+    roundel compare model.onnx model.a8w8.onnx         (data and preprocessing as in the record beside it)
 
     roundel compare model.onnx model.a8w8.onnx --data images/ --samples 32
 
@@ -187,6 +192,9 @@ def compare_command(
         float_model,
         quantized_model,
         **data,
+        eval_data=eval_data,
+        labels=labels,
+        task=task,
         csv=csv,
         report=report,
         device=device,
@@ -204,10 +212,10 @@ def compare_command(
 
 
 @options.takes(
-    chosen=options.recipe_words, data=options.needed_data, work=options.work_words, kept=options.kept_words
+    chosen=options.recipe_words, data=options.data_words, work=options.work_words, kept=options.kept_words
 )
 def sensitivity_command(
-    model: options.Model,
+    model: Annotated[Path, argument("The float model, or a quantized one with its record beside it.")],
     chosen: options.Words,
     data: options.Words,
     work: options.Words,
@@ -220,6 +228,8 @@ def sensitivity_command(
     """Rank the layers by what quantizing them costs at the output, and say what would help.
 
     Examples:
+
+    roundel sensitivity model.a8w8.onnx         (the float model, recipe and data are in its record)
 
     roundel sensitivity model.onnx --data images/
 

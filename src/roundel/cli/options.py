@@ -60,6 +60,14 @@ Set = Annotated[
     list[str] | None, option("Change a recipe value, for example -s weights.per_channel=true.", "--set", "-s")
 ]
 Report = Annotated[Path | None, option("Also write one HTML page with all of it.")]
+EvalData = Annotated[
+    Path | None, option("Also judge both models on these: accuracy before and after.", panel="Judging")
+]
+EvalLabels = Annotated[
+    str | None,
+    option("Of --eval-data: class numbers, 'folders', 're:REGEX' or boxes; see `evaluate`.", panel="Judging"),
+]
+EvalTask = Annotated[str, option("Of --eval-data: classification or detection.", panel="Judging")]
 Samples = Annotated[int | None, option("Use at most this many.", panel=_DATA)]
 AsNpu = Annotated[
     str | None, option("phx or hpt: compute Q/DQ models as that NPU's integers do (docs/npu.md).", "--as-npu")

@@ -33,6 +33,9 @@ def quantize_command(
         list[str] | None,
         option("Shape of a random input, or of a module's example: NAME=1x3x48x320.", panel=_DATA),
     ] = None,
+    eval_data: options.EvalData = None,
+    labels: options.EvalLabels = None,
+    task: options.EvalTask = "classification",
     stats: Annotated[
         Path | None, option("Statistics file: reused if it fits, else written.", panel=_DATA)
     ] = None,
@@ -79,6 +82,8 @@ def quantize_command(
 
     roundel quantize model.onnx -o out.onnx -p xint8 --effort high --data calib/ --checkpoint tuning/ --resume
 
+    roundel quantize model.onnx -o out.onnx --data calib/ --eval-data val/ --labels folders
+
     roundel quantize model.onnx -o out.onnx --data calib/ --report report.html
 
     roundel quantize model.onnx -o out.onnx --random 4        (a first look, no data at hand)
@@ -105,6 +110,9 @@ def quantize_command(
         output,
         **chosen,
         **data,
+        eval_data=eval_data,
+        labels=labels,
+        task=task,
         stats=stats,
         effort=effort,
         goal=goal,

@@ -78,6 +78,14 @@ class ImagePlan:
     crop: Size | None
     table: Array
 
+    def does_as(self, other: ImagePlan) -> bool:
+        """Whether both make the same of every image, however they were asked for: 0.5 is 0.5,0.5,0.5."""
+        plain = {"samples": None, "mean": None, "std": None, "scale": None, "layout": None}
+        plain |= {"resize": None, "crop": None}
+        rest = [plan.options.model_copy(update=plain) for plan in (self, other)]
+        steps = [(plan.layout, plan.resize, plan.crop) for plan in (self, other)]
+        return rest[0] == rest[1] and steps[0] == steps[1] and np.array_equal(self.table, other.table)
+
     def describe(self) -> str:
         """One line for the record."""
         options, given = self.options, self.resize
@@ -341,6 +349,7 @@ def _table(options: Data, spec: InputSpec, channels: int) -> Array:
 
 
 def _per_channel(name: str, given: tuple[float, ...], channels: int) -> NDArray[np.float32]:
+    given = given[:1] if len(set(given)) == 1 else given
     if len(given) not in (1, channels):
         raise DataError(
             f"The image {name} does not have one number per channel",

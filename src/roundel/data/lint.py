@@ -17,8 +17,10 @@ from typing import TYPE_CHECKING, Any, Literal
 import numpy as np
 
 from roundel.data.arrays import is_float
+from roundel.data.images import plan_images
+from roundel.errors import DataError
 from roundel.plain import from_plain, listed
-from roundel.recipe.load import read_record
+from roundel.recipe.load import known_recipe, read_record
 from roundel.types import Array, Doubles, Sample
 
 if TYPE_CHECKING:
@@ -375,8 +377,21 @@ def record_findings(model: Path | None, samples: Samples) -> list[DataFinding]:
     if facts.get("random"):
         return []
     here = samples.description
+    if _prepared_alike(record, samples):
+        return []  # what still differs is what the pictures show
     words = preprocessing_finding(facts.get("preprocessing"), here.get("preprocessing"), "data")
     return list(difference_findings(profiles, samples.profiles, "data")) if words is None else [words]
+
+
+def _prepared_alike(record: Mapping[str, Any], samples: Samples) -> bool:
+    """Whether the images at hand become what those of the run became; False where that cannot be told."""
+    recipe = known_recipe(record)
+    if recipe is None or samples.images is None:
+        return False
+    try:
+        return plan_images(recipe.data, samples.inputs).does_as(samples.images[1])
+    except DataError:  # of another input size, say
+        return False
 
 
 def _differ(ours: Profile, theirs: Profile) -> bool:

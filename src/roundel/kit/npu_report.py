@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import codecs
 import json
 import re
 from collections.abc import Iterator, Mapping
@@ -14,6 +13,7 @@ from rich.console import Console
 from rich.text import Text
 
 from roundel.errors import RecipeError
+from roundel.kit import vaiml
 from roundel.kit.placement import (
     CPU_DEVICES,
     PlacementComparison,
@@ -24,7 +24,8 @@ from roundel.kit.placement import (
     places,
     verdicts,
 )
-from roundel.plain import Card
+from roundel.kit.texts import text_of
+from roundel.plain import Card, to_plain
 from roundel.report.console import grid, show_notes
 
 _COLOUR = re.compile(r"\x1b(?:\[[0-?]*[ -/]*[@-~]|\][^\x07\x1b]*(?:\x07|\x1b\\))")
@@ -116,23 +117,36 @@ class NpuReport(Card):
     """What ran where, beside the model that ran and what was predicted for it.
 
     Attributes:
-        placement: what the provider says.
+        placement: what the provider says; None where there is only the compiler's own account.
         operators: how many nodes of each operator the model has; None without a model.
         comparison: with what `roundel.check` predicts; None without a model.
+        compilation: what VAIML, the compiler for BF16 and mixed models, says; None where it said nothing.
     """
 
-    placement: PlacementReport
+    placement: PlacementReport | None
     operators: Mapping[str, int] | None = None
     comparison: PlacementComparison | None = None
+    compilation: vaiml.Compilation | None = None
 
     def card(self) -> Mapping[str, object]:
         """How much is on the NPU."""
-        return self.placement.card()
+        if self.placement is not None:
+            return self.placement.card()
+        found = self.compilation or vaiml.Compilation()
+        return {
+            "source": "the compiler's files",
+            "NPU": "unknown" if found.share is None else f"{found.share:.1%} of the operators",
+            "partitions": found.partitions,
+            "messages": len(found.told),
+        }
 
     def to_dict(self) -> dict[str, Any]:
         """Plain values for JSON."""
-        tree = self.placement.to_dict()
-        if self.operators is not None:
+        tree = {} if self.placement is None else self.placement.to_dict()
+        if self.compilation is not None:
+            sentences = list(self.compilation.verdicts())
+            tree["compilation"] = {**to_plain(self.compilation), "verdicts": sentences}
+        if self.operators is not None and self.placement is not None:
             nodes = self.operators.items()
             tree["model"] = {op: {"nodes": n, "ran_on": places(self.placement, op)} for op, n in nodes}
         if self.comparison is not None:
@@ -150,7 +164,8 @@ def npu_report(
     """Show which operators ran on the NPU and which on the CPU, and what was predicted.
 
     Args:
-        file: `vitisai_ep_report.json`, or a text log that holds the provider's console lines.
+        file: `vitisai_ep_report.json`, a text log that holds the lines of the provider or its compiler, one
+            of the files that the compiler keeps, or the cache folder that they all lie in.
         model: the model that ran: shows where each operator type went, and what was predicted.
         preset: its format; else what it shows, or bf16 for a float model.
         device: where it ran; stx when not given.
@@ -166,20 +181,49 @@ def npu_report(
                 expected="--model MODEL beside it",
                 hint="Name the model that ran, for example --model kit/model.onnx.",
             )
-        return NpuReport(read_report(file))
-    report, path = read_report(file), Path(model)
-    compared = compare_with_check(report, path, preset=preset, device=device or "stx")
-    return NpuReport(report, model_operators(path), compared)
+        report, compilation = read_run(file)
+        return NpuReport(report, compilation=compilation)
+    (report, compilation), path = read_run(file), Path(model)
+    compared = compare_with_check(
+        report, path, preset=preset, device=device or "stx", compilation=compilation
+    )
+    return NpuReport(report, model_operators(path), compared, compilation)
 
 
-_LARGEST = 512 * 1024 * 1024
+def read_run(path: str | Path) -> tuple[PlacementReport | None, vaiml.Compilation | None]:
+    """All that a file, or a cache folder, says about placement: the provider's part and the compiler's.
+
+    Raises:
+        ReportError: it says neither.
+    """
+    place = Path(path)
+    if place.is_dir():
+        return _read_folder(place)
+    compilation = vaiml.compilation_of([(place.name, text_of(place))])
+    if compilation is None:
+        return read_report(place), None
+    try:
+        return read_report(place), compilation
+    except ReportError:
+        return None, compilation
+
+
+def _read_folder(folder: Path) -> tuple[PlacementReport | None, vaiml.Compilation | None]:
+    texts = [(path.name, text_of(path)) for path in vaiml.known_files(folder)]
+    reports = sorted(folder.rglob("vitisai_ep_report.json"), key=lambda path: path.stat().st_mtime)
+    compilation = vaiml.compilation_of(texts)
+    if not reports and compilation is None:
+        raise ReportError(
+            "The folder holds nothing that the provider or its compiler writes.",
+            where=folder,
+            expected=", ".join(("vitisai_ep_report.json", *vaiml.REASON_FILES, *vaiml.SUMMARIES)),
+            hint="Set enable_cache_file_io_in_mem to 0 (run.py --report does); for VAIML keep_outputs: true.",
+        )
+    return read_report(reports[-1]) if reports else None, compilation
+
+
 _ALL = "ALL"
 _RUNNING = "ACTUALLY RUNNING ON "
-_BOMS = (
-    (codecs.BOM_UTF8, "utf-8-sig"),
-    (codecs.BOM_UTF16_LE, "utf-16"),
-    (codecs.BOM_UTF16_BE, "utf-16"),
-)
 
 
 def read_report(path: str | Path) -> PlacementReport:
@@ -189,7 +233,7 @@ def read_report(path: str | Path) -> PlacementReport:
         ReportError: the file cannot be read, or is neither.
     """
     file = Path(path)
-    text = _decode(_bytes(file))
+    text = text_of(file)
     if not text.strip():
         raise ReportError("The report is empty.", where=file, hint="Run the session with the report enabled.")
     looks_json = text.lstrip().startswith("{")
@@ -286,39 +330,17 @@ def _entries(
         yield known, name.strip().upper(), value
 
 
-def _bytes(path: Path) -> bytes:
-    try:
-        size = path.stat().st_size
-        if size > _LARGEST:
-            raise ReportError(
-                "The file is too large to be a report.",
-                where=path,
-                observed=f"{size} bytes",
-                expected="a log",
-            )
-        return path.read_bytes()
-    except OSError as error:
-        raise ReportError("The report cannot be read.", where=path, observed=error.strerror) from error
-
-
-def _decode(data: bytes) -> str:
-    """Text as a console redirect left it: UTF-8, PowerShell's UTF-16, or an old code page."""
-    for bom, encoding in _BOMS:
-        if data.startswith(bom):
-            return data.decode(encoding, errors="replace")
-    head = data[:4096]
-    if head.count(0) > len(head) // 4:
-        even = head[0::2].count(0)
-        return data.decode("utf-16-be" if even > head.count(0) - even else "utf-16-le", errors="replace")
-    try:
-        return data.decode("utf-8")
-    except UnicodeDecodeError:
-        return data.decode("latin-1")
-
-
 def show_report(console: Console, report: NpuReport) -> None:
     """The placement as a table, what it means, and what was predicted."""
-    placed, model_ops = report.placement, report.operators
+    if report.placement is not None:
+        _show_placement(console, report.placement, report.operators)
+    if report.compilation is not None:
+        vaiml.show_compilation(console, report.compilation)
+    if report.comparison is not None:
+        _show_prediction(console, report.comparison)
+
+
+def _show_placement(console: Console, placed: PlacementReport, model_ops: Mapping[str, int] | None) -> None:
     table = grid("device", ">operators", ">subgraphs", "~types")
     for name in dict.fromkeys([*placed.operators, *placed.subgraphs]):
         counts = (_or_dash(placed.operators.get(name)), _or_dash(placed.subgraphs.get(name)))
@@ -332,8 +354,6 @@ def show_report(console: Console, report: NpuReport) -> None:
     for sentence in verdicts(placed):
         console.print(Text(sentence))
     show_notes(console, placed.notes)
-    if report.comparison is not None:
-        _show_prediction(console, report.comparison)
 
 
 def _show_prediction(console: Console, comparison: PlacementComparison) -> None:

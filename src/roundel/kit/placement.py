@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from roundel.errors import RoundelError
+from roundel.kit.vaiml import Compilation
 from roundel.model import load_model
 from roundel.model.graph import op_key
 from roundel.plain import Card, counted, to_plain
@@ -17,6 +18,7 @@ from roundel.rules import CheckReport, check
 from roundel.rules.formats import is_quantized
 from roundel.rules.types import NodeCounts
 from roundel.targets.npu import Format
+from roundel.targets.vaiml import SAID_RULES
 
 BOUNDARY_CPU = "VITIS_EP_CPU"
 CPU_DEVICES = frozenset({"CPU", BOUNDARY_CPU})
@@ -219,15 +221,21 @@ class PlacementComparison:
 
 
 def compare_with_check(
-    report: PlacementReport, model: Path, *, preset: str | None = None, device: str = "stx"
+    report: PlacementReport | None,
+    model: Path,
+    *,
+    preset: str | None = None,
+    device: str = "stx",
+    compilation: Compilation | None = None,
 ) -> PlacementComparison:
     """Judge the model that ran, as it stands, and put the prediction beside the report.
 
     Args:
-        report: what the provider said.
+        report: what the provider said; None where only its compiler did.
         model: the model that ran; with a preset, the float model that it was made from will do.
         preset: the format; None means what a quantized model shows, and BF16 for a float one.
         device: phx, hpt, stx, stx-halo or krk.
+        compilation: what VAIML said.
 
     Raises:
         RoundelError: the model cannot be read, or there is no such preset or device.
@@ -236,12 +244,31 @@ def compare_with_check(
         preset = Format.BF16.value  # what the compiler makes of a float model
     judged = check(model, preset=preset, device=device)
     split, integer = judged.before, Format(judged.format).integer
+    told, unforeseen = ((), ()) if compilation is None else _said(compilation, judged)
+    if report is None:
+        return PlacementComparison(judged.format, judged.device, told, (*judged.notes, *unforeseen))
     rows = compare_placements(report, split.cpu_nodes, None if integer else split.npu_nodes, split.islands)
-    notes = (*judged.notes, *_notes(report, judged, integer))
+    notes = (*judged.notes, *_notes(report, judged, integer), *unforeseen)
     if judged.counts is not None:
         rows, doubts = _counted(report, judged.counts, split.islands)
         return PlacementComparison(judged.format, judged.device, rows, (*judged.notes, *doubts))
-    return PlacementComparison(judged.format, judged.device, rows, notes)
+    return PlacementComparison(judged.format, judged.device, (*rows, *told), notes)
+
+
+def _said(compilation: Compilation, judged: CheckReport) -> tuple[tuple[ComparisonRow, ...], tuple[str, ...]]:
+    """The compiler's messages beside the rules that foresee them."""
+    rows = []
+    if compilation.partitions is not None:
+        rows.append(ComparisonRow("partitions", judged.before.islands, compilation.partitions))
+    foreseeable = {rule for told in compilation.told if (rule := told.explanation.rule) is not None}
+    titles = {found.rule: found.title for found in judged.findings}
+    expected = Counter(found.rule for found in judged.findings if found.rule in SAID_RULES)
+    for rule in sorted(foreseeable | set(expected)):
+        said = sum(told.count for told in compilation.told if told.explanation.rule == rule)
+        name = f"{rule} {titles[rule]}" if rule in titles else f"messages that {rule} foresees"
+        rows.append(ComparisonRow(name, expected[rule], said if said or compilation.reasoned else None))
+    rest = sum(told.count for told in compilation.told if told.explanation.rule is None)
+    return tuple(rows), (f"{rest} messages are of kinds that no rule foresees.",) if rest else ()
 
 
 _DROPPED = 1  # a Mul by 1 that ONNX Runtime takes out

@@ -8,7 +8,7 @@ from contextlib import closing
 from dataclasses import dataclass, fields, replace
 from itertools import islice
 from pathlib import Path
-from typing import Any, Unpack
+from typing import Unpack
 
 from roundel.data import Samples
 from roundel.data.lint import record_findings
@@ -18,14 +18,27 @@ from roundel.measure.boxes import BoxLabels, DetectionScores
 from roundel.measure.detection import NMS_IOU, BoxReader
 from roundel.measure.folders import FolderScores, evaluate_folders
 from roundel.measure.runner import PackedPredictor, Predictor
-from roundel.measure.scores import TOP, Labels, Look, Metric, ScoreTally, look, named_metric, scores
+from roundel.measure.scores import (
+    TOP,
+    Labels,
+    Look,
+    Metric,
+    ScoreTally,
+    check_labels,
+    look,
+    named_metric,
+    paired_margin,
+    scores,
+)
+from roundel.measure.types import ModelScore
 from roundel.model.files import write_text
 from roundel.model.structure import ModelSource
-from roundel.options import DataWords, data_settings, no_data, takes_data_words
+from roundel.options import DataWords, no_data, takes_data_words
 from roundel.outputs import metric_file, refuse_overwriting
-from roundel.plain import Card, counted, csv_text, decibel, to_plain
+from roundel.plain import csv_text
 from roundel.recipe.load import record_paths
 from roundel.recipe.settings import Data
+from roundel.remembered import Remembered
 from roundel.stages import open_data
 from roundel.twin import twin_of
 from roundel.types import Array, Arrays, InputSpec, Listener, Sample, below, heard_by
@@ -36,53 +49,6 @@ Inputs = tuple[InputSpec, ...]
 TASKS = ("classification", "detection")
 Item = tuple[str, tuple[Sample, ...]]
 """The file that an item of the data came from, and the item as each model takes it."""
-
-
-@dataclass(frozen=True, slots=True, repr=False)
-class ModelScore(Card):
-    """One model.
-
-    Attributes:
-        model: file name.
-        file_bytes: its size, None for a model in memory.
-        rows: how many rows were judged.
-        top1: share of rows whose largest score is the label's; None without labels.
-        top5: share of rows whose label is among the five largest scores; None without labels, or with no more
-            than five classes.
-        agreement: share of rows with the same largest score as the first model; None for the first.
-        sqnr_db: the first output against the first model's; None for the first.
-        cosine: likewise.
-        metric: what the user's metric says, by name; or mAP and the F1 of boxes.
-        seconds: inside the model.
-        notes: what a careful reader wants to know, such as data unlike that of the calibration.
-    """
-
-    model: str
-    file_bytes: int | None
-    rows: int
-    top1: float | None
-    top5: float | None
-    agreement: float | None
-    sqnr_db: float | None
-    cosine: float | None
-    metric: Mapping[str, float]
-    seconds: float
-    notes: tuple[str, ...] = ()
-
-    def to_dict(self) -> dict[str, Any]:
-        """Plain values for JSON."""
-        return dict(to_plain(self))
-
-    def card(self) -> Mapping[str, object]:
-        """The main figures."""
-        shares = {"top1": self.top1, "top5": self.top5, "agreement": self.agreement}
-        scores = [f"{name} {value:.2%}" for name, value in shares.items() if value is not None]
-        scores += [f"{name} {value:.6g}" for name, value in self.metric.items()]
-        return {
-            "model": f"{self.model}, {counted(self.rows, 'row')}",
-            "scores": ", ".join(scores) or "none",
-            "output": decibel(self.sqnr_db),
-        }
 
 
 def evaluate_models(
@@ -176,9 +142,12 @@ def _classification(run: _Run, truth: Labels, metric: str | Metric | None) -> tu
         for origin, looks in looked:
             if truth.known and metric is None and not looks[0].classes:
                 raise _no_classes(run.predictors[0], looks[0])
-            kept.append(truth.of(origin, looks[0].rows))
+            labels = truth.of(origin, looks[0].rows)
+            if labels is not None and metric is None:
+                check_labels(labels, looks[0].classes, origin)
+            kept.append(labels)
             for tally, one in zip(tallies, looks, strict=True):
-                tally.add(one, kept[-1])
+                tally.add(one, labels, looks[0])
     truths = kept if truth.known else None
     own = [{} if function is None else scores(name, function, t.kept, truths) for t in tallies]
     return run.scores(tallies, own, judged=truth.known)
@@ -192,9 +161,24 @@ def _detection(run: _Run, reader: BoxReader, labels: object) -> tuple[ModelScore
         for origin, looks in looked:
             found.add(origin, [one.outputs or {} for one in looks])
             for tally, one in zip(tallies, looks, strict=True):
-                tally.add(replace(one, outputs=None), None)
+                tally.add(replace(one, outputs=None))
     judged = run.scores(tallies, found.of_models(), judged=False)
     return tuple(replace(score, rows=found.count) for score in judged)
+
+
+def check_judging(data: object, labels: object, task: str) -> None:
+    """Fail before any work where accuracy is asked for and cannot be measured.
+
+    Raises:
+        RecipeError: labels came without data to judge by, or there is no such task.
+    """
+    _check_task(task, None, NMS_IOU, None)
+    if data is None and labels is not None:
+        raise RecipeError(
+            "Labels are of the data to judge by, and there are none.",
+            where="--labels",
+            expected="--eval-data DIR, too",
+        )
 
 
 def _check_task(task: str, decoder: str | None, nms_iou: float, metric: str | Metric | None) -> None:
@@ -235,7 +219,8 @@ def evaluate(
 
     Args:
         models: the float model first; the others are compared with it. Or two folders of results.
-        data: whatever `roundel.quantize` takes, with the words from `samples` to `letterbox`.
+        data: whatever `roundel.quantize` takes, with the words from `samples` to `letterbox`; what is not
+            said is as in the record beside a model: its evaluation data with their labels, else its own data.
         options: the words of the data as one object.
         baseline: instead of models: a folder with results of the float model, .jpg, .png or .npy.
         quantized: and one with those of the quantized model, under the same names.
@@ -268,6 +253,8 @@ def evaluate(
         if csv is not None:
             write_text(Path(csv), scores.to_csv())
         return scores
+    known = Remembered.beside(models)
+    data, labels, task = known.judged(data, labels, task)
     if data is None:
         raise no_data()
     read = {"models": list(models), "models' records": record_paths(models)}
@@ -282,7 +269,7 @@ def evaluate(
         decoder=decoder,
         nms_iou=nms_iou,
         as_npu=as_npu,
-        options=data_settings(options, words),
+        options=known.settings(options, words),
         executor=executor,
         checkpoint=checkpoint,
         resume=resume,
@@ -441,4 +428,5 @@ def _score(
             *(str(finding) for finding in record_findings(predictor.path, data)),
             *(predictor.twin.lines() if predictor.twin is not None else ()),
         ),
+        margin=None if close is None or not judged else paired_margin(tally.lost, tally.won, rows),
     )

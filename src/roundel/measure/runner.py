@@ -23,11 +23,12 @@ from roundel.model import ModelSource, load_model
 from roundel.model.files import Portable, external_values, replacing, same_file
 from roundel.model.graph import fingerprint, input_specs
 from roundel.model.session import open_session
-from roundel.options import DataWords, data_settings, takes_data_words
+from roundel.options import DataWords, takes_data_words
 from roundel.plain import Card, counted
 from roundel.qdq.functions import attach
 from roundel.qdq.nodes import QUARK
 from roundel.recipe.settings import Data
+from roundel.remembered import Remembered
 from roundel.rules.formats import is_quantized
 from roundel.stages import open_data
 from roundel.twin import TwinSummary, twin_of
@@ -217,7 +218,8 @@ def infer(
 
     Args:
         model: an ONNX file, a ModelProto, or an onnx-ir model.
-        data: whatever `roundel.quantize` takes, with the words from `samples` to `letterbox`.
+        data: whatever `roundel.quantize` takes, with the words from `samples` to `letterbox`, which are those
+            of the record beside the model where nothing else is said.
         out: the folder to write to; it is created when it does not exist.
         options: the words of the data as one object, for example `result.record.recipe`'s.
         outputs: only these outputs.
@@ -229,7 +231,7 @@ def infer(
         RoundelError: the model, the data or an output does not fit.
     """
     started, folder = time.perf_counter(), Path(out)
-    settings = data_settings(options, words)
+    settings = Remembered.beside([model]).settings(options, words)
     if isinstance(data, str | Path) and same_file(folder, Path(data)):
         raise OutputError(
             "The outputs would overwrite the data.", where=out, hint="Choose another output folder."

@@ -215,6 +215,8 @@ class ScoreTally:
         right: rows whose largest score is the label's.
         near: rows whose label is among the largest scores.
         same: rows with the same largest score as the reference.
+        lost: rows that the reference has right and this model has not.
+        won: the other way round.
         close: sums of each output against the reference's.
         kept: what a metric wants of each sample.
         seconds: inside the model.
@@ -225,16 +227,19 @@ class ScoreTally:
     right: int = 0
     near: int = 0
     same: int = 0
+    lost: int = 0
+    won: int = 0
     close: list[Closeness] = field(default_factory=list)
     kept: list[Any] = field(default_factory=list)
     seconds: float = 0.0
 
-    def add(self, look: Look, labels: Sequence[int] | None) -> None:
+    def add(self, look: Look, labels: Sequence[int] | None = None, first: Look | None = None) -> None:
         """Count one sample's rows.
 
         Args:
             look: what the model says.
             labels: of the rows.
+            first: what the reference says, to count where only one of the two is right.
         """
         self.seconds += look.seconds
         before = self.close or [Closeness()] * len(look.close)
@@ -250,6 +255,42 @@ class ScoreTally:
             hits = look.best == np.asarray(labels)[:, None]
             self.right += int(hits[:, 0].sum())
             self.near += int(hits[:, 1:].any(1).sum())
+            if first is not None and first.best.shape[0] == len(hits):
+                then = first.best[:, 0] == np.asarray(labels)
+                self.lost += int((then & ~hits[:, 0]).sum())
+                self.won += int((hits[:, 0] & ~then).sum())
+
+
+Z = 1.96  # standard errors to either side that hold 95 %
+
+
+def paired_margin(lost: int, won: int, rows: int) -> float:
+    """Half of the 95 % interval of a difference between two shares of the same rows (Bonett and Price).
+
+    Args:
+        lost, won: rows that count for the first model only, and for the second only.
+        rows: all of them.
+    """
+    count = rows + 2
+    variance = (lost + won + 2 - (lost - won) ** 2 / count) / count**2
+    return Z * math.sqrt(max(variance, 0.0))
+
+
+def check_labels(labels: Sequence[int], classes: int, origin: str) -> None:
+    """Labels must be classes that the model has; a score of 0 % would hide that they are not.
+
+    Raises:
+        DataError: one is none.
+    """
+    wrong = next((label for label in labels if not 0 <= label < classes), None)
+    if wrong is not None and classes:
+        raise DataError(
+            "A label is no class of the model.",
+            where=origin,
+            observed=wrong,
+            expected=f"0 to {classes - 1}: the first output has {classes} classes",
+            hint="Are these the labels of this data set, or numbers of another kind (a file's, a year's)?",
+        )
 
 
 _FORMS = (

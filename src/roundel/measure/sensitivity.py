@@ -21,9 +21,10 @@ from roundel.measure import layers
 from roundel.model import LoadedModel, ModelSource
 from roundel.model.files import Portable
 from roundel.model.session import Lanes
-from roundel.options import DataWords, chosen_recipe, fixing, recipe_changes, takes_data_words
-from roundel.recipe.load import RecipeSource, load_recipe
-from roundel.recipe.settings import Recipe
+from roundel.options import DataWords, chosen_recipe, fixing, no_data, recipe_changes, takes_data_words
+from roundel.recipe.load import RecipeSource, load_recipe, unfolded
+from roundel.recipe.settings import Recipe, merge
+from roundel.remembered import Remembered
 from roundel.state import Context, State
 from roundel.types import Arrays, Listener, heard_by
 from roundel.work.checkpoints import open_store
@@ -128,7 +129,8 @@ def sensitivity(
     """Rank the layers by what quantizing them costs at the output, and say what would help.
 
     Args:
-        model: an ONNX file, a ModelProto, or an onnx-ir model. It is never changed.
+        model: an ONNX file, a ModelProto, or an onnx-ir model. It is never changed. Of a quantized model that
+            has its record beside it, the run's float model, recipe and data are taken.
         preset: a preset's name, with static integers; a8w8 when neither this nor a recipe is given.
         recipe: a recipe file, a mapping or a Recipe.
         data: calibration data, as `roundel.quantize` takes it, with the words from `samples` to `letterbox`.
@@ -153,8 +155,16 @@ def sensitivity(
             expected="1 or more of each",
         )
     start = time.perf_counter()
-    tree = recipe_changes(fixing(changes, fix_inputs), words, exclude, include)
+    known = Remembered.beside([model])
+    if known.record:  # of a finished run: the layers are those of its float model
+        model, data = known.float_model(), data if data is not None else known.data()
+        recipe = known.recipe if preset is None and recipe is None else recipe
+    told_before = known.settings(None, words).model_dump(exclude_defaults=True)
+    before = merge({"data": told_before} if told_before else {}, unfolded(changes or {}))
+    tree = recipe_changes(fixing(before, fix_inputs), None, exclude, include)
     settings = load_recipe(chosen_recipe(preset, recipe), tree)
+    if data is None:
+        raise no_data()
     work = Work(executor, open_store(checkpoint, resume=resume))
     with heard_by(listener) as told:
         return _measured(model, settings, data, (look, worst), told, start, work)

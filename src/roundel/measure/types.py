@@ -16,6 +16,7 @@ import numpy as np
 
 from roundel.plain import Card, counted, csv_text, decibel, from_plain, to_plain
 from roundel.qdq.read import StoredTensor
+from roundel.report.verdict import Verdict
 from roundel.types import Array
 
 COMPARISON_VERSION = 1
@@ -215,6 +216,56 @@ class OutputComparison:
 
 
 @dataclass(frozen=True, slots=True, repr=False)
+class ModelScore(Card):
+    """One model.
+
+    Attributes:
+        model: file name.
+        file_bytes: its size, None for a model in memory.
+        rows: how many rows were judged.
+        top1: share of rows whose largest score is the label's; None without labels.
+        top5: share of rows whose label is among the five largest scores; None without labels, or with no more
+            than five classes.
+        agreement: share of rows with the same largest score as the first model; None for the first.
+        sqnr_db: the first output against the first model's; None for the first.
+        cosine: likewise.
+        metric: what the user's metric says, by name; or mAP and the F1 of boxes.
+        seconds: inside the model.
+        notes: what a careful reader wants to know, such as data unlike that of the calibration.
+        margin: half of the interval that holds, with 95 %, what top1 loses or wins against the first model,
+            were there no end of such data; None for the first, and without labels.
+    """
+
+    model: str
+    file_bytes: int | None
+    rows: int
+    top1: float | None
+    top5: float | None
+    agreement: float | None
+    sqnr_db: float | None
+    cosine: float | None
+    metric: Mapping[str, float]
+    seconds: float
+    notes: tuple[str, ...] = ()
+    margin: float | None = None
+
+    def to_dict(self) -> dict[str, Any]:
+        """Plain values for JSON."""
+        return dict(to_plain(self))
+
+    def card(self) -> Mapping[str, object]:
+        """The main figures."""
+        shares = {"top1": self.top1, "top5": self.top5, "agreement": self.agreement}
+        scores = [f"{name} {value:.2%}" for name, value in shares.items() if value is not None]
+        scores += [f"{name} {value:.6g}" for name, value in self.metric.items()]
+        return {
+            "model": f"{self.model}, {counted(self.rows, 'row')}",
+            "scores": ", ".join(scores) or "none",
+            "output": decibel(self.sqnr_db),
+        }
+
+
+@dataclass(frozen=True, slots=True, repr=False)
 class Comparison(Card):
     """A float model and its quantized form, tensor by tensor.
 
@@ -232,6 +283,8 @@ class Comparison(Card):
         seconds: `load` and `total` are wall time; `float` (the float model), `quantized` (the quantized model
             and each of its layers once more) and `figures` are added up over samples that ran side by side.
         notes: whatever a careful reader wants to know.
+        scores: both models on labelled data, where these were given.
+        verdict: is it accurate, will it run on the NPU, what next.
     """
 
     float_model: str
@@ -247,6 +300,8 @@ class Comparison(Card):
     seconds: Mapping[str, float]
     notes: tuple[str, ...] = ()
     version: int = field(default=COMPARISON_VERSION)
+    scores: tuple[ModelScore, ...] = ()
+    verdict: Verdict | None = None
 
     def tensor(self, name: str) -> TensorComparison:
         """The tensor of that name in the float model.

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import closing
@@ -19,13 +18,12 @@ from roundel.errors import DataError, RecipeError, did_you_mean
 from roundel.measure import scores
 from roundel.measure.boxes import BOX_METRICS, BoxRuler
 from roundel.measure.runner import Predictor
-from roundel.measure.scores import Labels
+from roundel.measure.scores import Labels, check_labels, paired_margin
 from roundel.model.structure import ModelSource
 from roundel.numerics.metrics import Closeness, decibels
 from roundel.types import Array, Arrays, Listener, Sample, Silent
 
 _LABELLED = ("top1", "top5")
-Z = 1.96  # standard errors to either side that hold 95 %
 BUILTIN = {
     "top1": "share of rows whose largest score is the label's",
     "top5": "share of rows whose label is among the five largest scores",
@@ -191,6 +189,8 @@ class Yardstick:
             self._labels.append(truth.of(origin, _rows_in(outputs)))
             self._wanted.append(outputs)
             self._best.append(self._add(tally, outputs, outputs, given, self._labels[-1]))
+            if self._labels[-1] is not None and (given is None or given.function is None):
+                check_labels(self._labels[-1], tally.classes, origin)
             if self._boxes is not None:
                 tally.kept.append(self._boxes.read(sample, outputs))
                 self._boxes.expect(origin, tally.kept[-1])
@@ -299,18 +299,6 @@ def measure_of(metric: str | scores.Metric | Measure | None, *, lower: bool = Fa
         return Measure(name, BUILTIN[name], share=name != "sqnr")
     own, function = scores.named_metric(metric)
     return Measure(own, "the user's own", lower=lower, share=False, function=function)
-
-
-def paired_margin(lost: int, won: int, rows: int) -> float:
-    """Half of the 95 % interval of a difference between two shares of the same rows (Bonett and Price).
-
-    Args:
-        lost, won: rows that count for the first model only, and for the second only.
-        rows: all of them.
-    """
-    count = rows + 2
-    variance = (lost + won + 2 - (lost - won) ** 2 / count) / count**2
-    return Z * math.sqrt(max(variance, 0.0))
 
 
 def _no_boxes(decoder: str) -> RecipeError:

@@ -43,7 +43,7 @@ def load_recipe(source: RecipeSource, changes: Mapping[str, Any] | None = None) 
     """The recipe that a preset name, a file or a dictionary stands for, with changes on top.
 
     Args:
-        source: a preset name in any case, a YAML or JSON file, a mapping, or a recipe.
+        source: a preset name in any case, a YAML or JSON file (a run's record, too), a mapping, or a recipe.
         changes: values that win over the source's, nested or with dots: `{"weights.type": "int8"}`.
     """
     told = unfolded(changes or {})
@@ -116,7 +116,10 @@ def _read_named(source: str | Path) -> tuple[dict[str, Any], str]:
         return {"extends": key}, f"preset {key}"
     path = Path(text)
     if _exists(path) and path.is_file():
-        return {"name": path.stem, **_parse(_content(path), path)}, str(path)
+        tree = _parse(_content(path), path)
+        if "record_version" in tree and isinstance(tree.get("recipe"), dict):
+            return _decided(recorded_recipe(tree["recipe"], str(path))), str(path)
+        return {"name": path.stem, **tree}, str(path)
     if _exists(path):
         raise RecipeError("The recipe path is a folder.", where=path, expected="a YAML or JSON file")
     if isinstance(source, Path) or path.suffix.casefold() in (".yaml", ".yml", ".json"):
@@ -124,6 +127,27 @@ def _read_named(source: str | Path) -> tuple[dict[str, Any], str]:
         raise RecipeError("The recipe file does not exist.", where=path, hint=hint)
     hint = "List them with `roundel presets`."
     raise RecipeError.unknown(f"There is no preset '{text[:80]}'.", key, preset_names(), hint=hint)
+
+
+def _decided(recipe: Recipe) -> dict[str, Any]:
+    """What a run had beyond its preset: a record holds every field, and most of them nobody decided."""
+    key = preset_key(recipe.name)
+    base, above = (load_preset(key), {"extends": key}) if key in preset_names() else (Recipe(), {})
+    named = {"name": recipe.name, "title": recipe.title}
+    return {**above, **_beyond(recipe.model_dump(), base.model_dump()), **named}
+
+
+def _beyond(values: Mapping[str, Any], base: Mapping[str, Any]) -> dict[str, Any]:
+    """The values that differ, section by section."""
+    found: dict[str, Any] = {}
+    for name, value in values.items():
+        other = base.get(name)
+        if isinstance(value, dict) and isinstance(other, dict):
+            inner = _beyond(value, other)
+            found |= {name: inner} if inner else {}
+        elif value != other:
+            found[name] = value
+    return found
 
 
 def _preset_tree(name: str) -> dict[str, Any]:

@@ -18,6 +18,7 @@ from roundel.plain import decibel, to_plain
 from roundel.plan.types import QuantPlan
 from roundel.recipe.settings import Recipe
 from roundel.report.record import Record
+from roundel.report.verdict import Verdict
 from roundel.state import LayerReport, StepReport
 
 Tree = Mapping[str, Any]
@@ -240,6 +241,23 @@ def show_summary(console: Console, record: Record, *, every_layer: bool = False)
         title = f"against the float model, {record.data.get('samples_verified', 0)} samples"
         console.print(_outputs(to_plain(record.outputs), title))
     show_notes(console, record.notes)
+    show_verdict(console, to_plain(record.verdict))
+
+
+_LEVELS = {"good": "bold green", "doubtful": "bold yellow", "poor": "bold red"}
+
+
+def show_verdict(console: Console, tree: Tree) -> None:
+    """The three questions and their answers; the command stays one line in the clipboard."""
+    told = Verdict(**tree)
+    table = Table(show_header=False, box=None, padding=(0, 1))
+    table.add_column(no_wrap=True)
+    table.add_column(overflow="fold")
+    *answers, (word, command) = told.rows().items()
+    for question, answer in answers:
+        table.add_row(Text(question, style=_LEVELS.get(told.level, "bold")), Text(answer))
+    console.print(table)
+    console.print(f" {word}: {command}", markup=False, soft_wrap=True)
 
 
 _BROKEN_DB = 10.0  # a third of each value is error
@@ -319,6 +337,7 @@ def show_inspection(console: Console, found: Any, *, nodes: bool) -> None:
         text = f"{found.quantized_by} would quantize {sum(found.quantized.values())} of {whole} nodes"
         text += f"; float: {_counts(found.left)}" if found.left else ""
     console.print(escape(text))
+    console.print(Text(f"on the NPU? {found.npu}"))
     if nodes:
         listing = grid("~node", "~operator", "~verdict")
         for row in found.nodes:

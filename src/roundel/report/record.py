@@ -8,14 +8,18 @@ from collections import Counter
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass
 from importlib import metadata
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from roundel.gate import OutputReport
-from roundel.plain import counted, decibel, to_plain
+from roundel.plain import counted, to_plain
 from roundel.plan.types import QuantPlan, Role
 from roundel.recipe.load import RECORD_VERSION
+from roundel.report.verdict import Verdict
 from roundel.state import StepReport
 from roundel.version import VERSION
+
+if TYPE_CHECKING:
+    from roundel.measure.types import ModelScore
 
 
 @dataclass(frozen=True, slots=True)
@@ -36,6 +40,11 @@ class Record:
         seconds: wall time by step.
         notes: whatever a careful reader wants to know.
         file: the written file: name, bytes.
+        asked: what later commands need not ask again: device; eval_data, labels and task, where accuracy was
+            measured.
+        scores: the float and the quantized model on that data.
+        npu: where the file is expected to run.
+        verdict: is it accurate, will it run on the NPU, what next.
     """
 
     quantized: bool
@@ -51,6 +60,10 @@ class Record:
     seconds: Mapping[str, float]
     notes: tuple[str, ...]
     file: Mapping[str, Any]
+    asked: Mapping[str, Any]
+    scores: tuple[ModelScore, ...]
+    npu: Mapping[str, Any]
+    verdict: Verdict
 
     @property
     def goal(self) -> float:
@@ -80,13 +93,14 @@ class Record:
 def run_card(record: Record) -> dict[str, object]:
     """What matters most of a run, for whoever looks at its result."""
     quantized, left = (sum(record.counts[kind].values()) for kind in ("quantized_nodes", "float_nodes"))
-    closeness = "not measured" if record.worst is None else f"{decibel(record.worst[1])} ({record.worst[0]})"
-    missed = "" if record.reached else f", below the goal of {record.goal:g} dB"
+    rows = record.verdict.rows()
+    missed = "" if record.reached else f"; below the goal of {record.goal:g} dB"
     return {
         "model": f"{record.model.get('name')} -> {record.file.get('name') or 'in memory'}",
-        "recipe": f"{record.recipe.get('name')}, {quantized} of {quantized + left} nodes quantized",
-        "worst output": closeness + missed,
-        "run": f"{sum(record.seconds.values()):.1f} s, {counted(len(record.notes), 'note')} in .record.notes",
+        "recipe": f"{record.recipe.get('name')}, {quantized} of {quantized + left} nodes quantized,"
+        f" {sum(record.seconds.values()):.1f} s, {counted(len(record.notes), 'note')} in .record.notes",
+        **rows,
+        "accurate?": rows["accurate?"] + missed,
     }
 
 

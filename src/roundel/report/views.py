@@ -11,7 +11,7 @@ from rich.table import Table
 from rich.text import Text
 
 from roundel.plain import listed
-from roundel.report.console import Tree, figure, grid, labelled, shortened, show_notes, size
+from roundel.report.console import Tree, figure, grid, labelled, shortened, show_notes, show_verdict, size
 
 _WORST = 20
 _NAME_WIDTH = 22
@@ -43,6 +43,8 @@ def show_comparison(console: Console, tree: Tree, *, everything: bool, weights: 
             f"[dim]{count} tensors of the quantized model have no partner (see --json)[/]", highlight=True
         )
     show_notes(console, tree["notes"])
+    if tree["verdict"] is not None:
+        show_verdict(console, tree["verdict"])
 
 
 def _summary(console: Console, tree: Tree) -> None:
@@ -210,7 +212,18 @@ def _check_summary(console: Console, report: Tree) -> None:
     if counts is not None:
         split = f"NPU {counts['npu']}, CPU {counts['cpu']}, VITIS_EP_CPU {counts['edge']}"
         rows["the report's counts"] = f"all {counts['all']}: {split}"
+    latency = report.get("latency")
+    if latency is not None:
+        rows["one inference"] = _milliseconds(latency)
     console.print(labelled(rows))
+
+
+def _milliseconds(latency: Tree) -> str:
+    guess = f"NPU about {latency['npu_ms']:.1f} ms"
+    guess += f" ({latency['least_ms']:.1f} to {latency['most_ms']:.1f}: a guess within a factor of 2)"
+    measured = latency["cpu_ms"]
+    here = "" if measured is None else f"; this CPU, in float, {measured:.1f} ms (measured)"
+    return " ".join((f"{guess}{here}.", *latency["notes"]))
 
 
 def _change(before: str, after: str) -> str:

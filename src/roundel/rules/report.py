@@ -4,20 +4,23 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Mapping
+from dataclasses import replace
 from typing import Any
 
-from roundel.errors import ModelError, RecipeError
+from roundel.errors import ModelError, RecipeError, RoundelError
 from roundel.model.structure import ModelSource
 from roundel.options import asked_recipe, fixing
 from roundel.recipe.load import RecipeSource
 from roundel.recipe.settings import Recipe
-from roundel.rules import finished, graphs, operators, phoenix, written
+from roundel.rules import finished as finished_rules
+from roundel.rules import graphs, operators, phoenix, vaiml, written
 from roundel.rules.facts import Facts, gather_facts
 from roundel.rules.formats import format_of
-from roundel.rules.types import CheckReport, Severity, rules_of
-from roundel.targets.npu import Compiler, Device, Format, device_named
+from roundel.rules.latency import latency_of
+from roundel.rules.types import CheckReport, Place, Prediction, Severity, rules_of
+from roundel.targets.npu import USUAL_DEVICE, Compiler, Device, Format, device_named
 
-RULES = rules_of(finished, graphs, operators, phoenix, written)
+RULES = rules_of(finished_rules, graphs, operators, phoenix, vaiml, written)
 _ORDER = {severity: index for index, severity in enumerate(Severity)}
 
 
@@ -26,7 +29,7 @@ def check(
     *,
     preset: str | None = None,
     recipe: RecipeSource | None = None,
-    device: str = "stx",
+    device: str = USUAL_DEVICE,
     fix_inputs: Mapping[str, Any] | None = None,
 ) -> CheckReport:
     """Say what will run on the NPU and what stands in the way. Needs no NPU and no data.
@@ -42,6 +45,11 @@ def check(
         RoundelError: the model cannot be read, or there is no such preset or device.
     """
     facts = gather_facts(model, asked_recipe(preset, recipe), device_named(device), fixing({}, fix_inputs))
+    return replace(_judged(facts), latency=latency_of(facts))
+
+
+def _judged(facts: Facts) -> CheckReport:
+    """What can be said without running the model."""
     findings = [found for rule in RULES for found in rule.findings(facts)]
     findings.sort(key=lambda finding: _ORDER[finding.severity])  # stable: by rule within a severity
     return CheckReport(
@@ -61,6 +69,10 @@ def _notes(facts: Facts) -> tuple[str, ...]:
     measured = facts.device.compiler is Compiler.X1
     source = "measurements of one Phoenix NPU" if measured else "AMD's published logs"
     notes = [f"The split is predicted from {source} and AMD's operator table; no NPU was asked."]
+    if facts.device.like is not None:
+        notes.append(
+            f"{facts.device.name} is taken to behave as {facts.device.like}: nothing is known of it."
+        )
     if facts.recognised is not None:
         known = facts.recognised
         notes.append(f"The model is quantized already: {known.format.value} ({known.reason}).")
@@ -130,20 +142,96 @@ def _where_open(recipe: Recipe, changes: Mapping[str, Mapping[str, bool]]) -> Re
     )
 
 
-def remaining(model: ModelSource, recipe: Recipe, device: str | None) -> tuple[str, ...]:
-    """Findings of the pre-flight check that the fixes do not cover, one line for each rule."""
-    if device is None:
+def finished(model: ModelSource, recipe: Recipe | None, device: str) -> CheckReport | str:
+    """The check of a finished model; or why there is none, such as a format that no NPU takes."""
+    try:
+        return _judged(gather_facts(model, recipe, device_named(device)))
+    except RoundelError as error:
+        return " ".join(text for text in (error.what, error.hint) if text)
+
+
+ENOUGH = 0.95  # share of the multiplications from which nobody is told how to get more
+_WORTH = 0.01
+
+
+def placed(
+    checked: CheckReport | str, source: ModelSource, recipe: Recipe | None, device: str, made_for: str | None
+) -> dict[str, Any]:
+    """Where a finished model is expected to run, and what would bring more of it there.
+
+    Args:
+        checked: what `finished` said of it.
+        source: the float model that it was made from.
+        recipe: what it was made with.
+        device: the device judged.
+        made_for: the device that it was made for; None where nobody named one.
+    """
+    after = None
+    if made_for != device and not isinstance(checked, str) and _short(checked):
+        again = finished(source, recipe, device)
+        after = None if isinstance(again, str) else again.after
+    return placement(checked, device, after)
+
+
+def placement(report: CheckReport | str, device: str, legalised: Prediction | None = None) -> dict[str, Any]:
+    """Where a model is expected to run, for its record and for people.
+
+    Args:
+        report: of a float model, or of a finished one.
+        device: the device judged.
+        legalised: the split with --device; the report's own where not given.
+    """
+    if isinstance(report, str):
+        return {"device": device, "refused": report}
+    split = report.before
+    errors = [f"{f.message} ({f.rule})" for f in report.findings if f.severity is Severity.ERROR]
+    outside = Counter(node.op for node in split.nodes if node.island is None)
+    return {
+        "device": report.device,
+        "format": report.format,
+        **{key: value for key, value in split.to_dict(nodes=False).items() if key != "places"},
+        "cpu": dict(outside.most_common()),
+        "errors": list(dict.fromkeys(errors)),
+        "judged_as": device_named(report.device).like,
+        "fix": _fix(report, legalised or report.after),
+    }
+
+
+def _short(report: CheckReport) -> bool:
+    share = report.before.npu_share
+    return share is not None and share < ENOUGH
+
+
+def _fix(report: CheckReport, after: Prediction) -> dict[str, Any] | None:
+    """What brings more of the work onto the NPU: the device's own steps, or the costliest rule's fix."""
+    before = report.before
+    if not _short(report):
+        return None
+    gained = after.npu_share or 0.0
+    if gained > (before.npu_share or 0.0) + _WORTH:
+        option = f"--device {report.device}"
+        return {"option": option, "share": gained, "text": f"quantize with {option}: {gained:.1%}"}
+    lost: Counter[str] = Counter()
+    for node in before.nodes:
+        if node.place is Place.CPU and node.rule is not None:
+            lost[node.rule] += node.macs or 0
+    fixes = {found.rule: found.fix for found in reversed(report.findings)}
+    for rule, _ in lost.most_common():
+        if rule in fixes:
+            return {"option": None, "share": None, "text": f"{fixes[rule]} ({rule})"}
+    return None
+
+
+def remaining(report: CheckReport | str) -> tuple[str, ...]:
+    """What is left to do about a finished model, one line for each rule."""
+    if isinstance(report, str):
         return ()
-    report = check(model, recipe=recipe, device=device)
     left = [f for f in report.findings if not f.automatic and f.severity is not Severity.NOTE]
     counts = Counter(f.rule for f in left)
     first = {f.rule: f for f in reversed(left)}
-    lines = [
+    return tuple(
         f"{rule} ({count}x): {first[rule].message} Fix: {first[rule].fix}" for rule, count in counts.items()
-    ]
-    now, then = report.after.islands, report.before.islands
-    lines.append(f"predicted on {device}: {now} NPU island(s), {then} without the fixes")
-    return tuple(lines)
+    )
 
 
 def _changes(kind: Format, device: Device) -> dict[str, dict[str, bool]]:

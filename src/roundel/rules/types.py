@@ -181,6 +181,24 @@ class NodeCounts:
     edge: int
 
 
+@dataclass(frozen=True, slots=True)
+class Latency:
+    """What one inference takes.
+
+    Attributes:
+        npu_ms: the guess for the NPU.
+        least_ms, most_ms: half and double of the two formulas.
+        cpu_ms: of the float model on this machine's CPU; None where it could not be run.
+        notes: what to make of it.
+    """
+
+    npu_ms: float
+    least_ms: float
+    most_ms: float
+    cpu_ms: float | None
+    notes: tuple[str, ...]
+
+
 @dataclass(frozen=True, slots=True, repr=False)
 class CheckReport(Card):
     """Everything that `roundel check` says.
@@ -195,6 +213,7 @@ class CheckReport(Card):
         findings: errors first, then by rule.
         notes: what the report rests on.
         counts: what the provider's report should say of a finished model; None where that is not known.
+        latency: what one inference may take on the first NPU; None for others.
     """
 
     model: str
@@ -206,6 +225,7 @@ class CheckReport(Card):
     findings: tuple[Finding, ...]
     notes: tuple[str, ...]
     counts: NodeCounts | None = None
+    latency: Latency | None = None
 
     @property
     def passed(self) -> bool:

@@ -18,6 +18,8 @@ from types import MappingProxyType
 from roundel.errors import RecipeError, did_you_mean
 from roundel.targets.x1 import X1_ROWS
 
+USUAL_DEVICE = "stx"  # whose split is predicted where none was named
+
 
 class Format(enum.Enum):
     """A number format that a Ryzen AI compiler tells apart: AMD's name for it, and the preset's."""
@@ -51,6 +53,7 @@ class Device:
         compiler: the integer compiler that places operators.
         formats: what the device takes.
         more_options: provider options for an integer model, beside `target`.
+        like: the device whose measurements or logs stand for it, where it has none of its own.
     """
 
     name: str
@@ -58,6 +61,7 @@ class Device:
     compiler: Compiler
     formats: frozenset[Format]
     more_options: tuple[tuple[str, str], ...] = ()
+    like: str | None = None
 
     @property
     def integer_options(self) -> dict[str, str]:
@@ -83,10 +87,10 @@ DEVICES: Mapping[str, Device] = MappingProxyType(
         device.name: device
         for device in (
             Device("phx", "Phoenix: Ryzen 7040", Compiler.X1, _FIRST, _FIRST_OPTIONS),
-            Device("hpt", "Hawk Point: Ryzen 8040, 200", Compiler.X1, _FIRST, _FIRST_OPTIONS),
+            Device("hpt", "Hawk Point: Ryzen 8040, 200", Compiler.X1, _FIRST, _FIRST_OPTIONS, like="phx"),
             Device("stx", "Strix: Ryzen AI 300", Compiler.X2, _SECOND),
-            Device("stx-halo", "Strix Halo: Ryzen AI Max", Compiler.X2, _SECOND),
-            Device("krk", "Krackan: Ryzen AI 300", Compiler.X2, _SECOND),
+            Device("stx-halo", "Strix Halo: Ryzen AI Max", Compiler.X2, _SECOND, like="stx"),
+            Device("krk", "Krackan: Ryzen AI 300", Compiler.X2, _SECOND, like="stx"),
         )
     }
 )

@@ -8,7 +8,7 @@ import re
 from dataclasses import dataclass
 
 from roundel.errors import RecipeError
-from roundel.measure.yardstick import Z
+from roundel.measure.scores import Z
 
 _DROP = re.compile(
     r"(?P<number>\d+(?:\.\d*)?|\.\d+)\s*(?P<unit>%|percent|points?|pts?|pp|map)?", re.IGNORECASE

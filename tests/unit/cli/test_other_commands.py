@@ -124,7 +124,8 @@ def test_long_names_stay_within_80_columns(roundel_cli: Any, tmp_path: Path) -> 
     ):
         ran = roundel_cli(*arguments)
         assert ran.code == 0
-        assert all(len(line) <= 80 for line in ran.out.splitlines()), ran.out
+        lines = (line for line in ran.out.splitlines() if not line.startswith(" next: "))  # to be copied
+        assert all(len(line) <= 80 for line in lines), ran.out
         assert "/very/long//very/long/" in "".join(ran.out.split())  # cut in a table, but there
 
 

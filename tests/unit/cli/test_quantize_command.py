@@ -36,7 +36,7 @@ def test_a_folder_of_arrays(roundel_cli: Any, digits: Path, arrays: Path, tmp_pa
     assert "8 samples" in ran.out
     assert "logits" in ran.out
     assert "dB" in ran.out
-    assert all(len(line) <= 80 for line in ran.out.splitlines())
+    assert all(len(line) <= 80 for line in ran.out.splitlines() if not line.startswith(" next: "))
     onnx.checker.check_model(str(out))
     record = json.loads(out.with_suffix(".json").read_text())
     assert record["data"]["kind"] == "array folder"

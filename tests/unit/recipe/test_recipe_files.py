@@ -10,7 +10,7 @@ import pytest
 import yaml
 
 from roundel.errors import RecipeError
-from roundel.recipe.load import dump_yaml, load_preset, load_recipe, preset_names, validate
+from roundel.recipe.load import RECORD_VERSION, dump_yaml, load_preset, load_recipe, preset_names, validate
 from roundel.recipe.settings import Recipe, merge
 
 FOLDER = Path(__file__).parents[3] / "src" / "roundel" / "presets"
@@ -226,3 +226,15 @@ def test_changes_with_dots_are_nested_ones() -> None:
     nested = load_recipe("a8w8", {"weights": {"type": "int16"}, "data": {"samples": 7}, "effort": "none"})
     assert dotted == nested
     assert load_recipe(dotted, {"data.samples": 9}).data.samples == 9
+
+
+@pytest.mark.parametrize("name", ["xint8", "a8w8", "mine"])
+def test_a_record_decides_only_what_was_decided(tmp_path: Path, name: str) -> None:
+    """It holds every field; the next run's --device and effort may still set those that a preset left."""
+    ran = load_recipe("xint8" if name == "mine" else name, {"name": name, "npu.clip_to_relu": True})
+    file = tmp_path / "m.json"
+    file.write_text(json.dumps({"record_version": RECORD_VERSION, "recipe": ran.model_dump(mode="json")}))
+    again = load_recipe(file)
+    assert again.model_dump() == ran.model_dump()
+    assert again.own["npu"]["clip_to_relu"]
+    assert "sigmoid_to_hard_sigmoid" not in again.own["npu"] or name == "mine"

@@ -31,7 +31,7 @@ def _two_convs(net: Any) -> Any:
 
 def test_rules_are_numbered_without_gaps() -> None:
     numbers = [rule.id for rule in RULES]
-    assert numbers == [f"P{n:02}" for n in range(1, 27)] + [f"Q{n:02}" for n in range(1, 17)]
+    assert numbers == [f"P{n:02}" for n in range(1, 32)] + [f"Q{n:02}" for n in range(1, 18)]
 
 
 @pytest.mark.parametrize("preset", ["a8w8", "xint8"])

@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 from roundel.errors import RecipeError
-from roundel.measure.yardstick import paired_margin
+from roundel.measure.scores import paired_margin
 from roundel.trials.budget import Drop, DropUnit, parse_drop, parse_time
 from roundel.trials.rungs import RungStep, RungVerdict
 

@@ -47,6 +47,7 @@ def payload(content: ReportContent) -> dict[str, Any]:
         "unchecked": content.unchecked,
         **values.record_values(record),
         "times": values.time_values(record, c.seconds),
+        "verdict": None if c.verdict is None else values.verdict_values(c.verdict),
         "notes": [*(() if record is None else record["notes"]), *c.notes],
         "unmatched": [[name, reason] for name, reason in c.unmatched.items()],
         "versions": versions() if record is None else record["versions"],

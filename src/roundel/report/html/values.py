@@ -17,6 +17,7 @@ from roundel.recipe.settings import Recipe
 
 if TYPE_CHECKING:
     from roundel.measure.types import Comparison, Difference, TensorComparison, WeightComparison
+    from roundel.report.verdict import Verdict
     from roundel.rules.types import CheckReport, Finding, NodePlace
 
 Tree = Mapping[str, Any]
@@ -120,6 +121,12 @@ def _channels(t: TensorComparison) -> Iterator[str]:
         many = t.shape[t.channel_axis] if t.channel_axis < len(t.shape) else 0
         if worst.share >= _ONE_CHANNEL and many >= 4 / _ONE_CHANNEL:
             yield f"Channel {worst.channel} alone holds {percent(worst.share)} of the error."
+
+
+def verdict_values(verdict: Verdict) -> list[Any]:
+    """Its level and rows; of paths in the command only the last part, as everywhere in a report."""
+    words = [PurePath(word).name or word for word in shlex.split(verdict.next)]
+    return [verdict.level, *({**verdict.rows(), "next": shlex.join(words)}).items()]
 
 
 def npu_values(check: CheckReport) -> dict[str, Any]:

@@ -10,6 +10,7 @@ const column = (...cards) => h('div', { class: 'column' }, cards);
 document.getElementById('head').append(headPart());
 document.getElementById('main').append(
   ...[
+    verdictPart(),
     figuresPart(),
     h('div', { class: 'two' }, worstCard(), column(outputsCard(), values.steps ? stepsCard() : null)),
     h('div', { id: 'layers' }, chartCard(), detailsCard(), tableCard()),

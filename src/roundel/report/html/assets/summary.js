@@ -58,6 +58,16 @@ function stepsFigure() {
     last ? `steps kept: ${db(first.before)} → ${withUnit(last.after)}` : 'steps kept: none lowered the error');
 }
 
+// Is it accurate, will it run on the NPU, what next: the words of the summary in the terminal.
+function verdictPart() {
+  if (!values.verdict) return null;
+  const [level, ...rows] = values.verdict;
+  const answer = (question, words) => question === 'next'
+    ? h('dd', {}, h('code', { class: 'mono' }, words)) : h('dd', {}, words);
+  return h('section', { class: `card verdict ${level}`, id: 'verdict', 'aria-label': 'Verdict' },
+    h('dl', {}, rows.map(([question, words]) => [h('dt', {}, question), answer(question, words)])));
+}
+
 function figuresPart() {
   const { counts, npu } = values;
   const total = values.times.reduce((sum, [, took]) => sum + number(took), 0);
