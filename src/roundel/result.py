@@ -259,8 +259,10 @@ def gate(state: State, request: Asked, cleanup: ExitStack) -> QuantizeResult:
     reports, doubt = _verified(state, request.source, proof)
     lint = quantize_findings(request.float.model, state.norms, (state.inputs, state.outputs), state.facts)
     more = () if state.facts.get("random") else advice(reports, recipe)
-    checked = finished(proof, recipe, request.device or USUAL_DEVICE)
-    left = () if request.device is None else remaining(checked)
+    reasons = {n.name: n.reason for n in state.plan.nodes.values() if not n.quantized}
+    checked = finished(proof, recipe, request.device or USUAL_DEVICE, reasons)
+    sizes = {name: array.shape for name, array in next(iter(state.inputs), {}).items()}
+    left = () if request.device is None else remaining(checked, sizes)
     state = state.noted(*map(str, lint), *doubt, *more, *left).spent("gate", time.perf_counter() - start)
     state, scores = _scored(state, request, proof)
     npu = placement(checked, request.device or USUAL_DEVICE)
