@@ -45,13 +45,22 @@ class DataWords(TypedDict, total=False):
 
 def takes_data_words(function: FunctionT) -> FunctionT:
     """Show the words of the data as parameters, in `help` and to editors, and refuse any other word."""
+    return _taking(function, get_type_hints(DataWords))
+
+
+def takes_image_words(function: FunctionT) -> FunctionT:
+    """The same without how many: the words for how one image becomes model input."""
+    return _taking(function, {k: kind for k, kind in get_type_hints(DataWords).items() if k != "samples"})
+
+
+def _taking(function: FunctionT, offered: Mapping[str, Any]) -> FunctionT:
     declared = inspect.signature(function)
     own = [p for p in declared.parameters.values() if p.kind is not p.VAR_KEYWORD]
     words = [
         inspect.Parameter(
             name, inspect.Parameter.KEYWORD_ONLY, default=False if kind is bool else None, annotation=kind
         )
-        for name, kind in get_type_hints(DataWords).items()
+        for name, kind in offered.items()
     ]
     signature = declared.replace(parameters=[*own, *words])
 

@@ -262,8 +262,10 @@ def gate(state: State, request: Asked, cleanup: ExitStack) -> QuantizeResult:
     missed = min(state.held.values(), default=recipe.improve.goal) < recipe.improve.goal  # with a note
     more = () if state.facts.get("random") or missed else advice(reports, recipe)
     device = request.device or USUAL_DEVICE
-    checked = finished(proof, recipe, device)
-    left = () if request.device is None else remaining(checked)
+    reasons = {n.name: n.reason for n in state.plan.nodes.values() if not n.quantized}
+    checked = finished(proof, recipe, device, reasons)
+    sizes = {name: array.shape for name, array in next(iter(state.inputs), {}).items()}
+    left = () if request.device is None else remaining(checked, sizes)
     state = state.noted(*map(str, lint), *doubt, *more, *left).spent("gate", time.perf_counter() - start)
     state, scores = _scored(state, request, proof)
     npu = placed(checked, request.source, recipe, device, request.device)

@@ -117,24 +117,31 @@ def check_command(
         raise typer.Exit(1)
 
 
+@options.takes(images=options.image_words)
 def deploy_command(
     model: Annotated[Path, argument("The model to deploy: quantized or float.")],
     output: Annotated[Path, option("The folder to write; may be new.", "--output", "-o")],
-    device: Device = "stx",
+    device: Annotated[
+        str | None, option("phx, hpt, stx, stx-halo or krk; the run's, else stx.", "--device", "-d")
+    ] = None,
     optimize_level: Annotated[int, option("Effort of the BF16 compiler, 1 to 3.")] = 2,
     as_json: options.Json = False,
+    *,
+    images: options.Words,
 ) -> None:
     """Write a folder to run a model on a Ryzen AI NPU: model, provider options, run script, instructions.
 
     Examples:
 
-    roundel deploy model.a8w8.onnx --device stx -o kit/
+    roundel deploy model.a8w8.onnx -o kit/      (device and preprocessing as in the record beside the model)
 
-    python kit/run.py --random --report
+    roundel deploy model.a8w8.onnx --device stx -o kit/ --mean 0.5 --std 0.5
+
+    python kit/run.py --image cat.jpg --report
     """
     from roundel.kit.kit import deploy, show_kit
 
-    kit = deploy(model, output, device=device, optimize_level=optimize_level)
+    kit = deploy(model, output, device=device, optimize_level=optimize_level, **images)
     options.put(as_json, kit.to_dict(), lambda to, _: show_kit(to, kit))
 
 

@@ -68,6 +68,14 @@ EvalLabels = Annotated[
     option("Of --eval-data: class numbers, 'folders', 're:REGEX' or boxes; see `evaluate`.", panel="Judging"),
 ]
 EvalTask = Annotated[str, option("Of --eval-data: classification or detection.", panel="Judging")]
+Mean = Annotated[str | None, option("Per channel, e.g. 0.5,0.5,0.5", panel=_IMAGES)]
+Std = Annotated[str | None, option("Per channel.", panel=_IMAGES)]
+Scale = Annotated[str | None, option("unit (pixels / 255, the default) or raw.", panel=_IMAGES)]
+Resize = Annotated[str | None, option("Short side, or HEIGHTxWIDTH.", panel=_IMAGES)]
+Crop = Annotated[str | None, option("Centre crop: side, or HEIGHTxWIDTH.", panel=_IMAGES)]
+Layout = Annotated[str | None, option("nchw or nhwc.", panel=_IMAGES)]
+Bgr = Annotated[bool, option("Blue first.", "--bgr", panel=_IMAGES)]
+Letterbox = Annotated[bool, option("Keep the aspect, with grey around.", "--letterbox", panel=_IMAGES)]
 Samples = Annotated[int | None, option("Use at most this many.", panel=_DATA)]
 AsNpu = Annotated[
     str | None, option("phx or hpt: compute Q/DQ models as that NPU's integers do (docs/npu.md).", "--as-npu")
@@ -162,16 +170,14 @@ def data_words(
     shape: Annotated[
         list[str] | None, option("Shape of a random input: NAME=1x3x48x320.", panel=_DATA)
     ] = None,
-    mean: Annotated[str | None, option("Per channel, e.g. 0.5,0.5,0.5", panel=_IMAGES)] = None,
-    std: Annotated[str | None, option("Per channel.", panel=_IMAGES)] = None,
-    scale: Annotated[str | None, option("unit (pixels / 255, the default) or raw.", panel=_IMAGES)] = None,
-    resize: Annotated[str | None, option("Short side, or HEIGHTxWIDTH.", panel=_IMAGES)] = None,
-    crop: Annotated[str | None, option("Centre crop: side, or HEIGHTxWIDTH.", panel=_IMAGES)] = None,
-    layout: Annotated[str | None, option("nchw or nhwc.", panel=_IMAGES)] = None,
-    bgr: Annotated[bool, option("Blue first.", "--bgr", panel=_IMAGES)] = False,
-    letterbox: Annotated[
-        bool, option("Keep the aspect, with grey around.", "--letterbox", panel=_IMAGES)
-    ] = False,
+    mean: Mean = None,
+    std: Std = None,
+    scale: Scale = None,
+    resize: Resize = None,
+    crop: Crop = None,
+    layout: Layout = None,
+    bgr: Bgr = False,
+    letterbox: Letterbox = False,
 ) -> Words:
     """What the user says about the data."""
     if data is not None and random is not None:
@@ -183,6 +189,22 @@ def data_words(
     return {
         "data": data if random is None else random_data(random, shape),
         "samples": samples,
+        **image_words(mean, std, scale, resize, crop, layout, bgr, letterbox),
+    }
+
+
+def image_words(
+    mean: Mean = None,
+    std: Std = None,
+    scale: Scale = None,
+    resize: Resize = None,
+    crop: Crop = None,
+    layout: Layout = None,
+    bgr: Bgr = False,
+    letterbox: Letterbox = False,
+) -> Words:
+    """How an image becomes the model's input."""
+    return {
         "mean": _numbers(mean, "--mean"),
         "std": _numbers(std, "--std"),
         "scale": scale,

@@ -86,6 +86,24 @@ class ImagePlan:
         steps = [(plan.layout, plan.resize, plan.crop) for plan in (self, other)]
         return rest[0] == rest[1] and steps[0] == steps[1] and np.array_equal(self.table, other.table)
 
+    def settled(self) -> dict[str, object]:
+        """Every choice as plain values, for a program that has only numpy and Pillow."""
+        options, channels = self.options, len(self.table)
+        raw = options.scale == "raw" or self.table.dtype == np.uint8
+        return {
+            "input": self.input_name,
+            "layout": self.layout,
+            "channels": channels,
+            "bgr": options.bgr,
+            "resize": self.resize,
+            "interpolation": options.interpolation,
+            "letterbox": options.letterbox,
+            "crop": self.crop,
+            "divide_by": 1 if raw else 255,
+            "mean": _each(options.mean, 0.0, channels),
+            "std": _each(options.std, 1.0, channels),
+        }
+
     def describe(self) -> str:
         """One line for the record."""
         options, given = self.options, self.resize
@@ -346,6 +364,11 @@ def _table(options: Data, spec: InputSpec, channels: int) -> Array:
     if options.std is not None:
         values = values / _per_channel("std", options.std, channels)
     return values.astype(spec.dtype)
+
+
+def _each(given: tuple[float, ...] | None, usual: float, channels: int) -> list[float]:
+    numbers = (usual,) if given is None else given
+    return list(numbers) if len(numbers) == channels else [numbers[0]] * channels
 
 
 def _per_channel(name: str, given: tuple[float, ...], channels: int) -> NDArray[np.float32]:

@@ -10,23 +10,26 @@ from dataclasses import dataclass
 from importlib import resources
 from pathlib import Path, PurePosixPath
 from string import Template
-from typing import Any
+from typing import Any, Unpack
 
 import onnx_ir as ir
 from rich.console import Console
 from rich.text import Text
 
+from roundel.data.images import plan_images
 from roundel.errors import ModelError, RecipeError
 from roundel.kit.files import KitFile, write_folder
 from roundel.model.files import file_sha256
 from roundel.model.graph import input_specs
 from roundel.model.load import as_written, load_model
+from roundel.options import DataWords, takes_image_words
 from roundel.outputs import external_tensors
 from roundel.plain import Card, to_plain
+from roundel.remembered import Remembered
 from roundel.report.console import labelled, show_notes
 from roundel.rules.formats import Recognised, recognise
 from roundel.rules.report import refuse_silent
-from roundel.targets.npu import MINIMUM_CONVS, Compiler, Device, Format, device_named
+from roundel.targets.npu import MINIMUM_CONVS, USUAL_DEVICE, Compiler, Device, Format, device_named
 
 
 def external_files(model: ir.Model, path: Path) -> dict[str, Path]:
@@ -113,7 +116,9 @@ def vaiml_config(optimize_level: int) -> str:
     return json.dumps(tree, indent=2) + "\n"
 
 
-def readme(model: str, recognised: Recognised, device: Device, notes: tuple[str, ...]) -> str:
+def readme(
+    model: str, recognised: Recognised, device: Device, notes: tuple[str, ...], *, images: bool
+) -> str:
     """The text of the kit's README: of `readme.txt`, the lines that concern this format on this device."""
     kind = recognised.format
     facts = {
@@ -124,6 +129,7 @@ def readme(model: str, recognised: Recognised, device: Device, notes: tuple[str,
         "xclbin": device.needs_xclbin,
         "preinstalled": kind.integer and not device.needs_xclbin,
         "two_convs": kind.integer and device.compiler is not Compiler.X1,
+        "images": images,
         "notes": bool(notes),
     }
     lines = []
@@ -145,6 +151,7 @@ def _asset(name: str) -> str:
 
 MODEL_FILE = "model.onnx"
 OPTIONS_FILE = "provider_options.json"
+IMAGES_FILE = "preprocessing.json"
 
 
 @dataclass(frozen=True, slots=True, repr=False)
@@ -182,8 +189,14 @@ class DeployKit(Card):
         return {**tree, "format": self.format.name, "provider_options": options}
 
 
+@takes_image_words
 def deploy(
-    model: str | Path, output: str | Path, *, device: str = "stx", optimize_level: int = 2
+    model: str | Path,
+    output: str | Path,
+    *,
+    device: str | None = None,
+    optimize_level: int = 2,
+    **words: Unpack[DataWords],
 ) -> DeployKit:
     """Write a folder with the model, provider options, run script and instructions for one device.
 
@@ -191,13 +204,16 @@ def deploy(
         model: the ONNX file to deploy. It is copied byte for byte, with its external data.
         output: the folder to write; created when missing, its parent must exist. Files in it that an earlier
             kit did not bring are never touched.
-        device: phx, hpt, stx, stx-halo or krk.
+        device: phx, hpt, stx, stx-halo or krk; that of the run, else stx.
         optimize_level: effort of the BF16 compiler, 1 to 3; integer models have no use for it.
+        words: how the run script turns an image into the model's input; as in the record beside the model
+            where nothing else is said.
 
     Raises:
         RoundelError: the model is in no format that the device takes, or the folder cannot be written.
     """
-    path, target, machine = Path(model), Path(output).absolute(), device_named(device)
+    path, target, known = Path(model), Path(output).absolute(), Remembered.beside([model])
+    machine = device_named(device or known.device or USUAL_DEVICE)
     config = vaiml_config(optimize_level)
     loaded = load_model(path, allow_quantized=True)
     raw = as_written(path)
@@ -212,12 +228,29 @@ def deploy(
     files.append(KitFile(OPTIONS_FILE, (json.dumps(options, indent=2) + "\n").encode()))
     if not recognised.format.integer:
         files.append(KitFile(CONFIG_FILE, config.encode()))
+    images = _preprocessing(known, words, loaded.model)
+    if images is not None:
+        files.append(KitFile(IMAGES_FILE, (json.dumps(images, indent=1) + "\n").encode()))
     files.append(KitFile("run.py", _asset("run.py.txt").encode(), executable=True))
-    files.append(KitFile("README.md", readme(path.name, recognised, machine, notes).encode()))
+    text = readme(path.name, recognised, machine, notes, images=images is not None)
+    files.append(KitFile("README.md", text.encode()))
     kind, reason = recognised.format, recognised.reason
     about = {"model": path.name, "format": kind.name, "device": machine.name, "notes": list(notes)}
     written = write_folder(target, files, about)
     return DeployKit(Path(output), written, kind, reason, machine.name, options, notes)
+
+
+def _preprocessing(known: Remembered, words: DataWords, model: ir.Model) -> dict[str, object] | None:
+    """How an image becomes the model's input; None where nobody has said.
+
+    Raises:
+        DataError: it was said, and the model does not take images so.
+    """
+    data = known.record.get("data")
+    recorded = isinstance(data, Mapping) and bool(data.get("preprocessing"))
+    if not recorded and not any(value not in (None, False) for value in words.values()):
+        return None
+    return plan_images(known.settings(None, words), input_specs(model)).settled()
 
 
 def _cache_key(path: Path, weights: Mapping[str, Path]) -> str:
@@ -258,4 +291,5 @@ def show_kit(console: Console, kit: DeployKit) -> None:
     }
     console.print(labelled(rows))
     show_notes(console, kit.notes)
-    console.print(Text(f"next: python {kit.folder / 'run.py'} --random --report"))
+    source = "--image IMAGE" if IMAGES_FILE in kit.files else "--random"
+    console.print(Text(f"next: python {kit.folder / 'run.py'} {source} --report"))

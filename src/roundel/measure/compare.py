@@ -13,6 +13,7 @@ import onnx_ir as ir
 from roundel.data.lint import record_findings
 from roundel.errors import ModelError
 from roundel.measure import points, reference, types
+from roundel.measure.effects import SAMPLES, output_effects
 from roundel.measure.paired import PairTally, Subject, compare_samples
 from roundel.measure.runner import Travelling
 from roundel.measure.sums import TensorSums, channel_errors, closeness, coarse_histogram
@@ -22,6 +23,7 @@ from roundel.model.layers import read_layer
 from roundel.model.memory import collector_paused
 from roundel.passes import refresh_shapes
 from roundel.passes.cleanup import lift_constants
+from roundel.plan.float_parts import joined_outputs
 from roundel.qdq.nodes import CODES, QUARK, bare_name
 from roundel.qdq.read import StoredTensors, strip_stored
 from roundel.recipe.settings import Data
@@ -51,9 +53,12 @@ def compare_models(
         with collector_paused():
             pair = _Pair(float_model, quantized_model, as_npu)
         samples = open_data(pair.reference.model, options or Data(), data)
+        few = samples.first(SAMPLES)
         loaded = time.perf_counter()
         told.step("compare", samples.count)
         tally = compare_samples(pair.subject, samples, told.advance, work or Work())
+        told.step("effect on the outputs")
+        pair.effects = output_effects(pair.subject, tally, few)
         finished = time.perf_counter()
     seconds = {"load": loaded - started, **tally.seconds, "total": finished - started}
     notes = [*(str(finding) for finding in record_findings(pair.file, samples)), *pair.notes]
@@ -86,7 +91,9 @@ class _Pair:
         extended, fetches = points.extend(plain, found)
         storages = {point.name: types.describe(stored.tensors.get(point.raw)) for point in found}
         known = {name: storage for name, storage in storages.items() if storage is not None}
-        self.subject = Subject(Travelling(ours.model), Travelling(extended), fetches, found, known, factors)
+        models, joints = (Travelling(ours.model), Travelling(extended)), joined_outputs(ours.model.graph)
+        self.subject = Subject(*models, fetches, found, known, factors, joints)
+        self.effects: Mapping[str, float] = {}
 
     def comparison(
         self, tally: PairTally, data: Mapping[str, Any], seconds: Mapping[str, float], notes: list[str]
@@ -105,10 +112,7 @@ class _Pair:
             quantized_bytes=self.quantized_bytes,
             samples=tally.samples,
             data=data,
-            outputs=tuple(
-                types.OutputComparison(t.name, t.total, sums.same_top / sums.rows if sums.rows else None)
-                for t, sums in outputs
-            ),
+            outputs=tuple(part for t, sums in outputs for part in _parts(t, sums)),
             tensors=tuple(tensors),
             weights=tuple(weights),
             unmatched=unmatched | tally.mismatched,
@@ -149,8 +153,19 @@ class _Pair:
             channel_axis=points.output_channel_axis(point.op, len(sums.shape)),
             worst_channels=channel_errors(main.noise, sums.signal),
             histogram=coarse_histogram(sums),
+            effect=self.effects.get(point.name),
             rescaled=point.name in self.subject.factors or any(weight.rescaled for weight in weights),
         )
+
+
+def _parts(tensor: types.TensorComparison, sums: TensorSums) -> Iterator[types.OutputComparison]:
+    """An output; one that joins boxes and scores in parts, since the larger numbers would hide the others."""
+    if len(sums.parts) > 1:
+        for name, s in sums.parts.items():
+            difference = types.Difference(s.sqnr_db, s.cosine, s.noise / max(s.count, 1), s.worst)
+            yield types.OutputComparison(name, difference, None)
+        return
+    yield types.OutputComparison(tensor.name, tensor.total, sums.same_top / sums.rows if sums.rows else None)
 
 
 def _unlike(nodes: list[str]) -> Iterator[str]:

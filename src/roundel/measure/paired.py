@@ -23,6 +23,8 @@ from roundel.measure.types import TensorStorage
 from roundel.model.graph import fingerprint
 from roundel.model.memory import collector_paused
 from roundel.model.session import open_session
+from roundel.numerics.metrics import Closeness
+from roundel.plan.float_parts import Joint, paired_parts
 from roundel.qdq.nodes import QUARK
 from roundel.types import Array, Arrays, Sample
 from roundel.work.checkpoints import as_array, as_tree
@@ -45,6 +47,7 @@ class Subject:
         points: the tensors.
         storages: how each is stored, by name; a point that stays float has none.
         factors: what float channels are multiplied by, by name.
+        joints: float outputs of which each part is compared by itself: boxes and scores, say.
     """
 
     reference: Travelling
@@ -53,6 +56,7 @@ class Subject:
     points: Sequence[Point]
     storages: Mapping[str, TensorStorage]
     factors: Mapping[str, Factors]
+    joints: Mapping[str, Joint] = field(default_factory=dict)
 
     def key(self) -> dict[str, str]:
         """What the sums depend on besides the data."""
@@ -152,13 +156,34 @@ class _Task:
 
 
 @dataclass(frozen=True, slots=True, eq=False)
-class _Group:
+class PairedGroup:
     """Points that are compared in one go, and the sessions that give their tensors."""
 
     points: Sequence[Point]
     float_names: list[str]
     float_session: ort.InferenceSession | None  # None where the graph inputs are all that is needed
     quantized_sessions: Sequence[tuple[ort.InferenceSession, list[str]]]
+
+    def floats(self, subject: Subject, sample: Sample, index: int) -> dict[str, Array]:
+        """The float model's tensors, in the quantized model's scale."""
+        found = {n: a for n, a in sample.items() if n in self.float_names}
+        wanted = [n for n in self.float_names if n not in found]
+        if self.float_session is not None:
+            found |= run_session(self.float_session, wanted, sample, index)
+        for name in found.keys() & subject.factors.keys():
+            found[name] = subject.factors[name].apply(found[name])
+        return found
+
+    def quantized(
+        self, subject: Subject, sample: Sample, floats: Mapping[str, Array], index: int
+    ) -> dict[str, Array]:
+        """The extended model's tensors, by their names in it."""
+        feed = {**sample, **{subject.fetches[n].feed: a for n, a in floats.items()}}
+        results: dict[str, Array] = {}
+        for session, outputs in self.quantized_sessions:
+            given = {i.name: feed[i.name] for i in session.get_inputs()}
+            results |= run_session(session, outputs, given, index)
+        return results
 
 
 class _Opened:
@@ -185,7 +210,7 @@ class _Opened:
         self._turns = BoundedSemaphore(max(1, workers // 2))
         with collector_paused():
             threads = max(1, cores // workers)
-            self._groups = [_group(subject, [known[name] for name in part], threads) for part in parts]
+            self._groups = [open_group(subject, [known[name] for name in part], threads) for part in parts]
 
     def __call__(self, part: Shard) -> Arrays:
         tally = PairTally()
@@ -195,21 +220,12 @@ class _Opened:
         return tally.arrays() | reading.told()
 
     def _sample(self, sample: Sample, index: int) -> PairTally:
-        one, fetches = PairTally(1), self._subject.fetches
+        one = PairTally(1)
         for group in self._groups:
             started = time.perf_counter()
-            floats = {n: a for n, a in sample.items() if n in group.float_names}
-            wanted = [n for n in group.float_names if n not in floats]
-            if group.float_session is not None:
-                floats |= run_session(group.float_session, wanted, sample, index)
-            for name in floats.keys() & self._subject.factors.keys():
-                floats[name] = self._subject.factors[name].apply(floats[name])
+            floats = group.floats(self._subject, sample, index)
             halfway = time.perf_counter()
-            feed = {**sample, **{fetches[n].feed: a for n, a in floats.items()}}
-            results: dict[str, Array] = {}
-            for session, outputs in group.quantized_sessions:
-                given = {i.name: feed[i.name] for i in session.get_inputs()}
-                results |= run_session(session, outputs, given, index)
+            results = group.quantized(self._subject, sample, floats, index)
             one.seconds["float"] += halfway - started
             one.seconds["quantized"] += time.perf_counter() - halfway
             with self._turns:
@@ -229,10 +245,15 @@ class _Opened:
         shadow, stored = (None if name is None else results[name] for name in (fetch.shadow, fetch.stored))
         axis, storage = output_channel_axis(point.op, floats.ndim), self._subject.storages.get(point.name)
         classes = point.place == "output"
-        one.sums[point.name] = measure((floats, shown), (shadow, stored), axis, storage, classes=classes)
+        sums = measure((floats, shown), (shadow, stored), axis, storage, classes=classes)
+        if point.name in self._subject.joints and sums.count and not sums.broken:
+            parts = paired_parts(point.name, floats, shown, self._subject.joints)
+            sums.parts = {name: Closeness.of(wanted, got) for name, wanted, got in parts}
+        one.sums[point.name] = sums
 
 
-def _group(subject: Subject, points: Sequence[Point], threads: int) -> _Group:
+def open_group(subject: Subject, points: Sequence[Point], threads: int) -> PairedGroup:
+    """The points with the sessions that give their tensors."""
     fetches, float_model, extended = subject.fetches, subject.reference.model, subject.extended.model
     known = {point.name for point in subject.points}
     names = dict.fromkeys(name for p in points for name in (p.name, *p.sources) if name in known)
@@ -245,7 +266,7 @@ def _group(subject: Subject, points: Sequence[Point], threads: int) -> _Group:
     for outputs in _parts([fetches[p.name] for p in points], amd=amd):
         part = cut_to(extended, outputs, drop_inputs=spare)
         sessions.append((open_session(part, threads=threads, simulate=True), outputs))
-    return _Group(points, list(names), float_session, sessions)
+    return PairedGroup(points, list(names), float_session, sessions)
 
 
 def _parts(fetches: Sequence[Fetch], *, amd: bool) -> list[list[str]]:

@@ -304,6 +304,11 @@ class Factors:
         shape[self.axis] = -1
         return np.asarray(array * self.values.reshape(shape))
 
+    def undo(self, array: Array) -> Array:
+        """The inverse of `apply`."""
+        inverse = 1 / np.where(self.values == 0, 1, self.values)
+        return Factors(self.axis, inverse.astype(np.float32)).apply(array)
+
 
 def find_factors(
     stripped: ir.Model, matches: Matches

@@ -43,7 +43,7 @@ class Gap:
 
 @dataclass(slots=True, eq=False)
 class TensorSums:
-    """What a stream of samples says of one point."""
+    """What a stream of samples says of one point; of an output that joins several things, of each part."""
 
     shape: tuple[int, ...] = ()
     total: Gap = field(default_factory=Gap)
@@ -59,6 +59,7 @@ class TensorSums:
     rows: int = 0
     histogram: Histogram = field(default_factory=Histogram)
     broken: bool = False
+    parts: dict[str, Closeness] = field(default_factory=dict)
 
     def merge(self, more: TensorSums) -> None:
         """Add another sample."""
@@ -71,6 +72,8 @@ class TensorSums:
             setattr(self, name, getattr(self, name) + getattr(more, name))
         self.histogram.merge(more.histogram)
         self.broken = self.broken or more.broken
+        for name, sums in more.parts.items():
+            self.parts[name] = self.parts.get(name, Closeness()).merge(sums)
 
     def arrays(self) -> Arrays:
         """Plain arrays that `from_arrays` reads back."""
@@ -83,6 +86,8 @@ class TensorSums:
             "counts": np.array([getattr(self, name) for name in _COUNTS], np.int64),
             "shape": np.array(self.shape, np.int64),
             "broken": np.array(self.broken),
+            "part_names": np.array(list(self.parts), np.str_),
+            "parts": Closeness.table(self.parts.values()),
             **self.histogram.state(),
         }
 
@@ -96,6 +101,8 @@ class TensorSums:
             setattr(made, name, count)
         made.low, made.high = arrays["ends"].tolist()
         made.broken = bool(arrays["broken"])
+        names, rows = arrays["part_names"].tolist(), arrays["parts"]
+        made.parts = dict(zip(names, Closeness.rows(rows), strict=True)) if names else {}
         made.histogram = Histogram.from_state(arrays)
         return made
 

@@ -137,6 +137,8 @@ class TensorComparison:
         worst_channels: the channels with most of the introduced error (of the total, where that is unknown).
         histogram: of the float values; its range is [float_low, float_high].
         rescaled: whether equalization has given its channels factors, which the float values then have, too.
+        effect: SQNR at the outputs in dB, were the error that this layer introduces the only one; None where
+            it was not measured: of layers that cost little.
     """
 
     name: str
@@ -161,6 +163,7 @@ class TensorComparison:
     worst_channels: tuple[ChannelError, ...]
     histogram: CoarseHistogram
     rescaled: bool = False
+    effect: float | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -316,6 +319,11 @@ class Comparison(Card):
         known = [(t.introduced.sqnr_db, t) for t in self.tensors if t.introduced is not None]
         return tuple(tensor for _, tensor in sorted(known, key=lambda pair: pair[0]))
 
+    def by_effect(self) -> tuple[TensorComparison, ...]:
+        """The tensors whose layers cost the outputs most, the worst (lowest SQNR there) first."""
+        known = [(t.effect, t) for t in self.tensors if t.effect is not None]
+        return tuple(tensor for _, tensor in sorted(known, key=lambda pair: pair[0]))
+
     def to_dict(self) -> dict[str, Any]:
         """Plain values; infinite numbers become strings, since JSON has none."""
         return dict(to_plain(self))
@@ -327,7 +335,7 @@ class Comparison(Card):
 
     def card(self) -> Mapping[str, object]:
         """The main figures."""
-        worst = self.by_introduced()[:1]
+        worst = (self.by_effect() or self.by_introduced())[:1]
         return {
             "models": f"{self.float_model} and {self.quantized_model}, {counted(self.samples, 'sample')}",
             "outputs": ", ".join(f"{o.name} {decibel(o.difference.sqnr_db)}" for o in self.outputs),

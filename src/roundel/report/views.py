@@ -24,15 +24,17 @@ def show_comparison(console: Console, tree: Tree, *, everything: bool, weights: 
     Args:
         console: where to.
         tree: the comparison.
-        everything: all tensors in order of execution, instead of those whose layers introduce most.
+        everything: all tensors in order of execution, instead of those whose layers cost the outputs most.
         weights: list the weights, too.
     """
     _summary(console, tree)
     tensors = tree["tensors"]
     known = [t for t in tensors if t["introduced"] is not None]
-    worst = sorted(known, key=lambda t: float(t["introduced"]["sqnr_db"]))[:_WORST]
+    measured = [t for t in known if t["effect"] is not None]
+    worst = sorted(measured or known, key=_cost)[:_WORST]
     shown = tensors if everything else worst
-    title = "all tensors" if everything else f"the {len(shown)} layers that introduce most, of {len(tensors)}"
+    what = "cost the outputs most" if measured else "introduce most"
+    title = "all tensors" if everything else f"the {len(shown)} layers that {what}, of {len(tensors)}"
     console.print(_tensors(shown, title))
     if weights:
         ranked = sorted(tree["weights"], key=lambda w: float(w["error"]["sqnr_db"]))
@@ -45,6 +47,11 @@ def show_comparison(console: Console, tree: Tree, *, everything: bool, weights: 
     show_notes(console, tree["notes"])
     if tree["verdict"] is not None:
         show_verdict(console, tree["verdict"])
+
+
+def _cost(tensor: Tree) -> float:
+    effect = tensor["effect"]
+    return float(tensor["introduced"]["sqnr_db"] if effect is None else effect)
 
 
 def _summary(console: Console, tree: Tree) -> None:
@@ -62,12 +69,12 @@ def _summary(console: Console, tree: Tree) -> None:
 
 
 def _tensors(tensors: Sequence[Tree], title: str) -> Table:
-    numbers = (">intro-\nduced", ">inher-\nited", ">\ntotal", ">\ncosine", ">cut\noff", ">range\nused")
+    numbers = (">at the\noutputs", ">intro-\nduced", ">inher-\nited", ">\ntotal", ">cut\noff", ">range\nused")
     table = grid("tensor", "op", *numbers, "worst\nchannels", title=f"{title} (SQNR in dB)", gap=1)
     for t in tensors:
         errors = (_db(t[name]) for name in ("introduced", "inherited", "total"))
         shares = (_percent(t[name]) for name in ("saturated", "range_use"))
-        cells = (*errors, f"{t['total']['cosine']:.4f}", *shares, _channels(t["worst_channels"][:2]))
+        cells = (figure(t["effect"], ".1f"), *errors, *shares, _channels(t["worst_channels"][:2]))
         table.add_row(_label(t["name"]), escape(_begun(t["op"])), *cells)
     return table
 

@@ -149,9 +149,9 @@ def _alignment(facts: Facts) -> Iterator[Finding]:
     """Concat, pools, Pad and Slice copy codes: inputs and output must share one scale."""
     if facts.format is not Format.XINT8:
         return
-    stored = facts.tensors
+    stored, floats = facts.tensors, {place.name for place in facts.before.nodes if place.rule == "Q05"}
     for node in facts.graph:
-        if op_key(node) not in _KEEPING:
+        if op_key(node) not in _KEEPING or node.name in floats:
             continue
         sources = node.inputs if op_key(node) == "Concat" else node.inputs[:1]
         before = [_position(tensor_before(value, stored), stored) for value in sources]

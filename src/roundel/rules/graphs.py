@@ -123,6 +123,9 @@ def _weights(facts: Facts) -> Iterator[Finding]:
                 yield from _zeros(node, value, array)
 
 
+_IDLE = "They are computed like the others and change nothing."
+
+
 def _zeros(node: ir.Node, value: ir.Value, array: NDArray[Any]) -> Iterator[Finding]:
     axis = channel_axis(node, OPERATORS[graph.op_key(node)], array.ndim)
     live = (array != 0).any(axis=tuple(a for a in range(array.ndim) if a != axis))
@@ -131,7 +134,8 @@ def _zeros(node: ir.Node, value: ir.Value, array: NDArray[Any]) -> Iterator[Find
     if dead == live.size:
         yield Finding(Severity.WARNING, f"all {array.size} weights of {where} are zero", value.name)
     elif dead:
-        yield Finding(Severity.NOTE, f"{dead} of {live.size} output channels of {where} are zero", value.name)
+        text = f"{dead} of {live.size} output channels of {where} are zero"
+        yield Finding(Severity.NOTE, text, value.name, "Prune them; training often leaves some.", why=_IDLE)
 
 
 @rule("P01", "opset", "Export the model at opset 17.")

@@ -206,7 +206,7 @@ def _heads(facts: Facts) -> Iterator[Finding]:
         certain = meanings & set(_PROBABILITIES.values())
         if node in head and joins_scores(node) and meanings == certain:
             meanings.add("values of another kind")
-        if certain and meanings - certain:
+        if certain and meanings - certain and (facts.float_model or node.outputs[0].name in facts.tensors):
             text = f"Concat of {len(node.inputs)}: {' with '.join(sorted(meanings))}"
             yield Finding(Severity.WARNING, text, str(node.name), _exclusion(facts.graph, node))
 

@@ -3,21 +3,22 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
 from roundel.errors import ModelError, RecipeError, RoundelError
 from roundel.model.structure import ModelSource
 from roundel.options import asked_recipe, fixing
-from roundel.recipe.load import RecipeSource
+from roundel.plain import counted
+from roundel.recipe.load import RecipeSource, read_record
 from roundel.recipe.settings import Recipe
 from roundel.rules import finished as finished_rules
 from roundel.rules import graphs, operators, phoenix, vaiml, written
 from roundel.rules.facts import Facts, gather_facts
 from roundel.rules.formats import format_of
 from roundel.rules.latency import latency_of
-from roundel.rules.types import CheckReport, Place, Prediction, Severity, rules_of
+from roundel.rules.types import CheckReport, Finding, Place, Prediction, Severity, rules_of
 from roundel.targets.npu import USUAL_DEVICE, Compiler, Device, Format, device_named
 
 RULES = rules_of(finished_rules, graphs, operators, phoenix, vaiml, written)
@@ -51,6 +52,9 @@ def check(
 def _judged(facts: Facts) -> CheckReport:
     """What can be said without running the model."""
     findings = [found for rule in RULES for found in rule.findings(facts)]
+    if not facts.float_model:
+        record = read_record(facts.loaded.path) or {}
+        findings = explained(findings, record.get("float_nodes", {}))
     findings.sort(key=lambda finding: _ORDER[finding.severity])  # stable: by rule within a severity
     return CheckReport(
         model=facts.loaded.name,
@@ -63,6 +67,29 @@ def _judged(facts: Facts) -> CheckReport:
         notes=_notes(facts),
         counts=facts.counts,
     )
+
+
+def explained(findings: Sequence[Finding], reasons: Mapping[str, str]) -> list[Finding]:
+    """The findings; nodes that the run itself has left in float share a note for each reason.
+
+    Args:
+        findings: about a finished model.
+        reasons: of the run's record, by node: what was decided there is nothing left to do.
+    """
+    left, alike = list[Finding](), dict[str, list[Finding]]()
+    for found in findings:
+        known = reasons.get(str(found.subject)) if found.rule == "Q05" else None
+        if known is None:
+            left.append(found)
+        else:
+            alike.setdefault(known, []).append(found)
+    for reason, members in alike.items():
+        text = f"{counted(len(members), 'node')} left in float by the run: {reason}"
+        left.append(replace(members[0], severity=Severity.NOTE, message=text, fix=_DECIDED))
+    return left
+
+
+_DECIDED = "Nothing, or cut them off the model where they come last: the CPU computes them."
 
 
 def _notes(facts: Facts) -> tuple[str, ...]:
@@ -142,10 +169,20 @@ def _where_open(recipe: Recipe, changes: Mapping[str, Mapping[str, bool]]) -> Re
     )
 
 
-def finished(model: ModelSource, recipe: Recipe | None, device: str) -> CheckReport | str:
-    """The check of a finished model; or why there is none, such as a format that no NPU takes."""
+def finished(
+    model: ModelSource, recipe: Recipe | None, device: str, reasons: Mapping[str, str] | None = None
+) -> CheckReport | str:
+    """The check of a finished model; or why there is none, such as a format that no NPU takes.
+
+    Args:
+        model: quantized.
+        recipe: that it was made by, where that is known.
+        device: the NPU.
+        reasons: nodes that the run left in float, with the reason, where no record beside the model says.
+    """
     try:
-        return _judged(gather_facts(model, recipe, device_named(device)))
+        report = _judged(gather_facts(model, recipe, device_named(device)))
+        return replace(report, findings=tuple(explained(report.findings, reasons or {})))
     except RoundelError as error:
         return " ".join(text for text in (error.what, error.hint) if text)
 
@@ -222,16 +259,29 @@ def _fix(report: CheckReport, after: Prediction) -> dict[str, Any] | None:
     return None
 
 
-def remaining(report: CheckReport | str) -> tuple[str, ...]:
-    """What is left to do about a finished model, one line for each rule."""
+def remaining(report: CheckReport | str, sizes: Mapping[str, Sequence[int]]) -> tuple[str, ...]:
+    """What is left to do about a finished model, one line for each rule.
+
+    Args:
+        report: of its check.
+        sizes: of the data, by input: what open shapes are to be fixed to.
+    """
     if isinstance(report, str):
         return ()
     left = [f for f in report.findings if not f.automatic and f.severity is not Severity.NOTE]
     counts = Counter(f.rule for f in left)
     first = {f.rule: f for f in reversed(left)}
     return tuple(
-        f"{rule} ({count}x): {first[rule].message} Fix: {first[rule].fix}" for rule, count in counts.items()
+        f"{rule} ({count}x): {first[rule].message} Fix: {_remedy(first[rule], sizes)}"
+        for rule, count in counts.items()
     )
+
+
+def _remedy(found: Finding, sizes: Mapping[str, Sequence[int]]) -> str:
+    size = sizes.get(str(found.subject)) if found.rule == "P02" else None
+    if size is None:
+        return found.fix
+    return f"Fix it to the size of the data: -s 'prepare.fixed_shapes={{{found.subject}: {[1, *size[1:]]}}}'."
 
 
 def _changes(kind: Format, device: Device) -> dict[str, dict[str, bool]]:

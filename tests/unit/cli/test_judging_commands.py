@@ -38,7 +38,7 @@ def test_compare_fits_80_columns_and_writes_json_and_csv(
     assert tree["samples"] == 8
     assert Comparison.from_dict(tree).outputs[0].name == "logits"
     worst = roundel_cli(*words)
-    assert "introduce most" in worst.out
+    assert "cost the outputs most" in worst.out
 
 
 def test_evaluate_takes_folders_by_any_of_their_names(

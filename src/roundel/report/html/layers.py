@@ -172,6 +172,7 @@ def _figures(t: types.TensorComparison) -> dict[str, Any]:
         "shape": list(t.shape),
         "stored": _storage(t.storage),
         **{part: _db(getattr(t, part)) for part in ("introduced", "inherited", "total", "rounding")},
+        "effect": short(t.effect),
         "cosine": short(t.total.cosine),
         "worst": short(t.total.worst),
         "cut": short(t.saturated),

@@ -26,6 +26,7 @@ const METRICS = {
   introduced: 'error introduced here',
   inherited: 'error inherited',
   total: 'total error',
+  ...(layers.some((layer) => layer.effect !== null) ? { effect: 'effect on the outputs' } : {}),
 };
 
 // Where the ramp begins and ends: the worst layer, and what nine in ten layers stay below; at least 12 dB apart.
@@ -45,11 +46,14 @@ function makeScale(metric) {
 const scales = Object.fromEntries(Object.keys(METRICS).map((metric) => [metric, makeScale(metric)]));
 const introducedBy = (layer) => scales.introduced.severity(layer.introduced);
 
-// Layers that introduce most, the worst first; exact ones do not compete.
+// Layers whose own error costs the outputs most, the worst first; then those for which that was not measured,
+// by the error that they introduce. Exact ones do not compete.
+const effectOf = (index) => (layers[index].effect === null ? Infinity : number(layers[index].effect));
 const ranking = layers
   .map((layer, index) => index)
   .filter((index) => Number.isFinite(number(layers[index].introduced)) && layers[index].introduced !== null)
-  .sort((a, b) => number(layers[a].introduced) - number(layers[b].introduced));
+  .sort((a, b) => (effectOf(a) === effectOf(b)
+    ? number(layers[a].introduced) - number(layers[b].introduced) : effectOf(a) - effectOf(b)));
 const rankOf = new Map(ranking.slice(0, 5).map((index, place) => [index, place + 1]));
 
 const cssColour = (name) => getComputedStyle(document.documentElement).getPropertyValue(name).trim();

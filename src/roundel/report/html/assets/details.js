@@ -32,7 +32,7 @@ function detailParts(index, redraw) {
   const rank = ranking.indexOf(index);
   return [
     h('div', { class: 'walk' },
-      h('span', { class: 'small soft' }, rank >= 0 ? `number ${rank + 1} of ${ranking.length} by introduced error` : 'introduces no error'),
+      h('span', { class: 'small soft' }, rank >= 0 ? `number ${rank + 1} of ${ranking.length} by ${METRICS.effect ? 'its effect on the outputs' : 'introduced error'}` : 'introduces no error'),
       h('span', {}, step(index - 1, 'Previous layer', '←'), ' ', step(index + 1, 'Next layer', '→'))),
     h('h2', { class: 'name' }, breakable(layer.name)),
     h('p', { class: 'small soft' }, `${layer.op} · ${shape(layer.shape)}`),

@@ -89,11 +89,13 @@ function worstCard() {
     darkPage.addEventListener('change', colour);
     const go = () => { select(index, { from: 'details' }); document.getElementById('chart').scrollIntoView({ block: 'center' }); };
     return h('li', {}, h('button', { type: 'button', onclick: go }, swatch,
-      h('span', { class: 'mono' }, breakable(layer.name)), h('b', { class: 'number' }, withUnit(layer.introduced)),
+      h('span', { class: 'mono' }, breakable(layer.name)), h('b', { class: 'number' }, withUnit(layer.effect ?? layer.introduced)),
       h('span', { class: 'reason' }, (layer.why.length ? layer.why.slice(0, 3) : [layer.origin]).join(' '))));
   });
   return card('worst', 'Which layers hurt most',
-    h('p', { class: 'lead' }, 'By the error that they add by themselves, on the float model’s own inputs.'),
+    h('p', { class: 'lead' }, METRICS.effect
+      ? 'By what their own error alone does to the outputs, as signal over noise there.'
+      : 'By the error that they add by themselves, on the float model’s own inputs.'),
     list.length ? h('ol', { class: 'worst' }, list) : h('p', { class: 'small' }, 'No layer introduces an error.'));
 }
 
