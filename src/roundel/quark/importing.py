@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import importlib
+import os
 import runpy
 import sys
 from collections.abc import Iterable, Mapping, Sequence
@@ -186,23 +187,36 @@ class _Finder(MetaPathFinder, Loader):
 
 
 _FINDER = _Finder()
+CHILDREN = str(Path(__file__).with_name("children"))
+"""A folder with a `quark` that installs this one: a new process has no finder, but it takes over the path."""
 
 
 def install() -> None:
-    """From now on `import quark…` means Roundel in this process.
+    """From now on `import quark…` means Roundel in this process, and in workers that it spawns.
 
     Modules of AMD's package that were imported before are forgotten, so that no script mixes the two.
     """
     if _FINDER not in sys.meta_path:
         _forget()
         sys.meta_path.insert(0, _FINDER)
+    if CHILDREN not in sys.path:
+        sys.path.insert(1, CHILDREN)  # the first place is the script's own folder
 
 
 def uninstall() -> None:
     """Undo `install`."""
     if _FINDER in sys.meta_path:
         sys.meta_path.remove(_FINDER)
+    if CHILDREN in sys.path:
+        sys.path.remove(CHILDREN)
     _forget()
+
+
+def _install_in_programs() -> None:
+    """Also in Python programs that this process starts."""
+    before = os.environ.get("PYTHONPATH")
+    if CHILDREN not in (before or "").split(os.pathsep):
+        os.environ["PYTHONPATH"] = os.pathsep.join(filter(None, (CHILDREN, before)))
 
 
 def _forget() -> None:
@@ -223,6 +237,7 @@ def main(arguments: list[str]) -> int:
         sys.stdout.write(USAGE + "\n")
         return 0 if arguments else 2
     install()
+    _install_in_programs()
     first, rest = arguments[0], arguments[1:]
     if first in ("-m", "-c"):
         if not rest:

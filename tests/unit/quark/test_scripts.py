@@ -65,6 +65,34 @@ def test_roundel_stands_before_an_installed_package(script: Path, path: Path, tm
     assert done.returncode == 0, done.stderr
 
 
+SPAWNING = """
+import multiprocessing, subprocess, sys
+import quark.onnx
+from quark.onnx.quantization.config import get_default_config
+
+def work(name):
+    import quark.onnx as inside
+    return quark.__version__, inside.QuantType.__module__, get_default_config(name).weight_type.name
+
+if __name__ == "__main__":
+    with multiprocessing.get_context("spawn").Pool(1) as pool:
+        print("worker", *pool.map(work, ["XINT8"])[0])
+    code = "import quark; print('program', quark.__version__)"
+    subprocess.run([sys.executable, "-c", code], check=True)
+"""
+
+
+def test_processes_that_a_script_starts_find_it_too(tmp_path: Path) -> None:
+    """Spawned workers begin with an empty interpreter: what they get is the path."""
+    (tmp_path / "spawning.py").write_text(SPAWNING)
+    done = python("spawning.py", folder=tmp_path)
+    assert done.returncode == 0, done.stderr
+    worker, program = sorted(done.stdout.splitlines(), reverse=True)
+    assert "+roundel." in worker
+    assert worker.endswith("QInt8")
+    assert "+roundel." in program
+
+
 @pytest.mark.parametrize("module", ["quark.onnx.tools.evaluate", "quark.onnx.tools.evaluate.py"])
 def test_tools_by_their_module_names(module: str, tmp_path: Path) -> None:
     for folder in ("a", "b"):
