@@ -7,9 +7,11 @@ from dataclasses import replace
 from functools import partial
 from typing import Any
 
+from roundel.errors import RoundelError
+from roundel.improve.finetune import device_lacks
 from roundel.numerics.metrics import DISTANCES, IN_DECIBELS
 from roundel.quark import rows
-from roundel.quark.errors import QuarkConfigError, named
+from roundel.quark.errors import QuarkConfigError, go_on
 from roundel.quark.request import Request
 from roundel.quark.rows import Effect, computed, noted, refused, switched, to_field, unsupported
 from roundel.quark.specs import QLayerConfig
@@ -31,10 +33,30 @@ def _samples_a_step(value: Any, request: Request) -> int:
     return int(given.get("BatchSize", 1) * given.get("NumBatches", 1))
 
 
+def _device(key: str, option: str) -> rows.Option:
+    """Scripts are written for other machines: what is not there is the CPU, with a note."""
+
+    def work(value: Any, request: Request) -> Effect:
+        asked = str(value).lower()
+        device, _, others = asked.partition(",")
+        try:
+            lacks = device_lacks(option, device)
+        except ImportError:  # torch itself is missing, which the run will say
+            lacks = None
+        except RoundelError as error:
+            raise QuarkConfigError(error.what, where=key, observed=value, expected=error.expected) from error
+        told = [f"{asked} is not there ({lacks}), so the CPU is used"] if lacks else []
+        told += ["one device is used, the first that is named"] if others and not lacks else []
+        note = f"{key}: {told[0]}" if told else None
+        return Effect(recipe={f"{_TUNE}{option}": "cpu" if lacks else device}, note=note)
+
+    return computed(key, "cpu", f"{_TUNE}{option}; the CPU, with a note, where it is not there", work)
+
+
 FINETUNE = rows.by_key(
     to_field("OptimAlgorithm", "adaround", f"{_TUNE}algorithm", _ALGORITHM, to=_lower),
-    to_field("OptimDevice", "cpu", f"{_TUNE}optim_device", to=_lower),
-    to_field("InferDevice", "cpu", f"{_TUNE}infer_device", to=_lower),
+    _device("OptimDevice", "optim_device"),
+    _device("InferDevice", "infer_device"),
     to_field("NumIterations", 1000, f"{_TUNE}iterations"),
     to_field("LearningRate", None, f"{_TUNE}learning_rate", rows.NUMBER),
     to_field("BatchSize", 1, _BATCH, to=_samples_a_step),
@@ -135,10 +157,12 @@ def nested_effects(key: str, table: rows.Table, given: Mapping[str, Any], reques
     """What the keys of a nested table do together, in the order of the rows.
 
     Raises:
-        QuarkConfigError: a key is unknown, or its value wrong.
+        QuarkConfigError: a value is wrong.
     """
     for word in given:
-        named("option", word, table, f"extra_options['{key}']")
+        if word not in table:
+            what, where = f"There is no option '{word}': it does nothing.", f"extra_options['{key}']"
+            go_on(QuarkConfigError.unknown(what, word, sorted(table), where=where))
     effects = [row.effect(given[word], request) for word, row in table.items() if word in given]
     recipe = {path: value for effect in effects for path, value in effect.recipe.items()}
     notes = [effect.note for effect in effects if effect.note]

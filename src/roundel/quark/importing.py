@@ -15,7 +15,7 @@ from typing import Any, NoReturn
 
 from roundel.errors import did_you_mean
 from roundel.quark import presets, qconfig, runtime
-from roundel.quark.errors import QuarkConfigError
+from roundel.quark.errors import STRICT, QuarkConfigError
 from roundel.quark.specs import DATA_TYPES, KINDS, SPECS
 from roundel.quark.tools import TOOLS, run_tool, tool_module
 from roundel.version import VERSION as _ROUNDEL
@@ -61,7 +61,10 @@ _OURS: Mapping[str, tuple[str, ...]] = {
         *("DEFAULT_MICROEXPONENTS_PARAMS", "DEFAULT_MICROSCALING_PARAMS"),
         *("get_default_config", "get_default_config_mapping"),
     ),
-    "specs": ("AlgoConfig", "DataType", "QLayerConfig", "QTensorConfig", *KINDS, *DATA_TYPES, *SPECS),
+    "specs": (
+        *("AlgoConfig", "DataType", "QLayerConfig", "QTensorConfig", "parse_data_type"),
+        *(*KINDS, *DATA_TYPES, *SPECS),
+    ),
     "qconfig": ("QConfig",),
     "quantizer": ("ModelQuantizer", "quantize_dynamic", "quantize_static"),
     "runtime": (
@@ -224,15 +227,19 @@ def _forget() -> None:
         del sys.modules[name]
 
 
-USAGE = """usage: python -m roundel.quark SCRIPT [ARGUMENT …]
-       python -m roundel.quark -m MODULE [ARGUMENT …]
-       python -m roundel.quark -c CODE [ARGUMENT …]
+USAGE = """usage: python -m roundel.quark [--strict] SCRIPT [ARGUMENT …]
+       python -m roundel.quark [--strict] -m MODULE [ARGUMENT …]
+       python -m roundel.quark [--strict] -c CODE [ARGUMENT …]
 
-Runs it with `import quark.onnx` meaning Roundel."""
+Runs it with `import quark.onnx` meaning Roundel. With --strict, an option, setting or node that does not
+exist is an error; without, a warning."""
 
 
 def main(arguments: list[str]) -> int:
     """Do what the command line says; returns the exit status."""
+    if arguments[:1] == ["--strict"]:
+        os.environ[STRICT] = "1"
+        arguments = arguments[1:]
     if not arguments or arguments[0] in ("-h", "--help"):
         sys.stdout.write(USAGE + "\n")
         return 0 if arguments else 2

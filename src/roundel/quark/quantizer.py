@@ -16,7 +16,7 @@ from roundel.quark.enums import CalibrationMethod, QuantFormat, QuantType
 from roundel.quark.errors import QuarkConfigError, QuarkDataError, QuarkModelMissingError
 from roundel.quark.qconfig import QConfig, check_config
 from roundel.quark.request import INTEGERS
-from roundel.quark.runtime import Model, random_spec, show_evaluation
+from roundel.quark.runtime import Model, channels_last, random_spec, show_evaluation
 from roundel.quark.specs import AlgoConfig
 from roundel.quark.translate import Translation, translate
 from roundel.report.console import ProgressListener, show_plan, show_summary, terminal
@@ -64,12 +64,15 @@ class ModelQuantizer:
             what = "The model file does not exist."
             raise QuarkModelMissingError(what, where=model_input, hint="Check the path.")
         told = translate(self.config, model_input, algorithms or ())
+        data = _data(told, calibration_data_reader, calibration_data_path)
+        if told.recipe.prepare.nchw_to_nhwc and data is not None:  # which stays in the float model's layout
+            data = channels_last(data, model_input, told.recipe.data.samples)
         with _temporary_folder(told.run.get("temporary_folder")):
             result = quantize(
                 model_input,
                 model_output,
                 recipe=told.recipe,
-                data=_data(told, calibration_data_reader, calibration_data_path),
+                data=data,
                 stats=told.run.get("statistics"),
                 listener=ProgressListener() if told.config.print_summary else None,
             )

@@ -12,11 +12,11 @@ from roundel.quark import options
 from roundel.quark.algorithms import ALGORITHMS
 from roundel.quark.config import Config, QuantizationConfig
 from roundel.quark.enums import ExtendedQuantFormat, QuantFormat
-from roundel.quark.errors import QuarkConfigError
+from roundel.quark.errors import QuarkConfigError, go_on
 from roundel.quark.qconfig import QConfig, lowered, with_algorithms
 from roundel.quark.request import ALIGNED, FIELD_OPTIONS, Request, base_values, counts, normalised
 from roundel.quark.rows import Effect, Option
-from roundel.quark.selection import selected
+from roundel.quark.selection import known_overrides, selected
 from roundel.quark.specs import AlgoConfig
 from roundel.recipe.load import unfolded, validate
 from roundel.recipe.settings import Recipe, merge
@@ -40,10 +40,12 @@ def _effects(request: Request) -> Iterator[tuple[str, Effect]]:
     """What each of the request's options does, in table order."""
     for key in request.options:
         if key not in OPTIONS:
-            raise QuarkConfigError(
-                f"There is no extra option '{key}'.",
-                where="extra_options",
-                hint=did_you_mean(str(key), (*OPTIONS, *FIELD_OPTIONS)) or "See docs/quark-options.md.",
+            go_on(
+                QuarkConfigError(
+                    f"There is no extra option '{key}': it does nothing.",
+                    where="extra_options",
+                    hint=did_you_mean(str(key), (*OPTIONS, *FIELD_OPTIONS)) or "See docs/quark-options.md.",
+                )
             )
     for key, row in OPTIONS.items():
         if key in request.options:
@@ -111,13 +113,17 @@ def translate(
     _refuse_flags(request.config)
     values, notes = dict(base_values(request)), list(_flag_notes(request))
     run = _apply_options(request, values, notes)
+    own = values.pop("overrides", ())
     recipe = _recipe(values, run)
     if model is not None:
         layers = config if isinstance(config, QConfig) else None
         chosen, found = selected(request, layers, run.get("float_outputs_of", ()), recipe, model)
         _collect(values, chosen)
         notes += found
-        recipe = _recipe(values, run)
+        own = known_overrides(own, recipe, model) if own else ()
+    # What is said of single tensors wins over what is said of layers.
+    _collect(values, {"overrides": own} if own else {})
+    recipe = _recipe(values, run)
     return Translation(request.config, recipe, run, tuple(notes))
 
 

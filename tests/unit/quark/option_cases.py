@@ -54,9 +54,9 @@ CASES: dict[str, Case] = {
     "WeightsOnly": Case(True),
     "MatMulConstBOnly": Case(True),
     "MixedPrecisionTensor": Case(
-        {ExtendedQuantType.QInt16: ["c"]}, fields={"specific_tensor_precision": True}
+        {ExtendedQuantType.QInt16: ["r"]}, fields={"specific_tensor_precision": True}
     ),
-    "TensorQuantOverrides": Case({"c": [{"quant_type": QuantType.QInt16}]}),
+    "TensorQuantOverrides": Case({"r": [{"quant_type": QuantType.QInt16}]}),
     "AlignEltwiseQuantType": Case(True),
     # pairs
     "AddQDQPairToWeight": Case(True, BF),
@@ -183,7 +183,7 @@ FIELDS: dict[str, Case] = {
     "extra_op_types_to_quantize": Case(["Exp"]),
     "nodes_to_exclude": Case(["conv"]),
     "subgraphs_to_exclude": Case([(["conv"], ["relu"])]),
-    "specific_tensor_precision": Case(True, options={"MixedPrecisionTensor": {QuantType.QInt16: ["c"]}}),
+    "specific_tensor_precision": Case(True, options={"MixedPrecisionTensor": {QuantType.QInt16: ["r"]}}),
     "per_channel": Case(True),
     "reduce_range": Case(True),
     "optimize_model": Case(False, options={"SimplifyModel": False}),

@@ -10,12 +10,14 @@ from typing import Any
 import numpy as np
 import onnx
 import pytest
+from onnxruntime.quantization import QuantType
 
 from helpers import build, node, normal
+from roundel.quark import algorithms
 from roundel.quark.algorithms import FEW_BITS, GPTQ, MIXED
 from roundel.quark.algorithms import FINETUNE as TUNING
 from roundel.quark.config import QuantizationConfig
-from roundel.quark.errors import QuarkConfigError
+from roundel.quark.errors import STRICT, QuarkConfigError
 from roundel.quark.presets import get_default_config
 from roundel.quark.qconfig import QConfig
 from roundel.quark.request import FIELD_OPTIONS
@@ -148,7 +150,12 @@ def test_an_option_that_changes_nothing_is_answered(key: str) -> None:
     assert any(note.startswith(f"{key}:") for note in told.notes), told.notes
 
 
-def test_an_unknown_option_raises_with_a_suggestion() -> None:
+def test_an_unknown_option_is_warned_about_and_an_error_when_strict(caplog, monkeypatch) -> None:
+    told = translate(config(Case(None), ActivationSymetric=True), model())
+    assert seen(told) == seen(translate(config(Case(None)), model()))
+    assert "no extra option 'ActivationSymetric'" in caplog.text
+    assert "Did you mean 'ActivationSymmetric'" in caplog.text
+    monkeypatch.setenv(STRICT, "1")
     with pytest.raises(QuarkConfigError, match="no extra option 'ActivationSymetric'") as found:
         translate(config(Case(None), ActivationSymetric=True))
     assert "ActivationSymmetric" in str(found.value)
@@ -172,8 +179,34 @@ def test_every_key_of_the_nested_tables_has_a_case() -> None:
     assert words == set(TUNING), "the newer API and the classic option know the same words"
 
 
+def test_an_override_of_a_tensor_that_is_not_there_is_passed_over(caplog) -> None:
+    entry = [{"quant_type": QuantType.QInt16}]
+    told = translate(config(Case(None), TensorQuantOverrides={"r": entry, "rr": entry}), model())
+    assert [override.tensors for override in told.recipe.overrides] == [("r",)]
+    assert "No tensor 'rr'" in caplog.text
+
+
+@pytest.mark.parametrize("key", ["OptimDevice", "InferDevice"])
+def test_a_device_that_is_not_there_is_the_cpu_with_a_note(key: str, monkeypatch) -> None:
+    monkeypatch.setattr(algorithms, "device_lacks", lambda option, name: "none here" if "9" in name else None)
+    told = translate(config(Case(None), FastFinetune={key: "cuda:9"}))
+    tuning = told.recipe.improve.finetune
+    assert (tuning.optim_device, tuning.infer_device) == ("cpu", "cpu")
+    assert any(note.startswith(f"{key}: cuda:9 is not there (none here)") for note in told.notes)
+    there = translate(config(Case(None), FastFinetune={key: "cuda:0,1"}))
+    tuning = there.recipe.improve.finetune
+    assert "cuda:0" in (tuning.optim_device, tuning.infer_device)
+    assert any("the first that is named" in note for note in there.notes)
+
+
+def test_a_device_of_no_kind_raises() -> None:
+    with pytest.raises(QuarkConfigError, match="Unknown device"):
+        translate(config(Case(None), FastFinetune={"OptimDevice": "tpu"}))
+
+
 @pytest.mark.parametrize("key", FINETUNE)
-def test_a_tuning_option_changes_the_recipe(key: str) -> None:
+def test_a_tuning_option_changes_the_recipe(key: str, monkeypatch) -> None:
+    monkeypatch.setattr(algorithms, "device_lacks", lambda option, name: None)
     before = translate(config(Case(None), FastFinetune={}))
     after = translate(config(Case(None), FastFinetune={key: FINETUNE[key]}))
     changed = after.recipe.improve.finetune
@@ -184,8 +217,11 @@ def test_a_tuning_option_changes_the_recipe(key: str) -> None:
     ("option", "key"),
     [("FastFinetune", "NumIteration"), ("GPTQParams", "Bit"), ("MatMulNBitsParams", "Group")],
 )
-def test_an_unknown_nested_key_raises_with_a_suggestion(option: str, key: str) -> None:
+def test_an_unknown_nested_key_is_warned_about(option: str, key: str, caplog, monkeypatch) -> None:
     case = Case(None, "MATMUL_NBITS" if option == "MatMulNBitsParams" else "A8W8")
+    translate(config(case, **{option: {key: 1}}))
+    assert f"no option '{key}'" in caplog.text
+    monkeypatch.setenv(STRICT, "1")
     with pytest.raises(QuarkConfigError, match=f"no option '{key}'") as found:
         translate(config(case, **{option: {key: 1}}))
     assert "Did you mean" in str(found.value)
@@ -313,8 +349,8 @@ def test_what_means_nothing_for_a_type_is_said() -> None:
 
 
 def test_a_given_scale_becomes_the_range_that_has_it() -> None:
-    entry = {"quant_type": CASES["TensorQuantOverrides"].value["c"][0]["quant_type"]}
-    made = config(Case(None), TensorQuantOverrides={"c": [{**entry, "scale": 0.5, "zero_point": 0}]})
+    entry = {"quant_type": CASES["TensorQuantOverrides"].value["r"][0]["quant_type"]}
+    made = config(Case(None), TensorQuantOverrides={"r": [{**entry, "scale": 0.5, "zero_point": 0}]})
     (override,) = translate(made, model()).recipe.overrides
     assert override.range == (-32767 * 0.5, 32767 * 0.5)
     assert np.isclose(override.range[1] / 32767, 0.5)

@@ -113,6 +113,20 @@ def test_code_and_modules_of_the_script_s_own(tmp_path: Path) -> None:
     assert done.stdout.strip() == "QInt8"
 
 
+MISSPELT = "from quark.onnx import *; get_default_config('A8W8').include_cls = True; print('goes on')"
+
+
+def test_strict_is_for_workers_too(tmp_path: Path) -> None:
+    code = (
+        f"import subprocess, sys; sys.exit(subprocess.run([sys.executable, '-c', {MISSPELT!r}]).returncode)"
+    )
+    lenient, strict = (python(*words, "-c", code, folder=tmp_path) for words in ((), ("--strict",)))
+    assert (lenient.returncode, lenient.stdout.strip()) == (0, "goes on")
+    assert "no setting 'include_cls'" in lenient.stderr
+    assert strict.returncode == 1
+    assert "no setting 'include_cls'" in strict.stderr
+
+
 def test_usage_and_a_missing_script(tmp_path: Path) -> None:
     assert "usage" in python(folder=tmp_path).stdout
     missing = python("nothing.py", folder=tmp_path)
