@@ -69,7 +69,7 @@ FINETUNE = rows.by_key(
     to_field("RegParam", 0.01, f"{_TUNE}reg_param"),
     to_field("BetaRange", (20, 2), f"{_TUNE}beta_range", rows.PAIR),
     to_field("WarmStart", 0.2, f"{_TUNE}warm_start"),
-    noted("LRAdjust", None, "one rate serves all layers; what they learn is judged.", rows.PAIR),
+    noted("LRAdjust", None, "one rate serves all layers; what they learn is judged.", rows.PAIR_OR_NOTHING),
     noted("SelectiveUpdate", False, "layers and the whole step are kept where errors fall."),
     noted("OutputQDQ", False, "the loss is that of the layer, before its output is rounded."),
     noted("DropRatio", 1.0, "layers learn from the inputs that they will really see."),
@@ -132,6 +132,19 @@ def _of_search(key: str, default: Any, path: str, kind: rows.Kind | None = None)
     return computed(key, default, f"{path}, with a threshold", work, kind)
 
 
+def _own(key: str) -> rows.Option:
+    """A function of the script's own, which would choose layers; without a threshold, none are chosen."""
+
+    def work(value: Any, request: Request) -> Effect:
+        if value is None:
+            return rows.NOTHING
+        if _given(request, "MetricThreshold", 0) != 0:
+            raise unsupported(key, value, *_OWN)
+        return Effect(note=f"{key}: {_ALL}")
+
+    return computed(key, None, "refused with a threshold: a recipe holds no functions", work, rows.ANY)
+
+
 MIXED = rows.by_key(
     computed("TargetLayerConfig", None, "mixed.type, mixed.weights", _target),
     to_field("TargetOpType", None, "mixed.op_types", rows.TEXTS),
@@ -143,8 +156,8 @@ MIXED = rows.by_key(
     to_field("ExcludeLayers", None, "mixed.exclude", rows.TEXTS),
     _of_search("DataSize", 0, "verify.samples"),
     refused("SubgraphJson", None, "layers are tried one by one.", "Name them in IncludeLayers."),
-    refused("MetricDistanceFn", None, *_OWN),
-    refused("MetricEvaluateFn", None, *_OWN),
+    _own("MetricDistanceFn"),
+    _own("MetricEvaluateFn"),
     noted("SensitivityCacheFile", None, "errors are measured anew in each run."),
     noted("WorkerNum", 1, "one model is tried at a time.", rows.INTEGER),
     noted("DualQuantNodes", False, _ONE_TYPE),
@@ -225,20 +238,22 @@ GPTQ = rows.by_key(
 )
 
 
-def _few_bits_algorithm(value: str, request: Request) -> str:
-    words = {"DEFAULT": "round", "GPTQ": "gptq"}
+def _few_bits_algorithm(value: str, request: Request) -> Effect:
+    words = {"DEFAULT": "round", "GPTQ": "gptq", "HQQ": "round"}
     if value not in words:
         why = "weights are rounded to the nearest code or by GPTQ."
-        raise unsupported("MatMulNBitsParams", value, why, "Use 'DEFAULT' or 'GPTQ'.")
-    return words[value]
+        raise unsupported("MatMulNBitsParams", value, why, "Use 'DEFAULT', 'GPTQ' or 'HQQ'.")
+    note = "Algorithm HQQ: scale and zero point of each group are searched by squared error"
+    hqq = {"weight_only.symmetric": False, "weight_only.range": "mse"} if value == "HQQ" else {}
+    return Effect({"weight_only.algorithm": words[value], **hqq}, note=note if hqq else None)
 
 
 FEW_BITS = rows.by_key(
-    to_field("Algorithm", "DEFAULT", "weight_only.algorithm", to=_few_bits_algorithm),
     to_field("GroupSize", 128, "weight_only.group_size"),
     to_field("Symmetric", True, "weight_only.symmetric"),
     to_field("Bits", 4, "weight_only.bits"),
     to_field("AccuracyLevel", 0, "weight_only.accuracy_level"),
+    computed("Algorithm", "DEFAULT", "weight_only.algorithm", _few_bits_algorithm, rows.TEXT),
 )
 
 
@@ -252,7 +267,7 @@ _GPTQ_FIELDS = {"weight_only.algorithm": "gptq", "weight_only.format": "qdq"}
 ALGORITHMS = (
     computed("FastFinetune", {}, "improve.finetune.*", _finetune),
     to_field("CLESteps", 1, f"{_EQUALIZE}steps", rows.INTEGER, to=_steps),
-    to_field("CLEBalanceMethod", "max", f"{_EQUALIZE}enabled", rows.one_of("max"), to=lambda *_: True),
+    noted("CLEBalanceMethod", "max", "channels are balanced by their largest values.", rows.TEXT),
     refused("CLEWeightThreshold", 0.5, *_ANY_SIZE),
     to_field("CLEScaleAppendBias", True, f"{_EQUALIZE}append_bias"),
     noted("CLEScaleUseThreshold", True, "ranges are relative, so no threshold is needed."),

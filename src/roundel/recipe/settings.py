@@ -541,7 +541,7 @@ class Output(Section):
 
     external_data: bool = False
     """Weights in a file of their own beside the model."""
-    opset: Literal[17, 21] | None = None
+    opset: Literal[17, 18, 19, 20, 21] | None = None
     """Raise the opset; 21 has native 16-bit Q/DQ."""
     half_weights: bool = False
     """Store bfloat16 and float16 constants in 16 bits instead of 32: exact, and half the size."""

@@ -135,7 +135,6 @@ CASES: dict[str, Case] = {
     # algorithms
     "FastFinetune": Case({"NumIterations": 7}),
     "CLESteps": Case(4),
-    "CLEBalanceMethod": Case("max", fields={"include_cle": False}),
     "CLEScaleAppendBias": Case(False),
     "CLETotalLayerDiffThreshold": Case(0.5),
     "BiasCorrection": Case(True, options={"QuantizationPreference": "speed"}),

@@ -47,21 +47,23 @@ REFUSED: dict[str, Any] = {
     "NumQuantizedBins": 64,
     "CalibPassthroughOpTypes": ["Reshape"],
     "SaveTensorHistFig": True,
-    "UseUnsignedReLU": True,
-    "QuantizeFP16": True,
     "CLEWeightThreshold": 0.1,
     "UserCustomOpLibPath": "my.so",
     "EncryptionAlgorithm": "AES-256",
 }
 # Roundel does so anyhow, or decides itself; the reader is told.
 TOLD: dict[str, Any] = {
-    "RemoveInputInit": None,
+    "RemoveInputInit": False,
     "NumBins": 1024,
-    "LWPUseHistogram": None,
+    "LWPUseHistogram": False,
     "MinMSEModeFloatScale": "All",
     "CalibOptimizeMem": False,
     "CalibWorkerNum": 4,
-    "AdjustBiasScale": None,
+    "AdjustBiasScale": False,
+    "CLEBalanceMethod": "mean",
+    "QuantizeFP16": True,
+    "UseUnsignedReLU": True,
+    "UseQDQVitisCustomOps": False,
     "AdjustWeightScaleForInt32Bias": True,
     "UseFP32Scale": True,
     "AlignTranspose": True,
@@ -73,7 +75,6 @@ TOLD: dict[str, Any] = {
     "UseRandomHad": True,
     "FillAllValueInfo": True,
 }
-ALWAYS_TRUE = ("RemoveInputInit", "LWPUseHistogram", "AdjustBiasScale")
 
 
 def model() -> onnx.ModelProto:
@@ -112,7 +113,7 @@ def test_a_translated_option_changes_something(key: str) -> None:
     without.extra_options.pop(key, None)
     given = config(case, **{key: case.value})
     before, after = translate(without, model()), translate(given, model())
-    if key in ("AddQDQPairToWeight", "CLEBalanceMethod", "EvalDataReader"):
+    if key in ("AddQDQPairToWeight", "EvalDataReader"):
         return _special(key, before, after)
     assert seen(before) != seen(after)
     return None
@@ -123,9 +124,6 @@ def _special(key: str, before: Translation, after: Translation) -> None:
         assert seen(before) == seen(after)
         with pytest.raises(QuarkConfigError, match="a quarter of the size"):
             translate(config(Case(True), AddQDQPairToWeight=True))
-    elif key == "CLEBalanceMethod":  # the only method there is
-        with pytest.raises(QuarkConfigError, match="wrong kind"):
-            translate(config(Case(True), CLEBalanceMethod="mean"))
     else:
         assert after.run["evaluation_data"] == []
 
@@ -142,10 +140,6 @@ def test_a_refused_option_says_why_and_what_instead(key: str) -> None:
 
 @pytest.mark.parametrize("key", TOLD)
 def test_an_option_that_changes_nothing_is_answered(key: str) -> None:
-    if key in ALWAYS_TRUE:
-        with pytest.raises(QuarkConfigError, match="does not do what"):
-            translate(config(Case(None), **{key: False}))
-        return
     told = translate(config(Case(None), **{key: TOLD[key]}))
     assert any(note.startswith(f"{key}:") for note in told.notes), told.notes
 
@@ -257,7 +251,7 @@ def test_gptq_and_few_bit_settings() -> None:
         4,
     )
     with pytest.raises(QuarkConfigError, match="by GPTQ"):
-        translate(config(Case(None, "MATMUL_NBITS"), MatMulNBitsParams={"Algorithm": "HQQ"}))
+        translate(config(Case(None, "MATMUL_NBITS"), MatMulNBitsParams={"Algorithm": "RTN"}))
 
 
 def test_mixed_precision_without_a_search() -> None:
@@ -371,14 +365,61 @@ def test_overrides_of_another_form_raise(entry: Any, words: str) -> None:
         translate(config(Case(None), TensorQuantOverrides={"c": entry}))
 
 
-def test_equalization_without_integer_weights_is_told() -> None:
+def test_equalization_without_integer_weights_is_tried_where_it_is_asked_for() -> None:
+    def equalized(told: Translation) -> bool:
+        return told.recipe.improve.equalize.enabled
+
     stored = QLayerConfig(input_tensors=BFloat16Spec(), weight=BFloat16Spec())
-    asked = translate(QConfig(stored), algorithms=[CLEConfig()])
-    assert [note for note in asked.notes if note.startswith("include_cle: ")]
-    assert translate(QConfig(stored)).notes == ()
-    whole = QLayerConfig(input_tensors=Int8Spec(), weight=Int8Spec())
-    assert translate(QConfig(whole), algorithms=[CLEConfig()]).notes == ()
-    assert translate(get_default_config("BF16")).notes == ()  # it is a default there, not a wish
+    assert equalized(translate(QConfig(stored), algorithms=[CLEConfig()]))
+    assert not equalized(translate(QConfig(stored)))
+    assert not equalized(translate(get_default_config("BF16")))  # it is a default there, not a wish
+
+
+def test_floats_learn_from_data_and_get_along_without() -> None:
+    told = translate(get_default_config("BF16"))
+    assert told.recipe.effort == "fast"
+    alone = told.without_data()
+    assert alone.recipe.effort == "none"
+    assert any(note.startswith("no calibration data") for note in alone.notes)
+
+
+@pytest.mark.parametrize(("asked", "taken"), [(13, 17), (19, 19), (23, 21)])
+def test_any_opset_is_answered(asked: int, taken: int) -> None:
+    told = translate(config(Case(None), ConvertOpsetVersion=asked))
+    assert told.recipe.output.opset == taken
+    assert any(note.startswith("ConvertOpsetVersion") for note in told.notes) == (asked != taken)
+
+
+def test_values_that_scripts_leave_empty() -> None:
+    assert not translate(config(Case(None), CopyBiasInit=None)).recipe.prepare.unshare_biases
+    assert translate(config(Case(None), FastFinetune={"LRAdjust": ()})).recipe.effort == "high"
+    kept = translate(config(Case(None), SaveAndRestore=True))
+    assert kept.run["statistics"].endswith(".npz")
+    assert any(note.startswith("SaveAndRestore") for note in kept.notes)
+    assert "statistics" not in translate(config(Case(None), SaveAndRestore=False)).run
+
+
+def test_gptq_beside_convolutions_stores_all_weights_in_eight_bits() -> None:
+    told = translate(config(Case(None), UseGPTQ=True), model())
+    assert (told.recipe.mode, told.recipe.placement.weights_only) == ("static", True)
+    assert any(note.startswith("UseGPTQ") for note in told.notes)
+    chosen = translate(config(Case(None), UseGPTQ=True, GPTQParams={"Bits": 4}), model())
+    assert (chosen.recipe.mode, chosen.recipe.weight_only.bits) == ("weight_only", 4)
+
+
+def test_half_quadratic_quantization_searches_each_group() -> None:
+    told = translate(config(Case(None, "MATMUL_NBITS"), MatMulNBitsParams={"Algorithm": "HQQ", "Bits": 4}))
+    assert (told.recipe.weight_only.range, told.recipe.weight_only.symmetric) == ("mse", False)
+    assert any("HQQ" in note for note in told.notes)
+
+
+@pytest.mark.parametrize("key", ["MetricEvaluateFn", "MetricDistanceFn"])
+def test_a_metric_of_the_script_s_own_counts_with_a_threshold(key: str) -> None:
+    given = {"TargetLayerConfig": EIGHT, key: max}
+    told = translate(config(Case(None, "A16W8"), AutoMixprecision=given))
+    assert any(note.startswith(key) for note in told.notes)
+    with pytest.raises(QuarkConfigError, match="holds no functions"):
+        translate(config(Case(None, "A16W8"), AutoMixprecision={**given, "MetricThreshold": 1.0}))
 
 
 @pytest.mark.parametrize(

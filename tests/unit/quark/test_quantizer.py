@@ -24,6 +24,7 @@ from roundel.quark import (
     DataType,
     ExtendedQuantFormat,
     ExtendedQuantType,
+    GPTQConfig,
     Int8Spec,
     Int16Spec,
     ModelQuantizer,
@@ -128,6 +129,41 @@ def test_the_config_stays_as_it_was(path: Path, reader: Reader) -> None:
     same = copy.deepcopy(newer)
     ModelQuantizer(newer).quantize_model(path, None, Reader())
     assert newer == same
+
+
+def test_the_operator_format(model, tmp_path: Path) -> None:
+    made = quantized(model, "U8S8_AAWS", quant_format=QuantFormat.QOperator)
+    assert {"QLinearConv", "QLinearAdd", "QGemm"} <= set(ops(made))
+    plain = quantized(model, "U8S8_AAWS")
+    x = Reader(1).get_next()
+    step = max(float(found.scale) for found in activations(plain).values())
+    np.testing.assert_allclose(run(made, x)[0], run(plain, x)[0], atol=2 * step)
+    config, out = get_default_config("U8S8_AAWS"), tmp_path / "operators.onnx"
+    config.quant_format = QuantFormat.QOperator
+    assert ModelQuantizer(Config(config)).quantize_model(model, out, Reader()) is None
+    assert onnx.load(out).graph.node == made.graph.node
+
+
+def test_floats_learn_where_there_is_data(model, tmp_path: Path) -> None:
+    """Without data, biases stay; with it, they are corrected; equalization is tried where it is asked for."""
+    config = QuantizationConfig(
+        quant_format=ExtendedQuantFormat.QDQ,
+        activation_type=ExtendedQuantType.QBFloat16,
+        weight_type=ExtendedQuantType.QBFloat16,
+    )
+    quantizer = ModelQuantizer(Config(config))
+    assert quantizer.quantize_model(model) is not None
+    assert quantizer.quantize_model(model, tmp_path / "bf16.onnx", Reader()) is None
+    record = json.loads((tmp_path / "bf16.json").read_text())
+    assert "equalization" in [step["step"] for step in record["improvements"]]
+
+
+def test_gptq_where_there_are_convolutions(model) -> None:
+    layers = QLayerConfig(input_tensors=Int8Spec(), weight=Int8Spec())
+    made = ModelQuantizer(QConfig(layers, algo_config=[GPTQConfig()])).quantize_model(model, None, Reader())
+    assert {found.dtype for found in weights(made).values()} == {"int8"}
+    assert len(weights(made)) == 3
+    assert stored(made) == {}
 
 
 def test_a_missing_model_is_a_file_not_found(tmp_path: Path) -> None:
@@ -430,7 +466,6 @@ def test_temporary_files_go_where_they_are_told(model, tmp_path: Path) -> None:
     ("settings", "words"),
     [
         ({"crypto_mode": True}, "does not encrypt"),
-        ({"quant_format": QuantFormat.QOperator}, "convert_qdq_to_qop"),
         ({"activation_type": ExtendedQuantType.QInt32}, "element type"),
         ({"calibrate_method": "MinMax"}, "calibration method is unknown"),
     ],
