@@ -74,6 +74,15 @@ _OURS: Mapping[str, tuple[str, ...]] = {
         *("COP_MX_OP_NAME", "COP_QUANT_OP_NAME", "COP_VERSION"),
         *("create_infer_session_for_onnx_model", "get_library_path", "register_custom_ops_library"),
     ),
+    "scripting": (
+        *("is_version_below", "get_opset_version", "get_batch_size", "make_batch_size_fixed"),
+        *("check_model_is_fp16", "infer_shape", "load_model_with_shape_infer", "check_onnx_model"),
+        *("remove_initializer_from_input", "convert_nchw_to_nhwc", "get_matmul_nodes_without_weights"),
+        *("get_tensor_value", "generate_initializer", "scale2pos", "pos2scale"),
+        *("get_qmin_qmax_for_qType", "quantize_nparray", "run_calibration"),
+        *("calculate_mse", "calculate_cos", "calculate_l1_distance", "calculate_l2_distance"),
+        *("calculate_psnr", "calculate_ssim"),
+    ),
     "search": ("AutoSearchPro", "generate_all_configs", "get_auto_search_config"),
 }
 _RUNTIME: Mapping[str, tuple[str, ...]] = {
@@ -131,16 +140,18 @@ _MODULES: Mapping[str, Iterable[str]] = {
         *("quant_utils", "quantize", "calibrate", "auto_search", "custom_config", "data_reader"),
         "dump_model",
     ),
-    "quark.onnx.calibration": ("methods", "data_readers", "calibrators"),
+    "quark.onnx.calibration": (
+        *("methods", "data_readers", "calibrators", "calibrate", "interface", "calib_utils"),
+    ),
     "quark.onnx.operators.custom_ops": ("build_custom_ops",),
-    "quark.onnx.quantization": ("api", "quantize", "quant_utils"),
+    "quark.onnx.quantization": ("api", "quantize", "quant_utils", "output_eval"),
     "quark.onnx.quantization.auto_search": ("auto_search_v1", "auto_search_pro"),
     "quark.onnx.quantization.config": (
         *("config", "custom_config", "legacy", "algorithm", "spec", "data_type"),
     ),
     "quark.onnx.tools": tuple(TOOLS),
-    "quark.onnx.utils": ("model_utils", "deploy_utils"),
-    "quark.shares.utils": ("log",),
+    "quark.onnx.utils": ("model_utils", "deploy_utils", "file_utils", "system_utils"),
+    "quark.shares.utils": ("log", "import_utils"),
 }
 MODULES = frozenset(f"{package}.{name}" for package, names in _MODULES.items() for name in names)
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import subprocess
 import sys
+from argparse import Namespace
 from pathlib import Path
 
 import numpy as np
@@ -12,6 +13,8 @@ import onnx
 import onnxruntime as ort
 import pytest
 
+from helpers import build, node, normal
+from roundel.errors import RecipeError
 from roundel.quark import get_library_path
 from roundel.quark.importing import MODULES, PACKAGES, install, uninstall
 
@@ -184,6 +187,60 @@ def test_functions_of_tools_take_models(quark: None, model: onnx.ModelProto) -> 
 
     raised = convert_opset_version(model, 18)
     assert next(o.version for o in raised.opset_import if o.domain == "") == 18
+
+
+TOOL_CALLS = """
+from argparse import Namespace
+import onnx
+from quark.onnx.tools import convert_shared_initializer_to_unique as unshare
+from quark.onnx.tools import convert_fp32_to_bf16, convert_fp32_to_bfp16, convert_fp32_to_fp16
+from quark.onnx.tools import evaluate, replace_inf_weights, remove_initializer_from_input
+
+flags = dict(disable_shape_infer=True, save_as_external_data=False, all_tensors_to_one_file=True)
+half = Namespace(input="in.onnx", output="half.onnx", keep_io_types=True, not_simplify=True, **flags)
+convert_fp32_to_fp16.convert(half)
+convert_fp32_to_bf16.convert(Namespace(input="in.onnx", output="bf16.onnx", format="with_cast"))
+convert_fp32_to_bfp16.convert_fp32_to_bfp16("in.onnx", "bfp16.onnx")
+replace_inf_weights.replace_inf_in_onnx_weights("in.onnx", "finite.onnx", replace_inf_value=9.0)
+remove_initializer_from_input.remove_initializer_from_input(Namespace(input="in.onnx", output="out.onnx"))
+made = unshare.convert(onnx.load("in.onnx"), ["Conv"], prefix="copy", only_bias=False)
+onnx.save(made, "unique.onnx")
+"""
+
+
+def test_tools_as_functions(path: Path, tmp_path: Path, quark: None, monkeypatch, capsys) -> None:
+    """As scripts call them: `convert(args)` with the tool's own arguments, two files, or a model."""
+    monkeypatch.chdir(path.parent)
+    path.rename("in.onnx")
+    exec(compile(TOOL_CALLS, "calls", "exec"), {})
+    told = capsys.readouterr().out
+    assert "--not_simplify: nothing is simplified" in told
+    assert any(t.data_type == onnx.TensorProto.FLOAT16 for t in onnx.load("half.onnx").graph.initializer)
+    assert any(node.op_type == "Cast" for node in onnx.load("bf16.onnx").graph.node)
+    written = {"half", "bf16", "bfp16", "finite", "out", "unique"}
+    assert {file.stem for file in Path.cwd().glob("*.onnx")} == {*written, "in"}
+
+
+def test_shared_biases_alone_get_copies(quark: None) -> None:
+    from quark.onnx.tools import convert_shared_initializer_to_unique as tool  # type: ignore[import-not-found]
+
+    shared = np.float32([1, 2, 3])
+    nodes = [
+        node("Conv", ["x", "w", "s"], ["a"], name="one"),
+        node("Conv", ["a", "w", "s"], ["b"], name="two"),
+        node("Mul", ["b", "m"], ["c"], name="gain"),
+        node("Add", ["c", "m"], ["y"], name="sum"),
+    ]
+    weights = {"w": normal(3, 3, 1, 1), "s": shared, "m": normal(1, 3, 1, 1)}
+    model = build(nodes, {"x": [1, 3, 4, 4]}, ["y"], weights)
+    made = tool.convert(model, only_bias=True)
+    inputs = {n.name: list(n.input) for n in made.graph.node}
+    assert inputs["two"] == ["a", "w", "duplicated_s"]
+    assert inputs["sum"] == ["c", "m"]
+    with pytest.raises(RecipeError, match="needs 'target'"):
+        tool.main(Namespace(input="in.onnx"))
+    with pytest.raises(RecipeError, match="has no 'inputt'"):
+        tool.main(inputt="in.onnx")
 
 
 @pytest.mark.parametrize("device", ["CPU", "cpu", "ROCM", "CUDA", "gpu"])
