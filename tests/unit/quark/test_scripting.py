@@ -70,7 +70,7 @@ def test_about_models(model: onnx.ModelProto, path, tmp_path) -> None:
     broken = onnx.ModelProto()
     broken.CopyFrom(model)
     broken.graph.node[0].op_type = "Nothing"
-    with pytest.raises(ValueError, match="ONNX Runtime|Nothing"):
+    with pytest.raises(ValueError, match="Nothing"):
         check_onnx_model(broken)
     listed = onnx.ModelProto()
     listed.CopyFrom(model)
