@@ -6,7 +6,7 @@ import importlib
 import os
 import runpy
 import sys
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from importlib.abc import Loader, MetaPathFinder
 from importlib.machinery import ModuleSpec
 from pathlib import Path
@@ -248,18 +248,33 @@ exist is an error; without, a warning."""
 
 def main(arguments: list[str]) -> int:
     """Do what the command line says; returns the exit status."""
+
+    def prepare() -> None:
+        install()
+        _install_in_programs()
+
+    return run_words(arguments, USAGE, prepare)
+
+
+def run_words(arguments: list[str], usage: str, prepare: Callable[[], None]) -> int:
+    """Run a script, a module or code as Python's own command line does; returns the exit status.
+
+    Args:
+        arguments: of the command line.
+        usage: what to show where they cannot be obeyed.
+        prepare: called before anything of the script runs.
+    """
     if arguments[:1] == ["--strict"]:
         os.environ[STRICT] = "1"
         arguments = arguments[1:]
     if not arguments or arguments[0] in ("-h", "--help"):
-        sys.stdout.write(USAGE + "\n")
+        sys.stdout.write(usage + "\n")
         return 0 if arguments else 2
-    install()
-    _install_in_programs()
+    prepare()
     first, rest = arguments[0], arguments[1:]
     if first in ("-m", "-c"):
         if not rest:
-            sys.stderr.write(f"{first} needs a value\n{USAGE}\n")
+            sys.stderr.write(f"{first} needs a value\n{usage}\n")
             return 2
         return _run_module(rest[0], rest[1:]) if first == "-m" else _run_code(rest[0], rest[1:])
     return _run_script(first, rest)

@@ -383,8 +383,8 @@ class Npu(Section):
 class Placement(Section):
     """Where Q/DQ pairs go."""
 
-    operators: Literal["standard", "extended", "matmul"] = "extended"
-    """The operator table."""
+    operators: Literal["standard", "extended", "matmul", "runtime"] = "extended"
+    """The operator table; runtime is ONNX Runtime's own."""
     domain: Literal["auto", "ai.onnx", "com.microsoft"] = "auto"
     """Auto: ai.onnx for 8-bit types, com.microsoft for 16-bit ones below opset 21."""
     quantize_passthrough_inputs: bool = True
