@@ -14,7 +14,7 @@ from types import ModuleType
 from typing import Any, NoReturn
 
 from roundel.errors import did_you_mean
-from roundel.quark import presets, qconfig, runtime
+from roundel.quark import commands, presets, qconfig, runtime
 from roundel.quark.errors import STRICT, QuarkConfigError
 from roundel.quark.specs import DATA_TYPES, KINDS, SPECS
 from roundel.quark.tools import TOOLS, run_tool, tool_module
@@ -131,6 +131,9 @@ VERSION = f"0.13+roundel.{_ROUNDEL}"
 
 TOOL_PREFIX = "quark.onnx.tools."
 
+_CLI_MODULE = "quark.experimental.cli.main"
+CLI = "quark-cli"
+
 # By package.
 _MODULES: Mapping[str, Iterable[str]] = {
     "quark": ("version",),
@@ -151,6 +154,7 @@ _MODULES: Mapping[str, Iterable[str]] = {
     ),
     "quark.onnx.tools": tuple(TOOLS),
     "quark.onnx.utils": ("model_utils", "deploy_utils", "file_utils", "system_utils"),
+    "quark.experimental.cli": ("main",),
     "quark.shares.utils": ("log", "import_utils"),
 }
 MODULES = frozenset(f"{package}.{name}" for package, names in _MODULES.items() for name in names)
@@ -193,6 +197,10 @@ class _Finder(MetaPathFinder, Loader):
     def create_module(self, spec: ModuleSpec) -> ModuleType:
         if spec.name.startswith(TOOL_PREFIX):
             return tool_module(spec.name)
+        if spec.name == _CLI_MODULE:
+            module = _Module(spec.name)
+            module.main = commands.main  # type: ignore[attr-defined]
+            return module
         return _Module(spec.name)
 
     def exec_module(self, module: ModuleType) -> None:
@@ -241,6 +249,7 @@ def _forget() -> None:
 USAGE = """usage: python -m roundel.quark [--strict] SCRIPT [ARGUMENT …]
        python -m roundel.quark [--strict] -m MODULE [ARGUMENT …]
        python -m roundel.quark [--strict] -c CODE [ARGUMENT …]
+       python -m roundel.quark [--strict] quark-cli onnx-ptq [ARGUMENT …]
 
 Runs it with `import quark.onnx` meaning Roundel. With --strict, an option, setting or node that does not
 exist is an error; without, a warning."""
@@ -272,6 +281,8 @@ def run_words(arguments: list[str], usage: str, prepare: Callable[[], None]) -> 
         return 0 if arguments else 2
     prepare()
     first, rest = arguments[0], arguments[1:]
+    if first == CLI:
+        return commands.run(rest)
     if first in ("-m", "-c"):
         if not rest:
             sys.stderr.write(f"{first} needs a value\n{usage}\n")
@@ -293,6 +304,8 @@ def _run_script(path: str, arguments: list[str]) -> int:
 def _run_module(name: str, arguments: list[str]) -> int:
     # The documents write the file's ending after the module's name.
     tool = name.removesuffix(".py")
+    if tool == _CLI_MODULE:
+        return commands.run(arguments)
     if tool.startswith(TOOL_PREFIX) and tool in MODULES:
         return run_tool(tool.removeprefix(TOOL_PREFIX), arguments)
     sys.argv = [name, *arguments]

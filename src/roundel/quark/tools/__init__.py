@@ -51,11 +51,16 @@ def random_quantize(
     settings.extra_options["UseRandomData"] = True
     settings.use_external_data_format = external_data
     settings.nodes_to_exclude = [name.strip() for name in exclude_nodes.split(";") if name.strip()]
-    settings.subgraphs_to_exclude = [_subgraph(text) for text in exclude_subgraphs.split(";") if text.strip()]
+    settings.subgraphs_to_exclude = subgraphs(exclude_subgraphs)
     if config == "XINT8":
         settings.calibrate_method = PowerOfTwoMethod.NonOverflow
     ModelQuantizer(Config(settings)).quantize_model(source, target)
     return target
+
+
+def subgraphs(text: str) -> list[tuple[list[str], list[str]]]:
+    """'([a, b], [c]); ([d], [e])' as pairs of lists."""
+    return [_subgraph(part) for part in text.split(";") if part.strip()]
 
 
 def _subgraph(text: str) -> tuple[list[str], list[str]]:
