@@ -24,8 +24,8 @@ HEAD = """# Extra options of existing scripts
 Made by `scripts/make_option_docs.py` from the tables in `src/roundel/quark/` (`options.py`, `algorithms.py`).
 Every key is one of three things: it becomes fields of a recipe (see `docs/recipes.md`) or a setting of the
 run; it asks for what Roundel does anyhow, which a note then says; or it is refused with the reason. A key
-that is not here is an error with a suggestion. `Recipe` is Roundel's own: a dictionary of recipe values that
-win over all else.
+that is not here does nothing and is warned about (an error with `--strict`). `Recipe` is Roundel's own: a
+dictionary of recipe values that win over all else.
 """
 
 

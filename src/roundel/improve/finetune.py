@@ -189,15 +189,11 @@ def optim_device(name: str) -> str:
     Raises:
         RecipeError: no such device here.
     """
+    lacks = device_lacks("optim_device", name)
+    if lacks is not None:
+        raise _missing("optim_device", name, lacks)
     number = _number("optim_device", name)
-    if number is None:
-        return "cpu"
-    import torch
-
-    count = torch.cuda.device_count() if torch.cuda.is_available() else 0
-    if number >= count:
-        raise _missing("optim_device", name, f"torch sees {count} CUDA devices")
-    return f"cuda:{number}"
+    return "cpu" if number is None else f"cuda:{number}"
 
 
 def infer_device(name: str) -> int | None:
@@ -206,10 +202,31 @@ def infer_device(name: str) -> int | None:
     Raises:
         RecipeError: ONNX Runtime has no such device here.
     """
-    number = _number("infer_device", name)
-    if number is not None and not runtime_has_cuda():
-        raise _missing("infer_device", name, "ONNX Runtime has no CUDA provider here")
-    return number
+    lacks = device_lacks("infer_device", name)
+    if lacks is not None:
+        raise _missing("infer_device", name, lacks)
+    return _number("infer_device", name)
+
+
+def device_lacks(option: str, name: str) -> str | None:
+    """Why fine-tuning cannot have this device here; None where it can.
+
+    Args:
+        option: optim_device, which torch must have, or infer_device, which ONNX Runtime must.
+        name: cpu, cuda or cuda:N.
+
+    Raises:
+        RecipeError: the name is of no device.
+    """
+    number = _number(option, name)
+    if number is None:
+        return None
+    if option == "infer_device":
+        return None if runtime_has_cuda() else "ONNX Runtime has no CUDA provider here"
+    import torch
+
+    count = torch.cuda.device_count() if torch.cuda.is_available() else 0
+    return f"torch sees {count} CUDA devices" if number >= count else None
 
 
 def _number(option: str, name: str) -> int | None:

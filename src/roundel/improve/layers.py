@@ -24,7 +24,7 @@ from roundel.plan.types import QuantPlan, Role
 from roundel.recipe.settings import Finetune
 from roundel.state import State
 from roundel.targets.operators import LAYERS
-from roundel.types import Scheme
+from roundel.types import PerChannel, Scheme
 
 _FUSED = ("Relu", "PRelu", "LeakyRelu", "Gelu", "Tanh", "Clip", "Sigmoid", "HardSigmoid", "Softmax")
 
@@ -43,7 +43,10 @@ def runs_quantized(node: ir.Node, plan: QuantPlan) -> bool:
 
 def _in_integers(layer: Layer, plan: QuantPlan) -> bool:
     names = [name for name in (layer.data, layer.weight, layer.bias) if name is not None]
-    return all(map(plan.in_integers, names)) and plan.tensors[layer.weight].integer.symmetric
+    if not all(map(plan.in_integers, names)):
+        return False
+    stored = plan.tensors[layer.weight].integer
+    return stored.symmetric or not isinstance(stored.granularity, PerChannel)
 
 
 @dataclass(frozen=True, slots=True, eq=False)

@@ -456,7 +456,8 @@ class _LayerByLayer:
     def _changes(self, layer: Layer, solution: Solution) -> Changed:
         weight = self.state.params[layer.weight]
         scaled = replace(weight, scale=np.asarray(_unshaped(solution.scale, weight), np.float32))
-        whole = layer.tensor(solution.codes, self.constants.float(layer.weight).shape)
+        codes = solution.codes + int(weight.zero_point.reshape(-1)[0])  # they count from the zero point
+        whole = layer.tensor(codes, self.constants.float(layer.weight).shape)
         changed: Changed = {layer.weight: (whole.astype(weight.qtype.dtype), scaled)}
         if layer.bias is not None:
             params = self._bias_params(layer, layer.bias, solution, scaled)

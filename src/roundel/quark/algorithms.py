@@ -7,9 +7,11 @@ from dataclasses import replace
 from functools import partial
 from typing import Any
 
+from roundel.errors import RoundelError
+from roundel.improve.finetune import device_lacks
 from roundel.numerics.metrics import DISTANCES, IN_DECIBELS
 from roundel.quark import rows
-from roundel.quark.errors import QuarkConfigError, named
+from roundel.quark.errors import QuarkConfigError, go_on
 from roundel.quark.request import Request
 from roundel.quark.rows import Effect, computed, noted, refused, switched, to_field, unsupported
 from roundel.quark.specs import QLayerConfig
@@ -31,10 +33,30 @@ def _samples_a_step(value: Any, request: Request) -> int:
     return int(given.get("BatchSize", 1) * given.get("NumBatches", 1))
 
 
+def _device(key: str, option: str) -> rows.Option:
+    """Scripts are written for other machines: what is not there is the CPU, with a note."""
+
+    def work(value: Any, request: Request) -> Effect:
+        asked = str(value).lower()
+        device, _, others = asked.partition(",")
+        try:
+            lacks = device_lacks(option, device)
+        except ImportError:  # torch itself is missing, which the run will say
+            lacks = None
+        except RoundelError as error:
+            raise QuarkConfigError(error.what, where=key, observed=value, expected=error.expected) from error
+        told = [f"{asked} is not there ({lacks}), so the CPU is used"] if lacks else []
+        told += ["one device is used, the first that is named"] if others and not lacks else []
+        note = f"{key}: {told[0]}" if told else None
+        return Effect(recipe={f"{_TUNE}{option}": "cpu" if lacks else device}, note=note)
+
+    return computed(key, "cpu", f"{_TUNE}{option}; the CPU, with a note, where it is not there", work)
+
+
 FINETUNE = rows.by_key(
     to_field("OptimAlgorithm", "adaround", f"{_TUNE}algorithm", _ALGORITHM, to=_lower),
-    to_field("OptimDevice", "cpu", f"{_TUNE}optim_device", to=_lower),
-    to_field("InferDevice", "cpu", f"{_TUNE}infer_device", to=_lower),
+    _device("OptimDevice", "optim_device"),
+    _device("InferDevice", "infer_device"),
     to_field("NumIterations", 1000, f"{_TUNE}iterations"),
     to_field("LearningRate", None, f"{_TUNE}learning_rate", rows.NUMBER),
     to_field("BatchSize", 1, _BATCH, to=_samples_a_step),
@@ -47,7 +69,7 @@ FINETUNE = rows.by_key(
     to_field("RegParam", 0.01, f"{_TUNE}reg_param"),
     to_field("BetaRange", (20, 2), f"{_TUNE}beta_range", rows.PAIR),
     to_field("WarmStart", 0.2, f"{_TUNE}warm_start"),
-    noted("LRAdjust", None, "one rate serves all layers; what they learn is judged.", rows.PAIR),
+    noted("LRAdjust", None, "one rate serves all layers; what they learn is judged.", rows.PAIR_OR_NOTHING),
     noted("SelectiveUpdate", False, "layers and the whole step are kept where errors fall."),
     noted("OutputQDQ", False, "the loss is that of the layer, before its output is rounded."),
     noted("DropRatio", 1.0, "layers learn from the inputs that they will really see."),
@@ -110,6 +132,19 @@ def _of_search(key: str, default: Any, path: str, kind: rows.Kind | None = None)
     return computed(key, default, f"{path}, with a threshold", work, kind)
 
 
+def _own(key: str) -> rows.Option:
+    """A function of the script's own, which would choose layers; without a threshold, none are chosen."""
+
+    def work(value: Any, request: Request) -> Effect:
+        if value is None:
+            return rows.NOTHING
+        if _given(request, "MetricThreshold", 0) != 0:
+            raise unsupported(key, value, *_OWN)
+        return Effect(note=f"{key}: {_ALL}")
+
+    return computed(key, None, "refused with a threshold: a recipe holds no functions", work, rows.ANY)
+
+
 MIXED = rows.by_key(
     computed("TargetLayerConfig", None, "mixed.type, mixed.weights", _target),
     to_field("TargetOpType", None, "mixed.op_types", rows.TEXTS),
@@ -121,8 +156,8 @@ MIXED = rows.by_key(
     to_field("ExcludeLayers", None, "mixed.exclude", rows.TEXTS),
     _of_search("DataSize", 0, "verify.samples"),
     refused("SubgraphJson", None, "layers are tried one by one.", "Name them in IncludeLayers."),
-    refused("MetricDistanceFn", None, *_OWN),
-    refused("MetricEvaluateFn", None, *_OWN),
+    _own("MetricDistanceFn"),
+    _own("MetricEvaluateFn"),
     noted("SensitivityCacheFile", None, "errors are measured anew in each run."),
     noted("WorkerNum", 1, "one model is tried at a time.", rows.INTEGER),
     noted("DualQuantNodes", False, _ONE_TYPE),
@@ -135,10 +170,12 @@ def nested_effects(key: str, table: rows.Table, given: Mapping[str, Any], reques
     """What the keys of a nested table do together, in the order of the rows.
 
     Raises:
-        QuarkConfigError: a key is unknown, or its value wrong.
+        QuarkConfigError: a value is wrong.
     """
     for word in given:
-        named("option", word, table, f"extra_options['{key}']")
+        if word not in table:
+            what, where = f"There is no option '{word}': it does nothing.", f"extra_options['{key}']"
+            go_on(QuarkConfigError.unknown(what, word, sorted(table), where=where))
     effects = [row.effect(given[word], request) for word, row in table.items() if word in given]
     recipe = {path: value for effect in effects for path, value in effect.recipe.items()}
     notes = [effect.note for effect in effects if effect.note]
@@ -201,20 +238,22 @@ GPTQ = rows.by_key(
 )
 
 
-def _few_bits_algorithm(value: str, request: Request) -> str:
-    words = {"DEFAULT": "round", "GPTQ": "gptq"}
+def _few_bits_algorithm(value: str, request: Request) -> Effect:
+    words = {"DEFAULT": "round", "GPTQ": "gptq", "HQQ": "round"}
     if value not in words:
         why = "weights are rounded to the nearest code or by GPTQ."
-        raise unsupported("MatMulNBitsParams", value, why, "Use 'DEFAULT' or 'GPTQ'.")
-    return words[value]
+        raise unsupported("MatMulNBitsParams", value, why, "Use 'DEFAULT', 'GPTQ' or 'HQQ'.")
+    note = "Algorithm HQQ: scale and zero point of each group are searched by squared error"
+    hqq = {"weight_only.symmetric": False, "weight_only.range": "mse"} if value == "HQQ" else {}
+    return Effect({"weight_only.algorithm": words[value], **hqq}, note=note if hqq else None)
 
 
 FEW_BITS = rows.by_key(
-    to_field("Algorithm", "DEFAULT", "weight_only.algorithm", to=_few_bits_algorithm),
     to_field("GroupSize", 128, "weight_only.group_size"),
     to_field("Symmetric", True, "weight_only.symmetric"),
     to_field("Bits", 4, "weight_only.bits"),
     to_field("AccuracyLevel", 0, "weight_only.accuracy_level"),
+    computed("Algorithm", "DEFAULT", "weight_only.algorithm", _few_bits_algorithm, rows.TEXT),
 )
 
 
@@ -228,7 +267,7 @@ _GPTQ_FIELDS = {"weight_only.algorithm": "gptq", "weight_only.format": "qdq"}
 ALGORITHMS = (
     computed("FastFinetune", {}, "improve.finetune.*", _finetune),
     to_field("CLESteps", 1, f"{_EQUALIZE}steps", rows.INTEGER, to=_steps),
-    to_field("CLEBalanceMethod", "max", f"{_EQUALIZE}enabled", rows.one_of("max"), to=lambda *_: True),
+    noted("CLEBalanceMethod", "max", "channels are balanced by their largest values.", rows.TEXT),
     refused("CLEWeightThreshold", 0.5, *_ANY_SIZE),
     to_field("CLEScaleAppendBias", True, f"{_EQUALIZE}append_bias"),
     noted("CLEScaleUseThreshold", True, "ranges are relative, so no threshold is needed."),

@@ -11,6 +11,7 @@ from typing import Any
 
 from roundel.errors import did_you_mean
 from roundel.quark.enums import CalibrationMethod, QuantFormat, QuantType
+from roundel.quark.errors import QuarkConfigError, go_on
 
 _ALWAYS_SHOWN = ("calibrate_method", "quant_format", "activation_type", "weight_type")
 
@@ -75,10 +76,10 @@ class QuantizationConfig:
     preset: str | None = field(default=None, kw_only=True, compare=False)
 
     def __setattr__(self, name: str, value: object) -> None:
-        # A misspelt setting would otherwise be kept and never read.
+        # A misspelt setting is kept and never read.
         if name not in self.__dataclass_fields__:
-            hint = did_you_mean(name, self.__dataclass_fields__)
-            raise AttributeError(f"QuantizationConfig has no setting '{name}'. {hint or ''}".rstrip())
+            what = f"QuantizationConfig has no setting '{name}': it does nothing."
+            go_on(QuarkConfigError(what, hint=did_you_mean(name, self.__dataclass_fields__)))
         object.__setattr__(self, name, value)
 
     def __str__(self) -> str:

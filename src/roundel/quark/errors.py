@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import logging
+import os
 from collections.abc import Mapping
 from typing import TypeVar
 
@@ -20,6 +22,24 @@ class QuarkModelMissingError(ModelError, FileNotFoundError):
 
 class QuarkDataError(DataError, ValueError):
     """There is no calibration data, or it cannot be used."""
+
+
+STRICT = "ROUNDEL_QUARK_STRICT"
+"""Set in the environment, by `--strict`, so that workers know it, too."""
+
+_LOG = logging.getLogger("roundel.quark")
+
+
+def go_on(error: QuarkConfigError) -> None:
+    """What scripts get away with elsewhere: a warning on stderr, or in the script's log, and the run goes on.
+
+    Raises:
+        QuarkConfigError: the same as an error, where the script runs with `--strict`.
+    """
+    if os.environ.get(STRICT):
+        raise error
+    told = [f"{label}: {text}" for label, text in error.details() if label != "expected"]
+    _LOG.warning("WARNING: %s", " ".join([error.what, *(["(" + "; ".join(told) + ")"] if told else [])]))
 
 
 def named(what: str, name: object, table: Mapping[str, Entry], where: str | None = None) -> Entry:

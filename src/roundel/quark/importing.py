@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import importlib
+import os
 import runpy
 import sys
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from importlib.abc import Loader, MetaPathFinder
 from importlib.machinery import ModuleSpec
 from pathlib import Path
@@ -13,8 +14,8 @@ from types import ModuleType
 from typing import Any, NoReturn
 
 from roundel.errors import did_you_mean
-from roundel.quark import presets, qconfig, runtime
-from roundel.quark.errors import QuarkConfigError
+from roundel.quark import commands, presets, qconfig, runtime
+from roundel.quark.errors import STRICT, QuarkConfigError
 from roundel.quark.specs import DATA_TYPES, KINDS, SPECS
 from roundel.quark.tools import TOOLS, run_tool, tool_module
 from roundel.version import VERSION as _ROUNDEL
@@ -60,7 +61,10 @@ _OURS: Mapping[str, tuple[str, ...]] = {
         *("DEFAULT_MICROEXPONENTS_PARAMS", "DEFAULT_MICROSCALING_PARAMS"),
         *("get_default_config", "get_default_config_mapping"),
     ),
-    "specs": ("AlgoConfig", "DataType", "QLayerConfig", "QTensorConfig", *KINDS, *DATA_TYPES, *SPECS),
+    "specs": (
+        *("AlgoConfig", "DataType", "QLayerConfig", "QTensorConfig", "parse_data_type"),
+        *(*KINDS, *DATA_TYPES, *SPECS),
+    ),
     "qconfig": ("QConfig",),
     "quantizer": ("ModelQuantizer", "quantize_dynamic", "quantize_static"),
     "runtime": (
@@ -69,6 +73,15 @@ _OURS: Mapping[str, tuple[str, ...]] = {
         *("COP_BFP_OP_NAME", "COP_DEQUANT_OP_NAME", "COP_DOMAIN", "COP_IN_OP_NAME", "COP_LSTM_OP_NAME"),
         *("COP_MX_OP_NAME", "COP_QUANT_OP_NAME", "COP_VERSION"),
         *("create_infer_session_for_onnx_model", "get_library_path", "register_custom_ops_library"),
+    ),
+    "scripting": (
+        *("is_version_below", "get_opset_version", "get_batch_size", "make_batch_size_fixed"),
+        *("check_model_is_fp16", "infer_shape", "load_model_with_shape_infer", "check_onnx_model"),
+        *("remove_initializer_from_input", "convert_nchw_to_nhwc", "get_matmul_nodes_without_weights"),
+        *("get_tensor_value", "generate_initializer", "scale2pos", "pos2scale"),
+        *("get_qmin_qmax_for_qType", "quantize_nparray", "run_calibration"),
+        *("calculate_mse", "calculate_cos", "calculate_l1_distance", "calculate_l2_distance"),
+        *("calculate_psnr", "calculate_ssim"),
     ),
     "search": ("AutoSearchPro", "generate_all_configs", "get_auto_search_config"),
 }
@@ -118,6 +131,9 @@ VERSION = f"0.13+roundel.{_ROUNDEL}"
 
 TOOL_PREFIX = "quark.onnx.tools."
 
+_CLI_MODULE = "quark.experimental.cli.main"
+CLI = "quark-cli"
+
 # By package.
 _MODULES: Mapping[str, Iterable[str]] = {
     "quark": ("version",),
@@ -127,16 +143,19 @@ _MODULES: Mapping[str, Iterable[str]] = {
         *("quant_utils", "quantize", "calibrate", "auto_search", "custom_config", "data_reader"),
         "dump_model",
     ),
-    "quark.onnx.calibration": ("methods", "data_readers", "calibrators"),
+    "quark.onnx.calibration": (
+        *("methods", "data_readers", "calibrators", "calibrate", "interface", "calib_utils"),
+    ),
     "quark.onnx.operators.custom_ops": ("build_custom_ops",),
-    "quark.onnx.quantization": ("api", "quantize", "quant_utils"),
+    "quark.onnx.quantization": ("api", "quantize", "quant_utils", "output_eval"),
     "quark.onnx.quantization.auto_search": ("auto_search_v1", "auto_search_pro"),
     "quark.onnx.quantization.config": (
         *("config", "custom_config", "legacy", "algorithm", "spec", "data_type"),
     ),
     "quark.onnx.tools": tuple(TOOLS),
-    "quark.onnx.utils": ("model_utils", "deploy_utils"),
-    "quark.shares.utils": ("log",),
+    "quark.onnx.utils": ("model_utils", "deploy_utils", "file_utils", "system_utils"),
+    "quark.experimental.cli": ("main",),
+    "quark.shares.utils": ("log", "import_utils"),
 }
 MODULES = frozenset(f"{package}.{name}" for package, names in _MODULES.items() for name in names)
 
@@ -178,6 +197,10 @@ class _Finder(MetaPathFinder, Loader):
     def create_module(self, spec: ModuleSpec) -> ModuleType:
         if spec.name.startswith(TOOL_PREFIX):
             return tool_module(spec.name)
+        if spec.name == _CLI_MODULE:
+            module = _Module(spec.name)
+            module.main = commands.main  # type: ignore[attr-defined]
+            return module
         return _Module(spec.name)
 
     def exec_module(self, module: ModuleType) -> None:
@@ -186,23 +209,36 @@ class _Finder(MetaPathFinder, Loader):
 
 
 _FINDER = _Finder()
+CHILDREN = str(Path(__file__).with_name("children"))
+"""A folder with a `quark` that installs this one: a new process has no finder, but it takes over the path."""
 
 
 def install() -> None:
-    """From now on `import quark…` means Roundel in this process.
+    """From now on `import quark…` means Roundel in this process, and in workers that it spawns.
 
     Modules of AMD's package that were imported before are forgotten, so that no script mixes the two.
     """
     if _FINDER not in sys.meta_path:
         _forget()
         sys.meta_path.insert(0, _FINDER)
+    if CHILDREN not in sys.path:
+        sys.path.insert(1, CHILDREN)  # the first place is the script's own folder
 
 
 def uninstall() -> None:
     """Undo `install`."""
     if _FINDER in sys.meta_path:
         sys.meta_path.remove(_FINDER)
+    if CHILDREN in sys.path:
+        sys.path.remove(CHILDREN)
     _forget()
+
+
+def _install_in_programs() -> None:
+    """Also in Python programs that this process starts."""
+    before = os.environ.get("PYTHONPATH")
+    if CHILDREN not in (before or "").split(os.pathsep):
+        os.environ["PYTHONPATH"] = os.pathsep.join(filter(None, (CHILDREN, before)))
 
 
 def _forget() -> None:
@@ -210,23 +246,46 @@ def _forget() -> None:
         del sys.modules[name]
 
 
-USAGE = """usage: python -m roundel.quark SCRIPT [ARGUMENT …]
-       python -m roundel.quark -m MODULE [ARGUMENT …]
-       python -m roundel.quark -c CODE [ARGUMENT …]
+USAGE = """usage: python -m roundel.quark [--strict] SCRIPT [ARGUMENT …]
+       python -m roundel.quark [--strict] -m MODULE [ARGUMENT …]
+       python -m roundel.quark [--strict] -c CODE [ARGUMENT …]
+       python -m roundel.quark [--strict] quark-cli onnx-ptq [ARGUMENT …]
 
-Runs it with `import quark.onnx` meaning Roundel."""
+Runs it with `import quark.onnx` meaning Roundel. With --strict, an option, setting or node that does not
+exist is an error; without, a warning."""
 
 
 def main(arguments: list[str]) -> int:
     """Do what the command line says; returns the exit status."""
+
+    def prepare() -> None:
+        install()
+        _install_in_programs()
+
+    return run_words(arguments, USAGE, prepare)
+
+
+def run_words(arguments: list[str], usage: str, prepare: Callable[[], None]) -> int:
+    """Run a script, a module or code as Python's own command line does; returns the exit status.
+
+    Args:
+        arguments: of the command line.
+        usage: what to show where they cannot be obeyed.
+        prepare: called before anything of the script runs.
+    """
+    if arguments[:1] == ["--strict"]:
+        os.environ[STRICT] = "1"
+        arguments = arguments[1:]
     if not arguments or arguments[0] in ("-h", "--help"):
-        sys.stdout.write(USAGE + "\n")
+        sys.stdout.write(usage + "\n")
         return 0 if arguments else 2
-    install()
+    prepare()
     first, rest = arguments[0], arguments[1:]
+    if first == CLI:
+        return commands.run(rest)
     if first in ("-m", "-c"):
         if not rest:
-            sys.stderr.write(f"{first} needs a value\n{USAGE}\n")
+            sys.stderr.write(f"{first} needs a value\n{usage}\n")
             return 2
         return _run_module(rest[0], rest[1:]) if first == "-m" else _run_code(rest[0], rest[1:])
     return _run_script(first, rest)
@@ -245,6 +304,8 @@ def _run_script(path: str, arguments: list[str]) -> int:
 def _run_module(name: str, arguments: list[str]) -> int:
     # The documents write the file's ending after the module's name.
     tool = name.removesuffix(".py")
+    if tool == _CLI_MODULE:
+        return commands.run(arguments)
     if tool.startswith(TOOL_PREFIX) and tool in MODULES:
         return run_tool(tool.removeprefix(TOOL_PREFIX), arguments)
     sys.argv = [name, *arguments]

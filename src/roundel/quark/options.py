@@ -26,11 +26,14 @@ def _unshare_weights(value: list[str], request: Request) -> bool:
     return True
 
 
-def _opset(value: int, request: Request) -> int:
-    if value not in (17, 21):
-        why = "files are written at opset 17, or at 21 with native 16-bit Q/DQ."
-        raise unsupported("ConvertOpsetVersion", value, why, "Use 17 or 21; a newer model keeps its opset.")
-    return value
+_OPSETS = 17, 21  # the oldest that files are written at, and the newest that a model is raised to
+
+
+def _opset(value: int, request: Request) -> Effect:
+    lowest, highest = _OPSETS
+    taken = min(max(value, lowest), highest)
+    note = f"ConvertOpsetVersion: {taken} instead of {value}; a newer model keeps its opset"
+    return Effect(recipe={"output.opset": taken}, note=None if taken == value else note)
 
 
 _SHAPE = re.compile(r"\s*(?P<name>.+?)\s*:\s*\[(?P<sizes>[\d\s,.]+)\]\s*")
@@ -75,10 +78,16 @@ GRAPH = (
     refused("PreprocessYAML", None, *_YAML),
     to_field("SimplifyModel", True, "prepare.fold_constants"),
     refused("SimplifyModelOptions", {}, "they belong to another simplifier.", "Use SimplifyModel alone."),
-    to_field("ConvertOpsetVersion", None, "output.opset", rows.INTEGER, to=_opset),
-    noted("RemoveInputInit", True, "a weight is never an input, which could replace it.", refuse=False),
+    computed("ConvertOpsetVersion", None, "output.opset", _opset, rows.INTEGER),
+    noted("RemoveInputInit", True, "a weight is never an input, which could replace it."),
     to_field("CopySharedInit", None, "prepare.unshare_weights", rows.TEXTS, to=_unshare_weights),
-    to_field("CopyBiasInit", sorted(_LAYERS), "prepare.unshare_biases", to=lambda value, _: bool(value)),
+    to_field(
+        "CopyBiasInit",
+        sorted(_LAYERS),
+        "prepare.unshare_biases",
+        rows.TEXTS_OR_NONE,
+        to=lambda value, _: bool(value),
+    ),
     to_field("FoldBatchNorm", True, "prepare.fold_batch_norm"),
     to_field("FuseInstanceNorm", True, "prepare.fuse_instance_norm"),
     to_field("FuseL2Norm", True, "prepare.fuse_l2_norm"),
@@ -142,6 +151,7 @@ BETWEEN = (
     refused(
         "QDQOpTypePerChannelSupportToAxis", {}, "the axis follows from the operator.", "Use per_channel=True."
     ),
+    noted("UseQDQVitisCustomOps", True, "operators of no library are needed; types and format decide."),
     switched("UseQDQContribOps", False, "placement.domain", {"placement.domain": "com.microsoft"}),
     *(to_field(key, True, "placement.keep_pair_before", to=_keep_before) for key in _KEPT),
     to_field("RemoveQDQConvGelu", False, _BETWEEN, to=_left_out),
@@ -251,10 +261,7 @@ def _blocks(option: str) -> rows.Option:
 
 
 _BIAS_STEP = "a bias of 16 or 32 bits has the step of its layer's products."
-_FP16 = (
-    "float16 models become float32 models first, value by value, and are quantized then.",
-    "Leave it out; for a float16 result use the preset FP16 or `roundel convert`.",
-)
+_FP16 = "float16 models become float32 models first, value by value, inputs and outputs included."
 
 NUMERIC = (
     to_field("ActivationSymmetric", False, "activations.symmetric"),
@@ -262,14 +269,12 @@ NUMERIC = (
     to_field("QuantizeBias", True, "bias.type", to=_bias),
     to_field("Int32Bias", True, "bias.type", to=_bias),
     to_field("Int16Bias", False, "bias.type", to=_bias),
-    noted("AdjustBiasScale", True, _BIAS_STEP, refuse=False),
+    noted("AdjustBiasScale", True, _BIAS_STEP),
     noted("AdjustWeightScaleForInt32Bias", False, "a weight's scale grows where its bias would not fit."),
     switched("Int16Scale", False, ", ".join(_SCALES), dict.fromkeys(_SCALES, "int16")),
     computed("UsePowerOf2Scale", True, ", ".join(_SCALES), _power_of_two),
-    refused(
-        "UseUnsignedReLU", False, "it is of the QOperator format.", "Use activation_type=QuantType.QUInt8."
-    ),
-    refused("QuantizeFP16", False, *_FP16),
+    noted("UseUnsignedReLU", False, "activations have the type of the config; QUInt8 is unsigned."),
+    noted("QuantizeFP16", False, _FP16),
     noted("UseFP32Scale", False, "scales are float32."),
     to_field("WeightScaled", False, "weights.scaled", to=_scaled),
     to_field("ActivationScaled", False, "activations.scaled", to=_scaled),
@@ -311,6 +316,16 @@ def _weight_method(value: Any, request: Request) -> str:
     return _WEIGHT_METHODS[value]
 
 
+_STATISTICS = "save_and_restore.npz"
+
+
+def _statistics(value: Any, request: Request) -> Effect:
+    if isinstance(value, bool):
+        note = f"SaveAndRestore: ranges are kept in {_STATISTICS}; a path names another file"
+        return Effect(run={"statistics": _STATISTICS}, note=note) if value else rows.NOTHING
+    return Effect(run={"statistics": value})
+
+
 def _mode(value: str, request: Request) -> str:
     return _MODES[value]
 
@@ -337,7 +352,7 @@ CALIBRATION = (
     to_field("Scenario", "same", "calibration.scenario", rows.one_of("same", "p3")),
     to_field("LWPMetric", "mae", "calibration.metric", rows.one_of("mae", "mse")),
     to_field("PercentileCandidates", None, "calibration.candidates", rows.NUMBERS),
-    noted("LWPUseHistogram", True, "ranges come from histograms.", refuse=False),
+    noted("LWPUseHistogram", True, "ranges come from histograms."),
     to_field("MinMSEModePof2Scale", "All", "calibration.mode", rows.one_of(*_MODES), to=_mode),
     to_field("MinMSEMode", "All", "calibration.mode", rows.one_of(*_MODES), to=_mode),
     to_field("WeightCalibrateMethod", None, "weights.method", to=_weight_method),
@@ -346,7 +361,7 @@ CALIBRATION = (
     noted("CalibWorkerNum", 1, "calibration uses the cores that there are."),
     refused("CalibPassthroughOpTypes", [], *_SHARED),
     refused("SaveTensorHistFig", False, *_NO_PICTURES),
-    to_run("SaveAndRestore", None, "statistics", rows.PATH),
+    computed("SaveAndRestore", None, "the run: statistics", _statistics, rows.PATH_OR_SWITCH),
     to_run("TensorsRangeFile", None, "statistics", rows.PATH),
     to_run("UseRandomData", False, "random_data"),
     to_run("RandomDataReaderInputShape", {}, "random_shapes"),

@@ -73,7 +73,7 @@ class QConfig(Settings):
             {specs.QLayerConfig.from_dict(config): names for config, names in layers},
             {config and specs.QLayerConfig.from_dict(config): names for config, names in types},
             words.get("exclude"),
-            [named("algorithm", one.get("name"), specs.KINDS).from_dict(one) for one in algorithms],
+            [named("algorithm", one.get("name"), specs.BY_NAME).from_dict(one) for one in algorithms],
             words.get("use_external_data_format", False),
             extra_options=words.get("extra_options"),
         )

@@ -5,21 +5,25 @@ from __future__ import annotations
 import tempfile
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import onnx
+import onnx_ir as ir
 
+from roundel.model.files import save_model
+from roundel.outputs import model_targets, refuse_overwriting
 from roundel.pipeline import quantize
 from roundel.quark.config import Config, QuantizationConfig
 from roundel.quark.enums import CalibrationMethod, QuantFormat, QuantType
 from roundel.quark.errors import QuarkConfigError, QuarkDataError, QuarkModelMissingError
 from roundel.quark.qconfig import QConfig, check_config
 from roundel.quark.request import INTEGERS
-from roundel.quark.runtime import Model, random_spec, show_evaluation
+from roundel.quark.runtime import Model, channels_last, random_spec, show_evaluation
 from roundel.quark.specs import AlgoConfig
 from roundel.quark.translate import Translation, translate
-from roundel.report.console import ProgressListener, show_plan, show_summary, terminal
+from roundel.report.console import progress_listener, show_plan, show_summary, terminal
 from roundel.result import QuantizeResult
 
 
@@ -64,17 +68,40 @@ class ModelQuantizer:
             what = "The model file does not exist."
             raise QuarkModelMissingError(what, where=model_input, hint="Check the path.")
         told = translate(self.config, model_input, algorithms or ())
+        if told.operators and model_output is not None:
+            refuse_overwriting(model_targets(model_output), {"input model": model_input})
+        data = _data(told, calibration_data_reader, calibration_data_path)
+        if data is None and told.recipe.mode == "static":
+            told = told.without_data()
+        if told.recipe.prepare.nchw_to_nhwc and data is not None:  # which stays in the float model's layout
+            data = channels_last(data, model_input, told.recipe.data.samples)
         with _temporary_folder(told.run.get("temporary_folder")):
             result = quantize(
                 model_input,
-                model_output,
+                None if told.operators else model_output,
                 recipe=told.recipe,
-                data=_data(told, calibration_data_reader, calibration_data_path),
+                data=data,
                 stats=told.run.get("statistics"),
-                listener=ProgressListener() if told.config.print_summary else None,
+                listener=progress_listener() if told.config.print_summary else None,
             )
-        _report(model_input, result, told)
-        return result.model if model_output is None else None
+        model, notes = (result.model, told.notes) if not told.operators else _as_operators(result, told)
+        _report(model_input, result, replace(told, notes=notes))
+        if told.operators and model_output is not None:
+            save_model(model, Path(model_output), external_data=told.config.use_external_data_format)
+        if model_output is not None:
+            return None
+        return model if isinstance(model, onnx.ModelProto) else ir.to_proto(model)
+
+
+def _as_operators(result: QuantizeResult, told: Translation) -> tuple[ir.Model, tuple[str, ...]]:
+    """The model with QLinear operators, as quant_format=QOperator asks for."""
+    from roundel.quark.tools.operators import convert_qdq_to_qop  # the tools quantize, too
+
+    model, done = convert_qdq_to_qop(result.ir)
+    said = (
+        f"QOperator: {done} in place of their pairs; what has none keeps its pairs, and no record is written"
+    )
+    return model, (*told.notes, said)
 
 
 def _report(source: Model, result: QuantizeResult, told: Translation) -> None:
@@ -98,7 +125,8 @@ def _data(told: Translation, reader: object, folder: str | Path | None) -> objec
     if told.run.get("random_data"):
         return random_spec(told.run.get("random_shapes"), told.run.get("random_ranges"))
     moving = told.recipe.activations
-    calibrated = moving.type in INTEGERS or moving.scaled or told.recipe.effort != "none"
+    learns = told.recipe.finetuning != "none" or told.config.extra_options.get("BiasCorrection")
+    calibrated = moving.type in INTEGERS or moving.scaled or learns
     if told.recipe.mode == "static" and calibrated:
         raise QuarkDataError(
             "There is no calibration data.",

@@ -222,10 +222,13 @@ class Request:
 
     @property
     def effort(self) -> str:
-        """Accuracy by default; short floats and blocks need no data, unless something is asked for."""
-        if self.tuned:
-            return "high"
-        return "fast" if self.integer_weights or self.asked("BiasCorrection") else "none"
+        """Accuracy by default; short floats and blocks get along without data, too (`without_data`)."""
+        return "high" if self.tuned else "fast"
+
+    @property
+    def equalizes(self) -> bool:
+        """Whether equalization is asked for: a preset for floats that was named has not, though it is on."""
+        return self.config.include_cle and (self.integer_weights or self.config.preset is None)
 
     @property
     def casts(self) -> bool:
@@ -381,7 +384,7 @@ def _steps(request: Request) -> Values:
         yield f"improve.{part}", not request.integer_activations  # the same placement
     yield "improve.rounding", integers and request.integer_activations
     yield "improve.ranges", request.integer_activations
-    yield "improve.equalize.enabled", integers and request.config.include_cle
+    yield "improve.equalize.enabled", request.equalizes
     yield "improve.smooth.enabled", request.config.include_sq
     yield "improve.smooth.insert", request.config.include_sq
     yield "improve.rotate.enabled", request.config.include_rotation

@@ -39,11 +39,14 @@ INTEGER = Kind("a whole number", _integer)
 COUNT = Kind("a whole number above 0", lambda v: _integer(v) and v > 0)
 TEXT = Kind("a text", lambda v: isinstance(v, str))
 TEXTS = Kind("a list of texts", _all(lambda item: isinstance(item, str)))
+TEXTS_OR_NONE = Kind("a list of texts or None", lambda v: v is None or TEXTS.fits(v))
 PAIR = Kind("a pair of numbers", lambda v: isinstance(v, list | tuple) and len(v) == 2)
 PAIRS = Kind("a list of pairs", _all(lambda item: len(item) == 2))
 NUMBERS = Kind("a list of numbers", _all(_number))
 TABLE = Kind("a dictionary", lambda v: isinstance(v, Mapping))
 PATH = Kind("a path", lambda v: isinstance(v, str) or hasattr(v, "__fspath__"))
+PATH_OR_SWITCH = Kind("a path", lambda v: isinstance(v, bool) or PATH.fits(v))
+PAIR_OR_NOTHING = Kind("a pair of numbers or ()", lambda v: PAIR.fits(v) or v == ())
 ANY = Kind("anything", lambda v: True)
 
 
@@ -148,12 +151,10 @@ def to_run(key: str, default: Any, name: str, kind: Kind | None = None) -> Optio
     return computed(key, default, becomes, lambda v, _: Effect(run={name: v}), kind)
 
 
-def noted(key: str, default: Any, why: str, kind: Kind | None = None, *, refuse: Any = NOTHING) -> Option:
-    """Without effect: Roundel works like that anyhow, or chooses itself; `refuse` asks for the opposite."""
+def noted(key: str, default: Any, why: str, kind: Kind | None = None) -> Option:
+    """Without effect: Roundel works like that anyhow, or chooses itself."""
 
     def work(value: Any, request: Request) -> Effect:
-        if value is refuse:
-            raise unsupported(key, value, why, "Leave the option out.")
         return NOTHING if value == default else Effect(note=f"{key}: {why}")
 
     return computed(key, default, f"always so: {why}", work, kind)

@@ -10,7 +10,8 @@ from __future__ import annotations
 
 import logging
 import math
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Generator, Iterable, Iterator, Mapping, Sequence
+from dataclasses import replace
 from functools import wraps
 from pathlib import Path
 from typing import Any, TypeVar
@@ -22,6 +23,7 @@ from onnxruntime.quantization.calibrate import CalibrationDataReader
 from rich.console import Console
 
 from roundel.data import RandomSpec, Samples, open_samples
+from roundel.data.samples import Item, Source
 from roundel.model.graph import input_specs
 from roundel.model.load import load_model
 from roundel.model.session import open_session
@@ -30,7 +32,7 @@ from roundel.qdq.nodes import QUARK
 from roundel.qdq.read import is_quantize
 from roundel.quark.errors import QuarkConfigError, QuarkDataError
 from roundel.result import QuantizeResult
-from roundel.types import Sample
+from roundel.types import InputSpec, Sample
 
 Model = str | Path | onnx.ModelProto
 
@@ -44,6 +46,36 @@ def random_spec(
         shapes={name: tuple(shape) for name, shape in (shapes or {}).items()},
         ranges={name: (low, high) for name, (low, high) in (ranges or {}).items()},
     )
+
+
+def channels_last(data: object, model: Model, limit: int | None = None) -> Samples:
+    """Data for the model as it is given, with the channels of images moved to the last axis.
+
+    Args:
+        data: whatever `open_samples` takes, in the layout of the float model.
+        model: the float model.
+        limit: the largest number of samples.
+    """
+    given = open_samples(data, input_specs(load_model(model).model), limit=limit)
+    images = {spec.name for spec in given.inputs if spec.shape is not None and len(spec.shape) == 4}
+
+    def items() -> Generator[Item, None, None]:
+        for sample in given:
+            yield Item({name: _turned(array) if name in images else array for name, array in sample.items()})
+
+    facts = {key: value for key, value in given.description.items() if key in ("random", "seed")}
+    source = Source("data with channels moved last", items, repeatable=given.repeatable, facts=facts)
+    return Samples(source, [_turned_spec(spec) if spec.name in images else spec for spec in given.inputs])
+
+
+def _turned(array: Any) -> Any:
+    return np.ascontiguousarray(np.moveaxis(array, 1, -1))
+
+
+def _turned_spec(spec: InputSpec) -> InputSpec:
+    assert spec.shape is not None, "only images are turned"
+    batch, channels, *sides = spec.shape
+    return replace(spec, shape=(batch, *sides, channels))
 
 
 class _SampleReader(CalibrationDataReader):  # type: ignore[misc]
@@ -250,6 +282,7 @@ def dump_model(
 
 def show_evaluation(console: Console, source: Model, result: QuantizeResult, data: object) -> None:
     """Print how far the first outputs are apart; without a reader, the verification has done so already."""
+    turned = bool(result.record.recipe["prepare"]["nchw_to_nhwc"])
     if data is None:
         words = "EvalMetrics: see 'against the float model' above; EvalDataReader gives other samples"
         console.print(words, highlight=True)
@@ -258,8 +291,12 @@ def show_evaluation(console: Console, source: Model, result: QuantizeResult, dat
     sessions = open_session(before), open_session(result.ir)
     found = []
     for sample in open_samples(data, input_specs(before)):
-        one, other = (session.run([session.get_outputs()[0].name], sample)[0] for session in sessions)
-        found.append(Closeness.of(one, other))
+        last = {n: _turned(a) if turned and a.ndim == 4 else a for n, a in sample.items()}
+        one, other = (
+            session.run([session.get_outputs()[0].name], feed)[0]
+            for session, feed in zip(sessions, (sample, last), strict=True)
+        )
+        found.append(Closeness.of(_turned(one) if turned and one.ndim == 4 else one, other))
     cosines = [pair.cosine for pair in found] or [math.nan]
     lengths = [math.sqrt(pair.noise) for pair in found] or [math.nan]
     console.print(

@@ -16,7 +16,7 @@ from roundel.model.normalise import raise_opset
 from roundel.passes import prepare
 from roundel.plan import build_plan
 from roundel.quark.enums import recipe_type
-from roundel.quark.errors import QuarkConfigError
+from roundel.quark.errors import QuarkConfigError, go_on
 from roundel.quark.qconfig import QConfig, split_excluded
 from roundel.quark.request import INTEGERS, Request, block_type
 from roundel.quark.specs import Int32, QLayerConfig, QTensorConfig
@@ -103,6 +103,29 @@ def _bounds(entry: Mapping[str, Any], request: Request, where: str) -> tuple[flo
     return (low - zero) * scale, (kind.qmax - zero) * scale
 
 
+def known_overrides(
+    given: Sequence[Mapping[str, Any]], recipe: Recipe, model: ModelSource
+) -> tuple[Mapping[str, Any], ...]:
+    """The overrides whose tensors the model has and quantizes; the others are warned about.
+
+    Args:
+        given: of single tensors, as scripts name them.
+        recipe: everything but these.
+        model: the float model.
+    """
+    planned = build_plan(Nodes(model, recipe).model, recipe).tensors
+    kept = []
+    for entry in given:
+        gone = [name for name in entry["tensors"] if name not in planned]
+        for name in gone:
+            what = f"No tensor '{name}' is quantized: its override does nothing."
+            hint = did_you_mean(name, planned)
+            go_on(QuarkConfigError(what, where="TensorQuantOverrides, MixedPrecisionTensor", hint=hint))
+        names = tuple(name for name in entry["tensors"] if name in planned)
+        kept += [{**entry, "tensors": names}] if names else []
+    return tuple(kept)
+
+
 def selected(
     request: Request, layers: QConfig | None, float_outputs: Iterable[str], recipe: Recipe, model: ModelSource
 ) -> tuple[dict[str, Any], list[str]]:
@@ -149,7 +172,14 @@ def _choice(request: Request, nodes: Nodes) -> Iterator[tuple[str, Any]]:
     if excluded:
         yield "selection.exclude", tuple(dict.fromkeys(excluded))
     if config.nodes_to_quantize:
-        yield "selection.include", tuple(nodes.find(config.nodes_to_quantize, "nodes_to_quantize"))
+        included = tuple(nodes.find(config.nodes_to_quantize, "nodes_to_quantize"))
+        if not included:  # nothing chosen would mean everything
+            raise QuarkConfigError(
+                "None of the nodes to quantize is in the model.",
+                where="nodes_to_quantize",
+                observed=config.nodes_to_quantize[:5],
+            )
+        yield "selection.include", included
     if config.subgraphs_to_exclude:
         _, pairs = split_excluded(list(config.subgraphs_to_exclude))
         yield "selection.exclude_subgraphs", tuple(nodes.between(pair) for pair in pairs)
@@ -194,10 +224,12 @@ class Nodes:
         if word in self.given:
             self.notes.append(f"{option}: '{word}' is not there any more after preparation")
             return []
-        names = [*self.given, *self.makers]
-        raise QuarkConfigError(
-            f"The model has no node '{word}'.", where=option, hint=did_you_mean(word, names)
-        )
+        hint = did_you_mean(word, [*self.given, *self.makers])
+        missing = QuarkConfigError(f"The model has no node '{word}'.", where=option, hint=hint)
+        if option == "subgraphs_to_exclude":  # a border that is not there makes another subgraph
+            raise missing
+        go_on(missing)
+        return []
 
     def between(self, pair: Any) -> dict[str, tuple[str, ...]]:
         """A subgraph from its first to its last nodes."""

@@ -11,7 +11,7 @@ from typing import Any, ClassVar
 from roundel.qdq.functions.blocks import WIDTHS
 from roundel.quark.config import Settings, classic_key, readable
 from roundel.quark.enums import CalibMethod, ExtendedQuantType, QuantGranularity, ScaleType
-from roundel.quark.errors import QuarkConfigError, named
+from roundel.quark.errors import QuarkConfigError, go_on, named
 from roundel.types import BlockType
 
 
@@ -48,6 +48,30 @@ DATA_TYPES: dict[str, type[DataType]] = {
     **{name: _data_type(name, ExtendedQuantType[f"Q{name}"]) for name in _PLAIN},
     **{kind.__name__: kind for kind in map(_of_block, BlockType)},
 }
+
+
+def parse_data_type(dtype_name: str | None) -> DataType | None:
+    """The data type of that name, as an object.
+
+    Raises:
+        QuarkConfigError: there is none.
+    """
+    return None if dtype_name is None else named("data type", dtype_name, DATA_TYPES)()
+
+
+_WORDS: Mapping[str, type[enum.Enum]] = {
+    "scale_type": ScaleType,
+    "calibration_method": CalibMethod,
+    "quant_granularity": QuantGranularity,
+}
+
+
+def _word(name: str, value: Any) -> Any:
+    """A member of the enumeration for this field, from 'ScaleType.Float32' or 'Float32'."""
+    kind = _WORDS.get(name)
+    if kind is None or isinstance(value, kind):
+        return value
+    return named(name, str(value).removeprefix(f"{kind.__name__}."), kind.__members__)
 
 
 @dataclass(eq=False, repr=False)
@@ -88,19 +112,24 @@ class QTensorConfig(Settings):
     def to_dict(self) -> dict[str, Any]:
         """Plain words that `from_dict` reads back to an equal spec."""
         words = {row.name: getattr(self, row.name) for row in dataclasses.fields(self)}
-        plain = {name: word.name if isinstance(word, enum.Enum) else word for name, word in words.items()}
+        plain = {name: str(word) if isinstance(word, enum.Enum) else word for name, word in words.items()}
         return {**plain, "data_type": self.kind.__name__}
 
     @staticmethod
     def from_dict(words: dict[str, Any]) -> QTensorConfig:
-        """The spec that `to_dict` wrote down."""
-        return QTensorConfig(
-            words["symmetric"],
-            ScaleType[words["scale_type"]],
-            CalibMethod[words["calibration_method"]],
-            QuantGranularity[words["quant_granularity"]],
-            named("data type", words["data_type"], DATA_TYPES),
-        )
+        """The spec that `to_dict` wrote down; what it leaves out is as usual for the type.
+
+        Raises:
+            QuarkConfigError: it has no data type, or a word is unknown.
+        """
+        given = words.get("data_type")
+        name = given if isinstance(given, str) else getattr(given, "__name__", type(given).__name__)
+        kind = named("data type", name, DATA_TYPES, "data_type")
+        found = {"quant_granularity": QuantGranularity.Tensor, **SPECS[f"{name}Spec"].usual}
+        for word, value in words.items():
+            named("setting of a spec", word, {**found, "data_type": kind})
+            found[word] = _word(word, value)
+        return QTensorConfig(**{**found, "data_type": kind})
 
     def __str__(self) -> str:
         words = ["symmetric" if self.symmetric else "asymmetric", f"{self.scale_type.name} scale"]
@@ -166,10 +195,12 @@ class QLayerConfig(Settings):
         bias: QTensorConfig | None = None,
         output_tensors: QTensorConfig | None = None,
     ) -> None:
-        if input_tensors is not None and activation is not None:
-            raise QuarkConfigError(
-                "Both `activation` and `input_tensors` are given.",
-                hint="`activation` is the old name of `input_tensors`: keep the latter.",
+        if None not in (input_tensors, activation) and input_tensors != activation:
+            go_on(
+                QuarkConfigError(
+                    "Both `activation` and `input_tensors` are given, and they differ: the latter counts.",
+                    hint="`activation` is the old name of `input_tensors`: keep the latter.",
+                )
             )
         self.input_tensors = activation if input_tensors is None else input_tensors
         self.weight = weight
@@ -187,12 +218,14 @@ class QLayerConfig(Settings):
 
     def to_dict(self) -> dict[str, Any]:
         """Plain words that `from_dict` reads back to an equal config."""
-        return {slot: None if (spec := getattr(self, slot)) is None else spec.to_dict() for slot in _SLOTS}
+        return {slot: spec.to_dict() for slot in _SLOTS if (spec := getattr(self, slot)) is not None}
 
     @staticmethod
     def from_dict(words: dict[str, Any]) -> QLayerConfig:
         """The layer config that `to_dict` wrote down."""
         found = {slot: words.get(slot) for slot in (*_SLOTS, "activation")}
+        if found["input_tensors"] is not None:
+            found["activation"] = None  # the old name beside the new one
         return QLayerConfig(
             **{slot: QTensorConfig.from_dict(spec) for slot, spec in found.items() if spec is not None}
         )
@@ -206,23 +239,46 @@ _TUNED = ("Conv", "ConvTranspose", "Gemm", "MatMul", "InstanceNormalization", "L
 _MIXED = ("Conv", "ConvTranspose", "Gemm", "MatMul")
 
 
+def _plain(value: Any) -> Any:
+    if isinstance(value, list | tuple):
+        return [_plain(item) for item in value]
+    return value.to_dict() if isinstance(value, Settings) else value
+
+
+def _read(value: Any) -> Any:
+    """A layer config out of its dictionary; other values stay."""
+    if isinstance(value, Mapping) and value.keys() & {*_SLOTS, "activation"}:
+        return QLayerConfig.from_dict(dict(value))
+    return value
+
+
 @dataclass(eq=False, repr=False)
 class AlgoConfig(Settings):
     """One algorithm: the classic flags that it stands for, and its options."""
 
+    name: ClassVar[str]  # in a dictionary
     flags: ClassVar[Mapping[str, Any]] = {}
     switches: ClassVar[Mapping[str, Any]] = {}  # options that it stands for itself
     inside: ClassVar[str | None] = None  # the classic option that holds the keys
 
     def to_dict(self) -> dict[str, Any]:
-        """The fields by name, in values that JSON keeps."""
-        plain = {key: list(v) if isinstance(v, tuple) else v for key, v in vars(self).items()}
-        return {"name": type(self).__name__, **plain}
+        """The name and what differs from the default, in values that JSON keeps."""
+        usual = {row.name: row.default for row in dataclasses.fields(self)}
+        changed = {key: value for key, value in vars(self).items() if value != usual.get(key, value)}
+        changed |= {key: value for key, value in vars(self).items() if isinstance(value, Settings)}
+        return {"name": self.name, **{key: _plain(value) for key, value in changed.items()}}
 
     @classmethod
     def from_dict(cls, words: Mapping[str, Any]) -> AlgoConfig:
-        """The config that `to_dict` wrote down."""
-        return cls(**{key: value for key, value in words.items() if key != "name"})
+        """The config that `to_dict` wrote down; what it leaves out is at its default.
+
+        Raises:
+            QuarkConfigError: a word is unknown.
+        """
+        fields = {row.name: row for row in dataclasses.fields(cls)}
+        for word in words:
+            named(f"setting of {cls.__name__}", word, {**fields, "name": None})
+        return cls(**{key: _read(value) for key, value in words.items() if key != "name"})
 
     def get_options(self) -> dict[str, Any]:
         """The same in the classic API's extra_options."""
@@ -239,6 +295,7 @@ class AlgoConfig(Settings):
 class SmoothQuantConfig(AlgoConfig):
     """Moves the difficulty of activations into the weights."""
 
+    name: ClassVar[str] = "smooth_quant"
     flags: ClassVar[Mapping[str, Any]] = {"include_sq": True}
 
     alpha: float = 0.5
@@ -248,6 +305,7 @@ class SmoothQuantConfig(AlgoConfig):
 class CLEConfig(AlgoConfig):
     """Cross-layer equalization."""
 
+    name: ClassVar[str] = "cle"
     flags: ClassVar[Mapping[str, Any]] = {"include_cle": True}
 
     cle_balance_method: str = "max"
@@ -262,6 +320,7 @@ class CLEConfig(AlgoConfig):
 class BiasCorrectionConfig(AlgoConfig):
     """Biases that make up for what rounding moved."""
 
+    name: ClassVar[str] = "bias_correction"
     switches: ClassVar[Mapping[str, Any]] = {"BiasCorrection": True}
 
 
@@ -269,6 +328,7 @@ class BiasCorrectionConfig(AlgoConfig):
 class GPTQConfig(AlgoConfig):
     """Rounding that compensates the error of one weight with the next."""
 
+    name: ClassVar[str] = "gptq"
     switches: ClassVar[Mapping[str, Any]] = {"UseGPTQ": True}
     inside: ClassVar[str | None] = "GPTQParams"
 
@@ -286,6 +346,7 @@ class GPTQConfig(AlgoConfig):
 class QuarotConfig(AlgoConfig):
     """Rotations that spread outliers."""
 
+    name: ClassVar[str] = "quarot"
     flags: ClassVar[Mapping[str, Any]] = {"include_rotation": True}
 
     r_matrix_dim: int = 4096
@@ -297,7 +358,6 @@ class QuarotConfig(AlgoConfig):
 class _Finetune(AlgoConfig):
     flags: ClassVar[Mapping[str, Any]] = {"include_fast_ft": True}
     inside: ClassVar[str | None] = "FastFinetune"
-    algorithm: ClassVar[str]
 
     optim_device: str = "cpu"
     infer_device: str = "cpu"
@@ -332,21 +392,21 @@ class _Finetune(AlgoConfig):
     def get_options(self) -> dict[str, Any]:
         """The same in the classic API's extra_options."""
         options = super().get_options()["FastFinetune"]
-        return {"FastFinetune": {"OptimAlgorithm": self.algorithm, **options}}
+        return {"FastFinetune": {"OptimAlgorithm": self.name, **options}}
 
 
 @dataclass(eq=False, repr=False)
 class AdaRoundConfig(_Finetune):
     """Learned rounding."""
 
-    algorithm: ClassVar[str] = "adaround"
+    name: ClassVar[str] = "adaround"
 
 
 @dataclass(eq=False, repr=False)
 class AdaQuantConfig(_Finetune):
     """Learned weights."""
 
-    algorithm: ClassVar[str] = "adaquant"
+    name: ClassVar[str] = "adaquant"
 
     num_iterations: int = 3000
     learning_rate: float = 1e-5
@@ -356,6 +416,7 @@ class AdaQuantConfig(_Finetune):
 class AutoMixprecisionConfig(AlgoConfig):
     """Another precision for the layers that can bear it, or need it."""
 
+    name: ClassVar[str] = "auto_mixprecision"
     flags: ClassVar[Mapping[str, Any]] = {"include_auto_mp": True}
     inside: ClassVar[str | None] = "AutoMixprecision"
 
@@ -386,3 +447,4 @@ KINDS: dict[str, type[AlgoConfig]] = {
         *(AdaRoundConfig, AdaQuantConfig, AutoMixprecisionConfig),
     )
 }
+BY_NAME: dict[str, type[AlgoConfig]] = {**KINDS, **{kind.name: kind for kind in KINDS.values()}}

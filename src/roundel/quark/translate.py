@@ -3,20 +3,19 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 from roundel.errors import did_you_mean
-from roundel.model.load import ModelSource
+from roundel.model.load import ModelSource, load_model
 from roundel.quark import options
 from roundel.quark.algorithms import ALGORITHMS
 from roundel.quark.config import Config, QuantizationConfig
-from roundel.quark.enums import ExtendedQuantFormat, QuantFormat
-from roundel.quark.errors import QuarkConfigError
+from roundel.quark.errors import QuarkConfigError, go_on
 from roundel.quark.qconfig import QConfig, lowered, with_algorithms
 from roundel.quark.request import ALIGNED, FIELD_OPTIONS, Request, base_values, counts, normalised
 from roundel.quark.rows import Effect, Option
-from roundel.quark.selection import selected
+from roundel.quark.selection import known_overrides, selected
 from roundel.quark.specs import AlgoConfig
 from roundel.recipe.load import unfolded, validate
 from roundel.recipe.settings import Recipe, merge
@@ -40,10 +39,12 @@ def _effects(request: Request) -> Iterator[tuple[str, Effect]]:
     """What each of the request's options does, in table order."""
     for key in request.options:
         if key not in OPTIONS:
-            raise QuarkConfigError(
-                f"There is no extra option '{key}'.",
-                where="extra_options",
-                hint=did_you_mean(str(key), (*OPTIONS, *FIELD_OPTIONS)) or "See docs/quark-options.md.",
+            go_on(
+                QuarkConfigError(
+                    f"There is no extra option '{key}': it does nothing.",
+                    where="extra_options",
+                    hint=did_you_mean(str(key), (*OPTIONS, *FIELD_OPTIONS)) or "See docs/quark-options.md.",
+                )
             )
     for key, row in OPTIONS.items():
         if key in request.options:
@@ -92,6 +93,37 @@ class Translation:
     run: Mapping[str, Any]
     notes: tuple[str, ...]
 
+    @property
+    def operators(self) -> bool:
+        """Whether QLinear operators are to take the place of Q/DQ pairs."""
+        return getattr(self.config.quant_format, "name", "") == "QOperator"
+
+    def without_data(self) -> Translation:
+        """The same for a run without samples, where the format needs none."""
+        if self.recipe.effort == "none":
+            return self
+        told = "no calibration data: nothing is learned from any, and biases stay as they are"
+        return replace(self, recipe=self.recipe.merged({"effort": "none"}), notes=(*self.notes, told))
+
+
+def _gptq_beside_convolutions(
+    config: QuantizationConfig, model: ModelSource | None
+) -> tuple[QuantizationConfig, tuple[str, ...]]:
+    """GPTQ is for matrices; where a model has convolutions, all weights are stored in 8 bits, as in Quark."""
+    options = config.extra_options
+    if model is None or not options.get("UseGPTQ") or options.get("UseMatMulNBits"):
+        return config, ()
+    usual = {"Bits": 8, "GroupSize": -1}
+    asked = options.get("GPTQParams") or {}
+    if any(asked.get(key, value) != value for key, value in usual.items()):
+        return config, ()
+    if not any(node.op_type in ("Conv", "ConvTranspose") for node in load_model(model).model.graph):
+        return config, ()
+    kept = {key: value for key, value in options.items() if key not in ("UseGPTQ", "GPTQParams")}
+    told = "UseGPTQ: beside convolutions, all weights are stored in 8 bits, each tensor in the range of least"
+    told += " error; GroupSize and Bits in GPTQParams choose GPTQ in groups for MatMul and Gemm alone"
+    return replace(config, extra_options={**kept, "WeightsOnly": True}), (told,)
+
 
 def translate(
     config: AnyConfig, model: ModelSource | None = None, algorithms: Iterable[AlgoConfig] = ()
@@ -107,17 +139,22 @@ def translate(
         QuarkConfigError: the config contradicts itself, or asks for what Roundel does not do.
     """
     classic = with_algorithms(lowered(config), list(algorithms))
+    classic, said = _gptq_beside_convolutions(classic, model)
     request = Request(normalised(classic))
     _refuse_flags(request.config)
-    values, notes = dict(base_values(request)), list(_flag_notes(request))
+    values, notes = dict(base_values(request)), [*said, *_flag_notes(request)]
     run = _apply_options(request, values, notes)
+    own = values.pop("overrides", ())
     recipe = _recipe(values, run)
     if model is not None:
         layers = config if isinstance(config, QConfig) else None
         chosen, found = selected(request, layers, run.get("float_outputs_of", ()), recipe, model)
         _collect(values, chosen)
         notes += found
-        recipe = _recipe(values, run)
+        own = known_overrides(own, recipe, model) if own else ()
+    # What is said of single tensors wins over what is said of layers.
+    _collect(values, {"overrides": own} if own else {})
+    recipe = _recipe(values, run)
     return Translation(request.config, recipe, run, tuple(notes))
 
 
@@ -164,21 +201,10 @@ def _refuse_flags(config: QuantizationConfig) -> None:
             where="crypto_mode",
             hint="Encrypt the finished file, or use the execution provider's encryption_key.",
         )
-    if config.quant_format in (QuantFormat.QOperator, ExtendedQuantFormat.QOperator):
-        raise QuarkConfigError(
-            "Roundel writes Q/DQ models.",
-            where="quant_format",
-            observed=config.quant_format,
-            expected="QuantFormat.QDQ",
-            hint="Convert the finished model with `roundel tools convert_qdq_to_qop`.",
-        )
 
 
 def _flag_notes(request: Request) -> Iterable[str]:
     config = request.config
-    # A preset that was asked for by its name has not asked for equalization, which is on by default.
-    if config.include_cle and config.preset is None and not (request.integer_weights or request.few_bits):
-        yield f"include_cle: equalization evens out integer ranges; {request.weight} weights have none"
     others = [name for name in config.execution_providers or () if name != "CPUExecutionProvider"]
     if others:
         yield f"execution_providers: calibration runs on the CPU, not on {', '.join(others)}"

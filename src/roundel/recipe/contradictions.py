@@ -171,8 +171,6 @@ def _steps(recipe: Recipe) -> Iterator[str]:
         yield f"improve.ranges works on integers, not on {moving.type} activations: set it to false"
     if whole[1]:
         return
-    if recipe.improve.equalize.enabled:
-        yield f"improve.equalize.enabled is of no use to {stored.type} weights: set it to false"
     if recipe.improve.finetune.algorithm == "adaround":
         yield f"AdaRound rounds integer codes, and weights.type is {stored.type}; use adaquant"
 
@@ -191,7 +189,8 @@ def _weight_only(recipe: Recipe) -> Iterator[str]:
         yield f"weight_only.{name} belongs to gptq, and weight_only.algorithm is {options.algorithm}"
     if options.format == "qdq" and options.accuracy_level:
         yield "weight_only.accuracy_level is a setting of MatMulNBits, and weight_only.format is qdq"
-    if options.format == "qdq" and recipe.output.opset == 17:
-        yield "weight_only.format qdq needs blocks in DequantizeLinear, and output.opset is 17: use 21"
+    if options.format == "qdq" and recipe.output.opset not in (None, 21):
+        opset = f"output.opset is {recipe.output.opset}"
+        yield f"weight_only.format qdq needs blocks in DequantizeLinear, and {opset}: use 21"
     if options.format == "qdq" and options.bits == 2:
         yield "weight_only.format qdq has 4 and 8 bits; 2 bits need matmul_nbits"

@@ -391,8 +391,8 @@ class Npu(Section):
 class Placement(Section):
     """Where Q/DQ pairs go."""
 
-    operators: Literal["standard", "extended", "matmul"] = "extended"
-    """The operator table."""
+    operators: Literal["standard", "extended", "matmul", "runtime"] = "extended"
+    """The operator table; runtime is ONNX Runtime's own."""
     domain: Literal["auto", "ai.onnx", "com.microsoft"] = "auto"
     """Auto: ai.onnx for 8-bit types, com.microsoft for 16-bit ones below opset 21."""
     quantize_passthrough_inputs: bool = True
@@ -549,7 +549,7 @@ class Output(Section):
 
     external_data: bool = False
     """Weights in a file of their own beside the model."""
-    opset: Literal[17, 21] | None = None
+    opset: Literal[17, 18, 19, 20, 21] | None = None
     """Raise the opset; 21 has native 16-bit Q/DQ."""
     half_weights: bool = False
     """Store bfloat16 and float16 constants in 16 bits instead of 32: exact, and half the size."""

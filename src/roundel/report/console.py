@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 import re
+import time
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Any, Literal
 
@@ -134,6 +135,44 @@ class ProgressListener:
     def close(self) -> None:
         """Take the live line away."""
         self._progress.stop()
+
+
+_LINE_SECONDS = 10.0  # between two lines about one step
+
+
+class LineListener:
+    """The same for a file: a line for each step, and one now and then about a long one."""
+
+    def __init__(self, console: Console | None = None) -> None:
+        self._console = console or terminal(stderr=True)
+        self._began = self._last = time.monotonic()
+        self._name, self._total = "", 0
+
+    def step(self, name: str, total: int | None = None) -> None:
+        """Name the step."""
+        self._name, self._total = name, total or 0
+        self._line(f"{name}: {total}" if total else name)
+
+    def advance(self, done: float) -> None:
+        """Say how far it is, where the last line is some seconds old."""
+        if self._total and time.monotonic() - self._last >= _LINE_SECONDS:
+            self._line(f"{self._name}: {done:.0f} of {self._total}")
+
+    def say(self, text: str) -> None:
+        """Nothing: it would be said again and again."""
+
+    def close(self) -> None:
+        """Nothing."""
+
+    def _line(self, text: str) -> None:
+        self._last = time.monotonic()
+        said = f"[{self._last - self._began:.0f} s] {text}"
+        self._console.print(said, markup=False, soft_wrap=True)
+
+
+def progress_listener() -> ProgressListener | LineListener:
+    """A live line at a terminal, lines in a file."""
+    return ProgressListener() if terminal(stderr=True).is_terminal else LineListener()
 
 
 def grid(*headings: str, title: str | None = None, gap: int = 2) -> Table:

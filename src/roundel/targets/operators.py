@@ -229,8 +229,19 @@ def ops_with(traits: Trait) -> frozenset[str]:
     return frozenset(op for op, row in OPERATORS.items() if row.traits & traits)
 
 
+# Where ONNX Runtime's own quantizer has another rule than the set 'standard'.
+_RUNTIME = (
+    OpRule("LayerNormalization", (0,), (1,), 2),
+    OpRule("BatchNormalization", (0,), (1,), 2),
+    *(OpRule(op, (0,), style=_SHARE) for op in ("Flatten", "Slice", "TopK", "GatherElements")),
+    OpRule("CumSum", (0,)),
+)
+
+
 def operator_set(name: str) -> dict[str, OpRule]:
-    """The rules of a recipe's operator set: standard, extended or matmul."""
+    """The rules of a recipe's operator set: standard, extended, matmul or runtime."""
+    if name == "runtime":
+        return {**operator_set("standard"), **{rule.op: rule for rule in _RUNTIME}}
     rows = {op: row for op, row in OPERATORS.items() if name in row.sets}
     if name != "standard":
         return dict(rows)

@@ -54,9 +54,9 @@ CASES: dict[str, Case] = {
     "WeightsOnly": Case(True),
     "MatMulConstBOnly": Case(True),
     "MixedPrecisionTensor": Case(
-        {ExtendedQuantType.QInt16: ["c"]}, fields={"specific_tensor_precision": True}
+        {ExtendedQuantType.QInt16: ["r"]}, fields={"specific_tensor_precision": True}
     ),
-    "TensorQuantOverrides": Case({"c": [{"quant_type": QuantType.QInt16}]}),
+    "TensorQuantOverrides": Case({"r": [{"quant_type": QuantType.QInt16}]}),
     "AlignEltwiseQuantType": Case(True),
     # pairs
     "AddQDQPairToWeight": Case(True, BF),
@@ -135,7 +135,6 @@ CASES: dict[str, Case] = {
     # algorithms
     "FastFinetune": Case({"NumIterations": 7}),
     "CLESteps": Case(4),
-    "CLEBalanceMethod": Case("max", fields={"include_cle": False}),
     "CLEScaleAppendBias": Case(False),
     "CLETotalLayerDiffThreshold": Case(0.5),
     "BiasCorrection": Case(True, options={"QuantizationPreference": "speed"}),
@@ -183,7 +182,7 @@ FIELDS: dict[str, Case] = {
     "extra_op_types_to_quantize": Case(["Exp"]),
     "nodes_to_exclude": Case(["conv"]),
     "subgraphs_to_exclude": Case([(["conv"], ["relu"])]),
-    "specific_tensor_precision": Case(True, options={"MixedPrecisionTensor": {QuantType.QInt16: ["c"]}}),
+    "specific_tensor_precision": Case(True, options={"MixedPrecisionTensor": {QuantType.QInt16: ["r"]}}),
     "per_channel": Case(True),
     "reduce_range": Case(True),
     "optimize_model": Case(False, options={"SimplifyModel": False}),

@@ -20,11 +20,12 @@ from roundel.quark import (
     QLayerConfig,
     QuantizationConfig,
     QuantType,
+    UInt8Spec,
     get_default_config,
     get_default_config_mapping,
     get_tensor_type_from_qType,
 )
-from roundel.quark.errors import QuarkConfigError
+from roundel.quark.errors import STRICT, QuarkConfigError
 from roundel.quark.presets import config_names
 from roundel.quark.qconfig import QCONFIG_NAMES, qconfig_preset
 from roundel.quark.translate import translate
@@ -66,9 +67,14 @@ def test_an_unknown_preset_suggests_another() -> None:
     assert "A8W8" in str(found.value)
 
 
-def test_a_misspelt_setting_is_not_kept() -> None:
+def test_a_misspelt_setting_is_warned_about(caplog, monkeypatch) -> None:
     config = get_default_config("A8W8")
-    with pytest.raises(AttributeError, match="include_cle"):
+    config.include_cls = False
+    assert "no setting 'include_cls'" in caplog.text
+    assert "include_cle" in caplog.text
+    assert translate(config).recipe == translate(get_default_config("A8W8")).recipe
+    monkeypatch.setenv(STRICT, "1")
+    with pytest.raises(ValueError, match="include_cle"):
         config.include_cls = True
     with pytest.raises(TypeError):
         QuantizationConfig(include_fastft=True)  # type: ignore[call-arg]
@@ -84,11 +90,14 @@ def test_printing_is_readable() -> None:
     assert "Int8(symmetric, PowerOf2 scale, per tensor, MinMSE)" in repr(XINT8_QCONFIG)
 
 
-def test_old_and_new_names_of_a_layer_config() -> None:
+def test_old_and_new_names_of_a_layer_config(caplog) -> None:
     spec = Int8Spec()
     assert QLayerConfig(activation=spec).input_tensors is spec
-    with pytest.raises(ValueError, match="old name"):
-        QLayerConfig(activation=spec, input_tensors=spec)
+    assert QLayerConfig(activation=spec, input_tensors=spec).input_tensors is spec
+    assert caplog.text == ""
+    both = QLayerConfig(activation=spec, input_tensors=UInt8Spec())
+    assert both.input_tensors == UInt8Spec()
+    assert "they differ" in caplog.text
     with pytest.raises(ValueError, match="needs specs"):
         translate(QConfig(QLayerConfig(weight=spec)))
 

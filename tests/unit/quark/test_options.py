@@ -10,12 +10,14 @@ from typing import Any
 import numpy as np
 import onnx
 import pytest
+from onnxruntime.quantization import QuantType
 
 from helpers import build, node, normal
+from roundel.quark import algorithms
 from roundel.quark.algorithms import FEW_BITS, GPTQ, MIXED
 from roundel.quark.algorithms import FINETUNE as TUNING
 from roundel.quark.config import QuantizationConfig
-from roundel.quark.errors import QuarkConfigError
+from roundel.quark.errors import STRICT, QuarkConfigError
 from roundel.quark.presets import get_default_config
 from roundel.quark.qconfig import QConfig
 from roundel.quark.request import FIELD_OPTIONS
@@ -45,21 +47,23 @@ REFUSED: dict[str, Any] = {
     "NumQuantizedBins": 64,
     "CalibPassthroughOpTypes": ["Reshape"],
     "SaveTensorHistFig": True,
-    "UseUnsignedReLU": True,
-    "QuantizeFP16": True,
     "CLEWeightThreshold": 0.1,
     "UserCustomOpLibPath": "my.so",
     "EncryptionAlgorithm": "AES-256",
 }
 # Roundel does so anyhow, or decides itself; the reader is told.
 TOLD: dict[str, Any] = {
-    "RemoveInputInit": None,
+    "RemoveInputInit": False,
     "NumBins": 1024,
-    "LWPUseHistogram": None,
+    "LWPUseHistogram": False,
     "MinMSEModeFloatScale": "All",
     "CalibOptimizeMem": False,
     "CalibWorkerNum": 4,
-    "AdjustBiasScale": None,
+    "AdjustBiasScale": False,
+    "CLEBalanceMethod": "mean",
+    "QuantizeFP16": True,
+    "UseUnsignedReLU": True,
+    "UseQDQVitisCustomOps": False,
     "AdjustWeightScaleForInt32Bias": True,
     "UseFP32Scale": True,
     "AlignTranspose": True,
@@ -71,7 +75,6 @@ TOLD: dict[str, Any] = {
     "UseRandomHad": True,
     "FillAllValueInfo": True,
 }
-ALWAYS_TRUE = ("RemoveInputInit", "LWPUseHistogram", "AdjustBiasScale")
 
 
 def model() -> onnx.ModelProto:
@@ -110,7 +113,7 @@ def test_a_translated_option_changes_something(key: str) -> None:
     without.extra_options.pop(key, None)
     given = config(case, **{key: case.value})
     before, after = translate(without, model()), translate(given, model())
-    if key in ("AddQDQPairToWeight", "CLEBalanceMethod", "EvalDataReader"):
+    if key in ("AddQDQPairToWeight", "EvalDataReader"):
         return _special(key, before, after)
     assert seen(before) != seen(after)
     return None
@@ -121,9 +124,6 @@ def _special(key: str, before: Translation, after: Translation) -> None:
         assert seen(before) == seen(after)
         with pytest.raises(QuarkConfigError, match="a quarter of the size"):
             translate(config(Case(True), AddQDQPairToWeight=True))
-    elif key == "CLEBalanceMethod":  # the only method there is
-        with pytest.raises(QuarkConfigError, match="wrong kind"):
-            translate(config(Case(True), CLEBalanceMethod="mean"))
     else:
         assert after.run["evaluation_data"] == []
 
@@ -140,15 +140,16 @@ def test_a_refused_option_says_why_and_what_instead(key: str) -> None:
 
 @pytest.mark.parametrize("key", TOLD)
 def test_an_option_that_changes_nothing_is_answered(key: str) -> None:
-    if key in ALWAYS_TRUE:
-        with pytest.raises(QuarkConfigError, match="does not do what"):
-            translate(config(Case(None), **{key: False}))
-        return
     told = translate(config(Case(None), **{key: TOLD[key]}))
     assert any(note.startswith(f"{key}:") for note in told.notes), told.notes
 
 
-def test_an_unknown_option_raises_with_a_suggestion() -> None:
+def test_an_unknown_option_is_warned_about_and_an_error_when_strict(caplog, monkeypatch) -> None:
+    told = translate(config(Case(None), ActivationSymetric=True), model())
+    assert seen(told) == seen(translate(config(Case(None)), model()))
+    assert "no extra option 'ActivationSymetric'" in caplog.text
+    assert "Did you mean 'ActivationSymmetric'" in caplog.text
+    monkeypatch.setenv(STRICT, "1")
     with pytest.raises(QuarkConfigError, match="no extra option 'ActivationSymetric'") as found:
         translate(config(Case(None), ActivationSymetric=True))
     assert "ActivationSymmetric" in str(found.value)
@@ -172,8 +173,34 @@ def test_every_key_of_the_nested_tables_has_a_case() -> None:
     assert words == set(TUNING), "the newer API and the classic option know the same words"
 
 
+def test_an_override_of_a_tensor_that_is_not_there_is_passed_over(caplog) -> None:
+    entry = [{"quant_type": QuantType.QInt16}]
+    told = translate(config(Case(None), TensorQuantOverrides={"r": entry, "rr": entry}), model())
+    assert [override.tensors for override in told.recipe.overrides] == [("r",)]
+    assert "No tensor 'rr'" in caplog.text
+
+
+@pytest.mark.parametrize("key", ["OptimDevice", "InferDevice"])
+def test_a_device_that_is_not_there_is_the_cpu_with_a_note(key: str, monkeypatch) -> None:
+    monkeypatch.setattr(algorithms, "device_lacks", lambda option, name: "none here" if "9" in name else None)
+    told = translate(config(Case(None), FastFinetune={key: "cuda:9"}))
+    tuning = told.recipe.improve.finetune
+    assert (tuning.optim_device, tuning.infer_device) == ("cpu", "cpu")
+    assert any(note.startswith(f"{key}: cuda:9 is not there (none here)") for note in told.notes)
+    there = translate(config(Case(None), FastFinetune={key: "cuda:0,1"}))
+    tuning = there.recipe.improve.finetune
+    assert "cuda:0" in (tuning.optim_device, tuning.infer_device)
+    assert any("the first that is named" in note for note in there.notes)
+
+
+def test_a_device_of_no_kind_raises() -> None:
+    with pytest.raises(QuarkConfigError, match="Unknown device"):
+        translate(config(Case(None), FastFinetune={"OptimDevice": "tpu"}))
+
+
 @pytest.mark.parametrize("key", FINETUNE)
-def test_a_tuning_option_changes_the_recipe(key: str) -> None:
+def test_a_tuning_option_changes_the_recipe(key: str, monkeypatch) -> None:
+    monkeypatch.setattr(algorithms, "device_lacks", lambda option, name: None)
     before = translate(config(Case(None), FastFinetune={}))
     after = translate(config(Case(None), FastFinetune={key: FINETUNE[key]}))
     changed = after.recipe.improve.finetune
@@ -184,8 +211,11 @@ def test_a_tuning_option_changes_the_recipe(key: str) -> None:
     ("option", "key"),
     [("FastFinetune", "NumIteration"), ("GPTQParams", "Bit"), ("MatMulNBitsParams", "Group")],
 )
-def test_an_unknown_nested_key_raises_with_a_suggestion(option: str, key: str) -> None:
+def test_an_unknown_nested_key_is_warned_about(option: str, key: str, caplog, monkeypatch) -> None:
     case = Case(None, "MATMUL_NBITS" if option == "MatMulNBitsParams" else "A8W8")
+    translate(config(case, **{option: {key: 1}}))
+    assert f"no option '{key}'" in caplog.text
+    monkeypatch.setenv(STRICT, "1")
     with pytest.raises(QuarkConfigError, match=f"no option '{key}'") as found:
         translate(config(case, **{option: {key: 1}}))
     assert "Did you mean" in str(found.value)
@@ -221,7 +251,7 @@ def test_gptq_and_few_bit_settings() -> None:
         4,
     )
     with pytest.raises(QuarkConfigError, match="by GPTQ"):
-        translate(config(Case(None, "MATMUL_NBITS"), MatMulNBitsParams={"Algorithm": "HQQ"}))
+        translate(config(Case(None, "MATMUL_NBITS"), MatMulNBitsParams={"Algorithm": "RTN"}))
 
 
 def test_mixed_precision_without_a_search() -> None:
@@ -313,8 +343,8 @@ def test_what_means_nothing_for_a_type_is_said() -> None:
 
 
 def test_a_given_scale_becomes_the_range_that_has_it() -> None:
-    entry = {"quant_type": CASES["TensorQuantOverrides"].value["c"][0]["quant_type"]}
-    made = config(Case(None), TensorQuantOverrides={"c": [{**entry, "scale": 0.5, "zero_point": 0}]})
+    entry = {"quant_type": CASES["TensorQuantOverrides"].value["r"][0]["quant_type"]}
+    made = config(Case(None), TensorQuantOverrides={"r": [{**entry, "scale": 0.5, "zero_point": 0}]})
     (override,) = translate(made, model()).recipe.overrides
     assert override.range == (-32767 * 0.5, 32767 * 0.5)
     assert np.isclose(override.range[1] / 32767, 0.5)
@@ -335,14 +365,61 @@ def test_overrides_of_another_form_raise(entry: Any, words: str) -> None:
         translate(config(Case(None), TensorQuantOverrides={"c": entry}))
 
 
-def test_equalization_without_integer_weights_is_told() -> None:
+def test_equalization_without_integer_weights_is_tried_where_it_is_asked_for() -> None:
+    def equalized(told: Translation) -> bool:
+        return told.recipe.improve.equalize.enabled
+
     stored = QLayerConfig(input_tensors=BFloat16Spec(), weight=BFloat16Spec())
-    asked = translate(QConfig(stored), algorithms=[CLEConfig()])
-    assert [note for note in asked.notes if note.startswith("include_cle: ")]
-    assert translate(QConfig(stored)).notes == ()
-    whole = QLayerConfig(input_tensors=Int8Spec(), weight=Int8Spec())
-    assert translate(QConfig(whole), algorithms=[CLEConfig()]).notes == ()
-    assert translate(get_default_config("BF16")).notes == ()  # it is a default there, not a wish
+    assert equalized(translate(QConfig(stored), algorithms=[CLEConfig()]))
+    assert not equalized(translate(QConfig(stored)))
+    assert not equalized(translate(get_default_config("BF16")))  # it is a default there, not a wish
+
+
+def test_floats_learn_from_data_and_get_along_without() -> None:
+    told = translate(get_default_config("BF16"))
+    assert told.recipe.effort == "fast"
+    alone = told.without_data()
+    assert alone.recipe.effort == "none"
+    assert any(note.startswith("no calibration data") for note in alone.notes)
+
+
+@pytest.mark.parametrize(("asked", "taken"), [(13, 17), (19, 19), (23, 21)])
+def test_any_opset_is_answered(asked: int, taken: int) -> None:
+    told = translate(config(Case(None), ConvertOpsetVersion=asked))
+    assert told.recipe.output.opset == taken
+    assert any(note.startswith("ConvertOpsetVersion") for note in told.notes) == (asked != taken)
+
+
+def test_values_that_scripts_leave_empty() -> None:
+    assert not translate(config(Case(None), CopyBiasInit=None)).recipe.prepare.unshare_biases
+    assert translate(config(Case(None), FastFinetune={"LRAdjust": ()})).recipe.effort == "high"
+    kept = translate(config(Case(None), SaveAndRestore=True))
+    assert kept.run["statistics"].endswith(".npz")
+    assert any(note.startswith("SaveAndRestore") for note in kept.notes)
+    assert "statistics" not in translate(config(Case(None), SaveAndRestore=False)).run
+
+
+def test_gptq_beside_convolutions_stores_all_weights_in_eight_bits() -> None:
+    told = translate(config(Case(None), UseGPTQ=True), model())
+    assert (told.recipe.mode, told.recipe.placement.weights_only) == ("static", True)
+    assert any(note.startswith("UseGPTQ") for note in told.notes)
+    chosen = translate(config(Case(None), UseGPTQ=True, GPTQParams={"Bits": 4}), model())
+    assert (chosen.recipe.mode, chosen.recipe.weight_only.bits) == ("weight_only", 4)
+
+
+def test_half_quadratic_quantization_searches_each_group() -> None:
+    told = translate(config(Case(None, "MATMUL_NBITS"), MatMulNBitsParams={"Algorithm": "HQQ", "Bits": 4}))
+    assert (told.recipe.weight_only.range, told.recipe.weight_only.symmetric) == ("mse", False)
+    assert any("HQQ" in note for note in told.notes)
+
+
+@pytest.mark.parametrize("key", ["MetricEvaluateFn", "MetricDistanceFn"])
+def test_a_metric_of_the_script_s_own_counts_with_a_threshold(key: str) -> None:
+    given = {"TargetLayerConfig": EIGHT, key: max}
+    told = translate(config(Case(None, "A16W8"), AutoMixprecision=given))
+    assert any(note.startswith(key) for note in told.notes)
+    with pytest.raises(QuarkConfigError, match="holds no functions"):
+        translate(config(Case(None, "A16W8"), AutoMixprecision={**given, "MetricThreshold": 1.0}))
 
 
 @pytest.mark.parametrize(

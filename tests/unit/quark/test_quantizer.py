@@ -21,8 +21,10 @@ from roundel.quark import (
     CalibrationMethod,
     CLEConfig,
     Config,
+    DataType,
     ExtendedQuantFormat,
     ExtendedQuantType,
+    GPTQConfig,
     Int8Spec,
     Int16Spec,
     ModelQuantizer,
@@ -34,11 +36,13 @@ from roundel.quark import (
     QuantizationConfig,
     QuantType,
     RandomDataReader,
+    UInt8Spec,
     VitisQuantFormat,
     VitisQuantType,
     XInt8Spec,
     dump_model,
     get_default_config,
+    parse_data_type,
     quantize_dynamic,
     quantize_static,
 )
@@ -127,6 +131,41 @@ def test_the_config_stays_as_it_was(path: Path, reader: Reader) -> None:
     assert newer == same
 
 
+def test_the_operator_format(model, tmp_path: Path) -> None:
+    made = quantized(model, "U8S8_AAWS", quant_format=QuantFormat.QOperator)
+    assert {"QLinearConv", "QLinearAdd", "QGemm"} <= set(ops(made))
+    plain = quantized(model, "U8S8_AAWS")
+    x = Reader(1).get_next()
+    step = max(float(found.scale) for found in activations(plain).values())
+    np.testing.assert_allclose(run(made, x)[0], run(plain, x)[0], atol=2 * step)
+    config, out = get_default_config("U8S8_AAWS"), tmp_path / "operators.onnx"
+    config.quant_format = QuantFormat.QOperator
+    assert ModelQuantizer(Config(config)).quantize_model(model, out, Reader()) is None
+    assert onnx.load(out).graph.node == made.graph.node
+
+
+def test_floats_learn_where_there_is_data(model, tmp_path: Path) -> None:
+    """Without data, biases stay; with it, they are corrected; equalization is tried where it is asked for."""
+    config = QuantizationConfig(
+        quant_format=ExtendedQuantFormat.QDQ,
+        activation_type=ExtendedQuantType.QBFloat16,
+        weight_type=ExtendedQuantType.QBFloat16,
+    )
+    quantizer = ModelQuantizer(Config(config))
+    assert quantizer.quantize_model(model) is not None
+    assert quantizer.quantize_model(model, tmp_path / "bf16.onnx", Reader()) is None
+    record = json.loads((tmp_path / "bf16.json").read_text())
+    assert "equalization" in [step["step"] for step in record["improvements"]]
+
+
+def test_gptq_where_there_are_convolutions(model) -> None:
+    layers = QLayerConfig(input_tensors=Int8Spec(), weight=Int8Spec())
+    made = ModelQuantizer(QConfig(layers, algo_config=[GPTQConfig()])).quantize_model(model, None, Reader())
+    assert {found.dtype for found in weights(made).values()} == {"int8"}
+    assert len(weights(made)) == 3
+    assert stored(made) == {}
+
+
 def test_a_missing_model_is_a_file_not_found(tmp_path: Path) -> None:
     with pytest.raises(FileNotFoundError) as found:
         ModelQuantizer(Config(get_default_config("A8W8"))).quantize_model(tmp_path / "none.onnx")
@@ -167,9 +206,41 @@ def test_excluded_nodes_stay_float_even_where_preparation_rewrote_them(model) ->
     result = quantized(model, nodes_to_exclude=["norm", "^.*head.*"])
     assert "l" in initializers(result)
     assert "x" not in stored(result), "the batch norm was folded into the stem, which is excluded with it"
+
+
+def test_a_node_that_is_not_there_is_warned_about(model, caplog, monkeypatch) -> None:
+    assert quantized(model, nodes_to_exclude=["haed"]) == quantized(model)
+    assert "no node 'haed'" in caplog.text
+    with pytest.raises(ValueError, match="None of the nodes"):
+        quantized(model, nodes_to_quantize=["haed"])
+    with pytest.raises(ValueError, match="no node 'blok'"):
+        quantized(model, subgraphs_to_exclude=[(["blok"], ["sum"])])
+    monkeypatch.setenv("ROUNDEL_QUARK_STRICT", "1")
     with pytest.raises(ValueError, match="no node 'haed'") as found:
         quantized(model, nodes_to_exclude=["haed"])
     assert "head" in str(found.value)
+
+
+def test_channels_last_from_data_with_channels_first(model, tmp_path: Path) -> None:
+    """The data stay as the float model takes them: from a reader, a folder, and random ones."""
+    images = tmp_path / "images"
+    images.mkdir()
+    for index, sample in enumerate(iter(Reader().get_next, None)):
+        np.save(images / f"{index}.npy", sample["x"])
+    made = quantized(
+        model, convert_nchw_to_nhwc=True, extra_options={"EvalMetrics": True, "EvalDataReader": Reader(2)}
+    )
+    assert [d.dim_value for d in made.graph.input[0].type.tensor_type.shape.dim] == [1, 8, 8, 3]
+    config = get_default_config("A8W8")
+    config.convert_nchw_to_nhwc = True
+    of_folder = ModelQuantizer(Config(config)).quantize_model(model, calibration_data_path=str(images))
+    assert of_folder == made
+    config.extra_options["UseRandomData"] = True
+    assert ModelQuantizer(Config(config)).quantize_model(model) is not None
+    plain = quantized(model)
+    x = Reader(1).get_next()["x"]
+    first, last = run(plain, {"x": x})[0], run(made, {"x": x.transpose(0, 2, 3, 1)})[0]
+    np.testing.assert_array_equal(first, last)
 
 
 def test_excluded_subgraphs_and_borders(model) -> None:
@@ -248,6 +319,49 @@ def test_the_newer_config_survives_writing_it_down() -> None:
     )
     words = json.loads(json.dumps(config.to_dict()))
     assert QConfig.from_dict(words) == config
+    assert words["algo_config"] == [{"name": "adaround", "num_iterations": 7}]
+
+
+# What Quark 0.13 writes down: `QConfig(…).to_dict()`.
+_SPEC = {
+    "symmetric": True,
+    "scale_type": "ScaleType.Float32",
+    "calibration_method": "CalibMethod.Percentile",
+    "quant_granularity": "QuantGranularity.Tensor",
+    "data_type": "Int8",
+}
+WRITTEN = {
+    "global_config": {"input_tensors": _SPEC, "weight": _SPEC},
+    "specific_layer_config": [[{"input_tensors": {**_SPEC, "data_type": "Int16"}, "weight": _SPEC}, ["n1"]]],
+    "layer_type_config": [[None, ["Conv"]]],
+    "exclude": ["a"],
+    "algo_config": [{"name": "adaround"}, {"name": "cle", "cle_steps": 2}],
+    "use_external_data_format": True,
+    "extra_options": {"Percentile": 99.0},
+}
+
+
+def test_a_config_that_the_reference_wrote_down() -> None:
+    config = QConfig.from_dict(WRITTEN)
+    layer = QLayerConfig(input_tensors=Int8Spec(), weight=Int8Spec())
+    assert config.global_config == layer
+    assert [type(one).__name__ for one in config.algo_config] == ["AdaRoundConfig", "CLEConfig"]
+    assert config.algo_config[1].cle_steps == 2
+    assert config.to_dict() == WRITTEN, "and it reads what is written down here"
+
+
+def test_layer_configs_from_dictionaries_as_others_write_them() -> None:
+    """Olive's passes say `activation`, sometimes beside `input_tensors`, and the type alone."""
+    short = {"data_type": "UInt8"}
+    found = QLayerConfig.from_dict({"activation": short, "input_tensors": _SPEC, "weight": short})
+    assert found.input_tensors == Int8Spec()
+    assert found.weight == UInt8Spec()
+    assert QLayerConfig.from_dict({"activation": _SPEC}).input_tensors == Int8Spec()
+    assert isinstance(parse_data_type("BFloat16"), DataType)
+    assert parse_data_type(None) is None
+    for words in ({"weight": {"data_type": "Int9"}}, {"weight": {**_SPEC, "scale_type": "ScaleType.Float"}}):
+        with pytest.raises(ValueError, match="There is no"):
+            QLayerConfig.from_dict(words)
 
 
 def test_layer_configs_speak_of_nodes(model) -> None:
@@ -352,7 +466,6 @@ def test_temporary_files_go_where_they_are_told(model, tmp_path: Path) -> None:
     ("settings", "words"),
     [
         ({"crypto_mode": True}, "does not encrypt"),
-        ({"quant_format": QuantFormat.QOperator}, "convert_qdq_to_qop"),
         ({"activation_type": ExtendedQuantType.QInt32}, "element type"),
         ({"calibrate_method": "MinMax"}, "calibration method is unknown"),
     ],

@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import subprocess
 import sys
+from argparse import Namespace
 from pathlib import Path
 
 import numpy as np
@@ -12,6 +13,8 @@ import onnx
 import onnxruntime as ort
 import pytest
 
+from helpers import build, node, normal
+from roundel.errors import RecipeError
 from roundel.quark import get_library_path
 from roundel.quark.importing import MODULES, PACKAGES, install, uninstall
 
@@ -65,6 +68,34 @@ def test_roundel_stands_before_an_installed_package(script: Path, path: Path, tm
     assert done.returncode == 0, done.stderr
 
 
+SPAWNING = """
+import multiprocessing, subprocess, sys
+import quark.onnx
+from quark.onnx.quantization.config import get_default_config
+
+def work(name):
+    import quark.onnx as inside
+    return quark.__version__, inside.QuantType.__module__, get_default_config(name).weight_type.name
+
+if __name__ == "__main__":
+    with multiprocessing.get_context("spawn").Pool(1) as pool:
+        print("worker", *pool.map(work, ["XINT8"])[0])
+    code = "import quark; print('program', quark.__version__)"
+    subprocess.run([sys.executable, "-c", code], check=True)
+"""
+
+
+def test_processes_that_a_script_starts_find_it_too(tmp_path: Path) -> None:
+    """Spawned workers begin with an empty interpreter: what they get is the path."""
+    (tmp_path / "spawning.py").write_text(SPAWNING)
+    done = python("spawning.py", folder=tmp_path)
+    assert done.returncode == 0, done.stderr
+    worker, program = sorted(done.stdout.splitlines(), reverse=True)
+    assert "+roundel." in worker
+    assert worker.endswith("QInt8")
+    assert "+roundel." in program
+
+
 @pytest.mark.parametrize("module", ["quark.onnx.tools.evaluate", "quark.onnx.tools.evaluate.py"])
 def test_tools_by_their_module_names(module: str, tmp_path: Path) -> None:
     for folder in ("a", "b"):
@@ -83,6 +114,20 @@ def test_code_and_modules_of_the_script_s_own(tmp_path: Path) -> None:
     assert "['a'] __main__" in done.stdout
     done = python("-c", "from quark.onnx import QuantType; print(QuantType.QInt8)", folder=tmp_path)
     assert done.stdout.strip() == "QInt8"
+
+
+MISSPELT = "from quark.onnx import *; get_default_config('A8W8').include_cls = True; print('goes on')"
+
+
+def test_strict_is_for_workers_too(tmp_path: Path) -> None:
+    code = (
+        f"import subprocess, sys; sys.exit(subprocess.run([sys.executable, '-c', {MISSPELT!r}]).returncode)"
+    )
+    lenient, strict = (python(*words, "-c", code, folder=tmp_path) for words in ((), ("--strict",)))
+    assert (lenient.returncode, lenient.stdout.strip()) == (0, "goes on")
+    assert "no setting 'include_cls'" in lenient.stderr
+    assert strict.returncode == 1
+    assert "no setting 'include_cls'" in strict.stderr
 
 
 def test_usage_and_a_missing_script(tmp_path: Path) -> None:
@@ -142,6 +187,60 @@ def test_functions_of_tools_take_models(quark: None, model: onnx.ModelProto) -> 
 
     raised = convert_opset_version(model, 18)
     assert next(o.version for o in raised.opset_import if o.domain == "") == 18
+
+
+TOOL_CALLS = """
+from argparse import Namespace
+import onnx
+from quark.onnx.tools import convert_shared_initializer_to_unique as unshare
+from quark.onnx.tools import convert_fp32_to_bf16, convert_fp32_to_bfp16, convert_fp32_to_fp16
+from quark.onnx.tools import evaluate, replace_inf_weights, remove_initializer_from_input
+
+flags = dict(disable_shape_infer=True, save_as_external_data=False, all_tensors_to_one_file=True)
+half = Namespace(input="in.onnx", output="half.onnx", keep_io_types=True, not_simplify=True, **flags)
+convert_fp32_to_fp16.convert(half)
+convert_fp32_to_bf16.convert(Namespace(input="in.onnx", output="bf16.onnx", format="with_cast"))
+convert_fp32_to_bfp16.convert_fp32_to_bfp16("in.onnx", "bfp16.onnx")
+replace_inf_weights.replace_inf_in_onnx_weights("in.onnx", "finite.onnx", replace_inf_value=9.0)
+remove_initializer_from_input.remove_initializer_from_input(Namespace(input="in.onnx", output="out.onnx"))
+made = unshare.convert(onnx.load("in.onnx"), ["Conv"], prefix="copy", only_bias=False)
+onnx.save(made, "unique.onnx")
+"""
+
+
+def test_tools_as_functions(path: Path, tmp_path: Path, quark: None, monkeypatch, capsys) -> None:
+    """As scripts call them: `convert(args)` with the tool's own arguments, two files, or a model."""
+    monkeypatch.chdir(path.parent)
+    path.rename("in.onnx")
+    exec(compile(TOOL_CALLS, "calls", "exec"), {})
+    told = capsys.readouterr().out
+    assert "--not_simplify: nothing is simplified" in told
+    assert any(t.data_type == onnx.TensorProto.FLOAT16 for t in onnx.load("half.onnx").graph.initializer)
+    assert any(node.op_type == "Cast" for node in onnx.load("bf16.onnx").graph.node)
+    written = {"half", "bf16", "bfp16", "finite", "out", "unique"}
+    assert {file.stem for file in Path.cwd().glob("*.onnx")} == {*written, "in"}
+
+
+def test_shared_biases_alone_get_copies(quark: None) -> None:
+    from quark.onnx.tools import convert_shared_initializer_to_unique as tool  # type: ignore[import-not-found]
+
+    shared = np.float32([1, 2, 3])
+    nodes = [
+        node("Conv", ["x", "w", "s"], ["a"], name="one"),
+        node("Conv", ["a", "w", "s"], ["b"], name="two"),
+        node("Mul", ["b", "m"], ["c"], name="gain"),
+        node("Add", ["c", "m"], ["y"], name="sum"),
+    ]
+    weights = {"w": normal(3, 3, 1, 1), "s": shared, "m": normal(1, 3, 1, 1)}
+    model = build(nodes, {"x": [1, 3, 4, 4]}, ["y"], weights)
+    made = tool.convert(model, only_bias=True)
+    inputs = {n.name: list(n.input) for n in made.graph.node}
+    assert inputs["two"] == ["a", "w", "duplicated_s"]
+    assert inputs["sum"] == ["c", "m"]
+    with pytest.raises(RecipeError, match="needs 'target'"):
+        tool.main(Namespace(input="in.onnx"))
+    with pytest.raises(RecipeError, match="has no 'inputt'"):
+        tool.main(inputt="in.onnx")
 
 
 @pytest.mark.parametrize("device", ["CPU", "cpu", "ROCM", "CUDA", "gpu"])

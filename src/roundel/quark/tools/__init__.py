@@ -3,10 +3,17 @@
 from __future__ import annotations
 
 import sys
-from collections.abc import Mapping
+from argparse import Namespace
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
+from pathlib import Path
 from types import ModuleType
+from typing import Any
+
+import onnx
 
 from roundel.errors import RecipeError, did_you_mean
+from roundel.model.load import ModelSource
 from roundel.quark.config import Config
 from roundel.quark.enums import PowerOfTwoMethod
 from roundel.quark.errors import QuarkConfigError
@@ -27,6 +34,8 @@ _BETWEEN = option("between_ops", "'Conv,Relu;Mul,Add'", operator_pairs)
 _SHAPES = option("fix_shapes", "'input_1:[1,3,224,224];input_2:[1,96]'", shapes, None)
 _OPSET = Parameter("target_opset", "for example 17", ("--target_opset",), int)
 _TYPES = option("op_types", "'Conv,Gemm'; all when not given", words, ())
+_PREFIX = option("prefix", "of the copies' names", default="")
+_BIASES = switch("only_bias", "copy biases only", "--only_bias")
 _INFINITE = option("replace_inf_value", "in place of infinity", float, 10000.0)
 _REVERSE = switch("reverse_conversion", "older names to today's", "--reverse_conversion")
 _EXCLUDE = option("exclude_nodes", "node names, separated by ;", default="")
@@ -42,11 +51,16 @@ def random_quantize(
     settings.extra_options["UseRandomData"] = True
     settings.use_external_data_format = external_data
     settings.nodes_to_exclude = [name.strip() for name in exclude_nodes.split(";") if name.strip()]
-    settings.subgraphs_to_exclude = [_subgraph(text) for text in exclude_subgraphs.split(";") if text.strip()]
+    settings.subgraphs_to_exclude = subgraphs(exclude_subgraphs)
     if config == "XINT8":
         settings.calibrate_method = PowerOfTwoMethod.NonOverflow
     ModelQuantizer(Config(settings)).quantize_model(source, target)
     return target
+
+
+def subgraphs(text: str) -> list[tuple[list[str], list[str]]]:
+    """'([a, b], [c]); ([d], [e])' as pairs of lists."""
+    return [_subgraph(part) for part in text.split(";") if part.strip()]
 
 
 def _subgraph(text: str) -> tuple[list[str], list[str]]:
@@ -58,6 +72,26 @@ def _subgraph(text: str) -> tuple[list[str], list[str]]:
         )
     starts, ends = ([name.strip(" '\"") for name in part.split(",") if name.strip()] for part in parts)
     return starts, ends
+
+
+_UNSHARE = rewriting(
+    "A copy of a shared weight for each reader.",
+    floats.convert_shared_initializer_to_unique,
+    *(_TYPES, _PREFIX, _BIASES),
+)
+_FINITE = rewriting("Finite numbers for infinite weights.", floats.replace_inf_weights, _INFINITE)
+
+
+def unshared(
+    onnx_model: ModelSource,
+    support_op_types: Sequence[str] = (),
+    prefix: str = "duplicated",
+    only_bias: bool = False,
+) -> onnx.ModelProto:
+    """The model with a copy of a shared weight for each reader, under the names that scripts know."""
+    work = _UNSHARE.exports[_UNSHARE.name]
+    made: onnx.ModelProto = work(onnx_model, tuple(support_op_types), prefix=prefix, only_bias=only_bias)
+    return made
 
 
 _ALL: tuple[Tool, ...] = (
@@ -84,10 +118,8 @@ _ALL: tuple[Tool, ...] = (
     ),
     rewriting("Fixed sizes for open dimensions.", floats.fix_shapes, _SHAPES),
     rewriting("Weights off the input list.", floats.remove_initializer_from_input),
-    rewriting(
-        "A copy of a shared weight for each reader.", floats.convert_shared_initializer_to_unique, _TYPES
-    ),
-    rewriting("Finite numbers for infinite weights.", floats.replace_inf_weights, _INFINITE),
+    replace(_UNSHARE, exports={**_UNSHARE.exports, "convert": unshared}),
+    replace(_FINITE, exports={**_FINITE.exports, "replace_inf_in_onnx_weights": _FINITE.called}),
     *views.TEXT_TOOLS,
     *views.HISTOGRAM_TOOLS,
     views.PRINT_NODES,
@@ -120,12 +152,37 @@ def run_tool(name: str, arguments: list[str]) -> int:
 
 
 def tool_module(path: str) -> ModuleType:
-    """A module `quark.onnx.tools.NAME` with the tool's function and its `main`."""
+    """A module `quark.onnx.tools.NAME`: functions on models and on arguments, and `main`."""
     module = ModuleType(path)
     found = tool_named(path.rpartition(".")[2])
+    on_model = found.exports.get(found.name)
 
-    def main() -> None:
-        run_tool(found.name, sys.argv[1:])
+    def parse_args() -> Namespace:
+        return found.namespace(sys.argv[1:])
 
-    vars(module).update({"__doc__": found.summary, "main": main, "run_main": main, **found.exports})
+    def main(*arguments: Any, **options: Any) -> None:
+        if not arguments and not options:
+            arguments = (parse_args(),)
+        sys.stdout.write(found.called(*arguments, **options) + "\n")
+
+    def convert(*arguments: Any, **options: Any) -> Any:
+        if on_model is None or _files(arguments) or isinstance(arguments[0], Namespace):
+            return main(*arguments, **options)
+        return on_model(*arguments, **options)
+
+    convert.__doc__ = on_model.__doc__ if on_model is not None else found.summary
+    names = {
+        "main": main,
+        "run_main": main,
+        "parse_args": parse_args,
+        "convert": convert,
+        found.name: convert,
+    }
+    own = {name: function for name, function in found.exports.items() if name != found.name}
+    vars(module).update({"__doc__": found.summary, **names, **own})
     return module
+
+
+def _files(arguments: Sequence[Any]) -> bool:
+    """Whether a file is to be written, rather than a model returned."""
+    return len(arguments) > 1 and all(isinstance(path, str | Path) for path in arguments[:2])

@@ -164,6 +164,22 @@ def insert_clip_bfloat16_qdq(model: ir.Model) -> str:
     return f"inserted {count} Clip nodes"
 
 
+_BIAS = 2  # the place of a layer's bias
+_LIKEWISE = {
+    "disable_shape_infer": "shapes are inferred where they are missing, since types depend on them",
+    "not_simplify": "nothing is simplified",
+    "all_tensors_to_one_file": "external data lie in one file",
+}
+
+
+def _to_fp16(model: ir.Model, keep_io_types: bool = False, **likewise: bool) -> tool.Rewritten:
+    """float32 to float16, with the switches of the documents' tool; those that mean nothing here are told."""
+    result, done = convert_fp32_to_fp16(model, keep_io_types)
+    told = [f"--{name}: {_LIKEWISE[name]}" for name, given in likewise.items() if given]
+    return result, "\n".join([done, *told])
+
+
+_SWITCHES = tuple(tool.switch(name, words, f"--{name}") for name, words in _LIKEWISE.items())
 _KEEP_IO = tool.switch("keep_io_types", "graph inputs and outputs stay float32", "--keep_io_types")
 _FILES = (tool.SOURCE, tool.TARGET, tool.EXTERNAL)
 
@@ -176,7 +192,9 @@ FLOAT_TOOLS = (
         )
         for name, what in (("fp32", "A float32 model"), ("fp16", "A float16 model"))
     ),
-    tool.rewriting("A float32 model in float16.", convert_fp32_to_fp16, _KEEP_IO),
+    tool.rewriting(
+        "A float32 model in float16.", _to_fp16, _KEEP_IO, *_SWITCHES, name="convert_fp32_to_fp16"
+    ),
     _converting("convert_fp16_to_fp32", "A float16 model, or any short-float form, in float32.", to="fp32"),
     _converting("replace_bfloat16_qdq_cast", "bfloat16 pairs of AMD's operators as Cast pairs.", form="cast"),
     _converting(
@@ -237,17 +255,29 @@ def remove_initializer_from_input(model: ir.Model) -> str:
 
 
 @tool.on_copy
-def convert_shared_initializer_to_unique(model: ir.Model, op_types: Iterable[str] = ()) -> str:
-    """Each reader of a shared initializer gets a copy of its own; only those of the given types, if any."""
+def convert_shared_initializer_to_unique(
+    model: ir.Model, op_types: Iterable[str] = (), prefix: str = "", only_bias: bool = False
+) -> str:
+    """Each reader of a shared initializer gets a copy of its own.
+
+    Args:
+        model: any model.
+        op_types: only readers of these types, if any are given.
+        prefix: of the copies' names.
+        only_bias: only where a layer reads it as its bias.
+    """
     names, wanted, count = Names(model.graph), frozenset(op_types), 0
     for value in list(model.graph.initializers.values()):
         array = constant_array(value)
         uses = [use for use in value.uses() if not wanted or use.node.op_type in wanted]
+        if only_bias:
+            uses = [use for use in uses if use.idx == _BIAS and use.node.op_type in tool.LAYERS]
         keeps_one = len(uses) == len(value.uses()) and not value.is_graph_output()
         if array is None or len(value.uses()) < 2:
             continue
+        name = f"{prefix}_{value.name}" if prefix else str(value.name)
         for use in uses[1:] if keeps_one else uses:
-            use.node.replace_input_with(use.idx, add_constant(model.graph, names(str(value.name)), array))
+            use.node.replace_input_with(use.idx, add_constant(model.graph, names(name), array))
             count += 1
     return f"made {count} copies"
 

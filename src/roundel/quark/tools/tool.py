@@ -11,7 +11,7 @@ from typing import Any, Concatenate, ParamSpec
 
 import onnx_ir as ir
 
-from roundel.errors import ModelError, OutputError
+from roundel.errors import ModelError, OutputError, RecipeError
 from roundel.model.files import check_writable, save_model
 from roundel.model.load import ModelSource, load_model
 from roundel.passes.cleanup import remove_dead_code
@@ -45,6 +45,11 @@ class Parameter:
     default: Any = REQUIRED
     positional: bool = True
     switch: bool = False
+
+    @property
+    def spellings(self) -> tuple[str, ...]:
+        """Its names without dashes."""
+        return tuple(dict.fromkeys((self.name, *(flag.lstrip("-") for flag in self.flags))))
 
 
 SOURCE = Parameter(
@@ -106,6 +111,43 @@ class Tool:
             parser.error(f"missing: {', '.join(missing)}")
         if places:
             parser.error(f"too many arguments: {' '.join(places)}")
+        return found
+
+    def called(self, *given: Any, **options: Any) -> str:
+        """Run on what a script hands over: an `argparse.Namespace`, or values by place and by name.
+
+        Raises:
+            RecipeError: something is missing, unknown, or too much.
+        """
+        if given and isinstance(given[0], argparse.Namespace):
+            return self.run(**self._filled({**vars(given[0]), **options}))
+        places = [parameter for parameter in self.parameters if parameter.positional]
+        if len(given) > len(places):
+            raise RecipeError(f"The tool {self.name} takes {len(places)} values.", observed=len(given))
+        by_place = {parameter.name: value for parameter, value in zip(places, given, strict=False)}
+        known = {spelling for parameter in self.parameters for spelling in parameter.spellings}
+        for word in options:
+            if word not in known:
+                raise RecipeError.unknown(f"The tool {self.name} has no '{word}'.", word, sorted(known))
+        return self.run(**self._filled({**options, **by_place}))
+
+    def namespace(self, arguments: Sequence[str]) -> argparse.Namespace:
+        """The command line with each value under every name that it has."""
+        found = self.parse(arguments)
+        return argparse.Namespace(
+            **{spelling: found[p.name] for p in self.parameters for spelling in p.spellings}
+        )
+
+    def _filled(self, given: Mapping[str, Any]) -> dict[str, Any]:
+        found = {}
+        for parameter in self.parameters:
+            value = next(
+                (given[s] for s in parameter.spellings if given.get(s) is not None), parameter.default
+            )
+            if value is REQUIRED:
+                what = f"The tool {self.name} needs '{parameter.name}': {parameter.help}."
+                raise RecipeError(what, expected=" or ".join(parameter.spellings))
+            found[parameter.name] = parameter.kind(value) if isinstance(value, str) else value
         return found
 
     def _parser(self) -> argparse.ArgumentParser:
