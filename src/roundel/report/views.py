@@ -225,9 +225,14 @@ def _check_summary(console: Console, report: Tree) -> None:
     console.print(labelled(rows))
 
 
+_DISAGREE = 8  # half of one formula against double of another that is twice as long
+
+
 def _milliseconds(latency: Tree) -> str:
     guess = f"NPU about {latency['npu_ms']:.1f} ms"
-    guess += f" ({latency['least_ms']:.1f} to {latency['most_ms']:.1f}: a guess within a factor of 2)"
+    near = latency["most_ms"] <= _DISAGREE * latency["least_ms"]
+    kind = "a guess within a factor of 2" if near else "a rough guess"
+    guess += f" ({latency['least_ms']:.1f} to {latency['most_ms']:.1f}: {kind})"
     measured = latency["cpu_ms"]
     here = "" if measured is None else f"; this CPU, in float, {measured:.1f} ms (measured)"
     return " ".join((f"{guess}{here}.", *latency["notes"]))

@@ -19,6 +19,7 @@ _FIXED_MS, _EACH_GMAC_MS = 2.5, 0.72
 _EACH_LAYER_MS, _BESIDE_LAYERS_MS = 0.049, 0.67
 _LAYERS = frozenset({"Conv", "ConvTranspose", "Gemm"})
 _FACTOR = 2.0  # the promise
+_MOSTLY = 0.9  # share of the multiplications on the NPU: the CPU's part is in no formula
 _SMALL_MACS = 350_000_000  # MobileNetV2 has 0.30 G
 _SMALL = (
     "A network of this size is likely to be faster on the CPU: MobileNetV2 (0.3 GMAC) took 2.68 ms on a"
@@ -34,9 +35,9 @@ def guess(macs: int, layers: int) -> tuple[float, float]:
 
 
 def latency_of(facts: Facts) -> Latency | None:
-    """The guess; None for another NPU than the first, and where nothing is placed."""
+    """The guess; None for another NPU than the first, and where much of the work is not placed."""
     split = facts.after
-    if facts.device.compiler is not Compiler.X1 or not split.npu_nodes or not split.macs:
+    if facts.device.compiler is not Compiler.X1 or (split.npu_share or 0.0) < _MOSTLY:
         return None
     placed = [node for node in split.nodes if node.place is Place.NPU]
     both = guess(sum(node.macs or 0 for node in placed), sum(node.op in _LAYERS for node in placed))

@@ -50,8 +50,25 @@ def test_a_small_network_is_said_to_be_faster_on_the_cpu(make: Any, capsys: Any)
     assert "formulas disagree" in found.notes[1], "three layers are too few for both to hold"
     show_check(Console(width=200), report.to_dict())
     text = capsys.readouterr().out
-    assert "a guess within a factor of 2" in text
+    assert "a rough guess" in text
     assert "in float," in text
+
+
+def test_what_the_summary_promises(make: Any, monkeypatch: Any, capsys: Any) -> None:
+    monkeypatch.setattr(latency, "guess", lambda *_: (5.0, 5.5))
+    report = check(_small(make), preset="xint8", device="phx")
+    show_check(Console(width=200), report.to_dict())
+    assert "NPU about 5.2 ms (2.5 to 11.0: a guess within a factor of 2)" in capsys.readouterr().out
+
+
+def test_no_guess_where_the_layers_stay_on_the_cpu(make: Any) -> None:
+    """MatMul never ran there: the time of the few nodes around it is nobody's question."""
+    net = make((1, 16, 32))
+    net.add("MatMul", net.x, net.weight(32, 32))
+    net.add("Relu")
+    report = check(net.proto(), preset="xint8", device="phx")
+    assert report.after.npu_share == 0.0
+    assert report.latency is None
 
 
 def test_hawk_point_alike_and_no_guess_for_others(make: Any) -> None:
