@@ -19,7 +19,8 @@ from roundel.quark.request import INTEGERS
 from roundel.quark.runtime import Model, random_spec, show_evaluation
 from roundel.quark.specs import AlgoConfig
 from roundel.quark.translate import Translation, translate
-from roundel.report.console import ProgressListener, show_plan, show_summary, terminal
+from roundel.report.console import show_plan, show_summary, terminal
+from roundel.report.progress import ProgressListener
 from roundel.result import QuantizeResult
 
 
@@ -71,7 +72,7 @@ class ModelQuantizer:
                 recipe=told.recipe,
                 data=_data(told, calibration_data_reader, calibration_data_path),
                 stats=told.run.get("statistics"),
-                listener=ProgressListener() if told.config.print_summary else None,
+                listener=ProgressListener(terminal(stderr=True)) if told.config.print_summary else None,
             )
         _report(model_input, result, told)
         return result.model if model_output is None else None

@@ -7,14 +7,13 @@ import re
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Any, Literal
 
-from rich import progress
 from rich.console import Console
 from rich.markup import escape
 from rich.table import Table
 from rich.text import Text
 
 from roundel.errors import RoundelError
-from roundel.plain import decibel, to_plain
+from roundel.plain import counted, decibel, to_plain
 from roundel.plan.types import QuantPlan
 from roundel.recipe.settings import Recipe
 from roundel.report.record import Record
@@ -82,58 +81,12 @@ def _cells(report: LayerReport | None) -> tuple[str, str]:
     return f"{report.before_db:.1f} {change}", f"{report.seconds:.1f}"
 
 
-_MEMORY_SECONDS = 300.0  # of the speed that the time left comes from: layers differ
 _FEW_LAYERS, _KINDS = 8, 6
 
 
 def terminal(*, stderr: bool = False) -> Console:
     """Where tables and messages go. Names may hold ":key:" and numbers: no emoji, no colours of its own."""
     return Console(stderr=stderr, emoji=False, highlight=False)
-
-
-class ProgressListener:
-    """A live line for the current step, with the time left where it can be known."""
-
-    def __init__(self, console: Console | None = None) -> None:
-        self._progress = progress.Progress(
-            progress.SpinnerColumn(),
-            progress.TextColumn("{task.description:<22}"),
-            progress.BarColumn(bar_width=15),
-            progress.MofNCompleteColumn(),
-            progress.TimeElapsedColumn(),
-            progress.TimeRemainingColumn(),
-            progress.TextColumn("{task.fields[said]}"),
-            console=console or terminal(stderr=True),
-            transient=True,
-            speed_estimate_period=_MEMORY_SECONDS,
-        )
-        self._task: progress.TaskID | None = None
-
-    def step(self, name: str, total: int | None = None) -> None:
-        """Show the next step in place of the last."""
-        # Not in the constructor: a run that fails before its first step must leave the terminal alone.
-        self._progress.start()
-        if self._task is not None:
-            self._progress.remove_task(self._task)
-        self._task = self._progress.add_task(name, total=total, said="")
-
-    def advance(self, done: float) -> None:
-        """Move the bar."""
-        if self._task is not None:
-            self._progress.update(self._task, completed=done)
-
-    def say(self, text: str) -> None:
-        """Show a few words behind the times."""
-        if self._task is not None:
-            self._progress.update(self._task, said=text)
-
-    def note(self, text: str) -> None:
-        """Print a line that stays, above the live one."""
-        self._progress.console.print(text, markup=False, soft_wrap=True)
-
-    def close(self) -> None:
-        """Take the live line away."""
-        self._progress.stop()
 
 
 def grid(*headings: str, title: str | None = None, gap: int = 2) -> Table:
@@ -223,7 +176,7 @@ def show_summary(console: Console, record: Record, *, every_layer: bool = False)
         "model": f"{record.model.get('name')} ({size(record.model.get('bytes'))})",
         "result": f"{file.get('name') or 'in memory'} ({size(file.get('bytes'))})",
         "recipe": str(record.recipe.get("name")),
-        "data": f"{kind}, {data.get('samples_seen', 0)} samples",
+        "data": f"{kind}, {counted(int(data.get('samples_seen', 0)), 'sample')}",
         "quantized": f"{quantized} of {quantized + sum(left.values())} nodes",
         **({"left in float": _counts(left)} if left else {}),
     }
@@ -237,7 +190,7 @@ def show_summary(console: Console, record: Record, *, every_layer: bool = False)
     if layers is not None:
         console.print(layers)
     if record.outputs:
-        title = f"against the float model, {record.data.get('samples_verified', 0)} samples"
+        title = f"against the float model, {counted(int(data.get('samples_verified', 0)), 'sample')}"
         console.print(_outputs(to_plain(record.outputs), title))
     show_notes(console, record.notes)
     show_verdict(console, to_plain(record.verdict))
