@@ -61,6 +61,8 @@ class RoundelError(Exception):
             ("expected", self.expected),
             ("what to do", self.hint),
         ]
+        if (self.hint or "").startswith("Did you mean"):  # not below a list of hundred names
+            rows.insert(2, rows.pop())
         return [(label, text) for label, text in rows if text]
 
     def __str__(self) -> str:

@@ -6,12 +6,13 @@ import inspect
 import logging
 import sys
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
 import typer
 from typer.core import TyperGroup
 
-from roundel.cli import look, measure, quantize
+from roundel.cli import look, measure, options, quantize
 from roundel.errors import RoundelError
 from roundel.version import VERSION
 
@@ -33,7 +34,7 @@ app = typer.Typer(
     help="Quantize neural networks for AMD Ryzen AI NPUs.",
     epilog="First look: roundel demo. Own model: roundel quantize MODEL -o OUT --data DIR.",
     no_args_is_help=True,
-    add_completion=False,
+    context_settings={"help_option_names": ["-h", "--help"]},
     rich_markup_mode="rich",
     pretty_exceptions_enable=False,
 )
@@ -74,11 +75,21 @@ def _version(value: bool) -> None:
 
 @app.callback()
 def _root(
+    context: typer.Context,
     version: bool = typer.Option(
         False, "--version", callback=_version, is_eager=True, help="Show the version and leave."
     ),
+    log_file: Path | None = typer.Option(
+        None, "--log-file", help="Also write every step of the run there, with the time: before the command."
+    ),
 ) -> None:
-    pass
+    if log_file is None:
+        return
+    from roundel.model.files import check_writable
+
+    check_writable(log_file)
+    token = options.LOG.set(context.with_resource(log_file.open("a", encoding="utf-8")))
+    context.call_on_close(lambda: options.LOG.reset(token))
 
 
 def main() -> None:

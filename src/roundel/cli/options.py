@@ -7,8 +7,9 @@ import inspect
 import json
 import sys
 from collections.abc import Callable
+from contextvars import ContextVar
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any, TypeVar
+from typing import TYPE_CHECKING, Annotated, Any, TextIO, TypeVar
 
 import typer
 
@@ -18,7 +19,10 @@ if TYPE_CHECKING:
     from rich.console import Console
 
     from roundel.data import RandomSpec
-    from roundel.report.console import ProgressListener
+    from roundel.report.progress import Listeners
+
+LOG: ContextVar[TextIO | None] = ContextVar("log", default=None)
+"""What --log-file has opened, for the command behind it."""
 
 Words = dict[str, Any]
 """What the user said in several options, under the names that Roundel's functions have for it."""
@@ -325,11 +329,21 @@ def put_report(page: Path | None) -> None:
         terminal().print(f"report: {page}", markup=False, highlight=False, soft_wrap=True)
 
 
-def live_line(*, silent: bool) -> ProgressListener | None:
-    """Where progress is shown; nowhere when another program reads, or nobody."""
-    from roundel.report.console import ProgressListener
+def live_line(*, silent: bool) -> Listeners | None:
+    """Where progress is shown: a live line on a terminal, else now and then a plain one; and the log file.
 
-    return None if silent else ProgressListener()
+    With `silent`, when another program reads or nobody, the log file alone.
+    """
+    from roundel.report.console import terminal
+    from roundel.report.progress import Listeners, LogListener, ProgressListener, listener_of
+
+    heard: list[ProgressListener | LogListener] = []
+    if not silent:
+        heard.append(listener_of(terminal(stderr=True)))
+    log = LOG.get()
+    if log is not None:
+        heard.append(LogListener(log, interval=0))
+    return Listeners(heard) if heard else None
 
 
 def names(text: str | None) -> list[str]:

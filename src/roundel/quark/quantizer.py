@@ -23,7 +23,8 @@ from roundel.quark.request import INTEGERS
 from roundel.quark.runtime import Model, channels_last, random_spec, show_evaluation
 from roundel.quark.specs import AlgoConfig
 from roundel.quark.translate import Translation, translate
-from roundel.report.console import progress_listener, show_plan, show_summary, terminal
+from roundel.report.console import show_plan, show_summary, terminal
+from roundel.report.progress import listener_of
 from roundel.result import QuantizeResult
 
 
@@ -82,7 +83,7 @@ class ModelQuantizer:
                 recipe=told.recipe,
                 data=data,
                 stats=told.run.get("statistics"),
-                listener=progress_listener() if told.config.print_summary else None,
+                listener=listener_of(terminal(stderr=True)) if told.config.print_summary else None,
             )
         model, notes = (result.model, told.notes) if not told.operators else _as_operators(result, told)
         _report(model_input, result, replace(told, notes=notes))

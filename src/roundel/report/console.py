@@ -4,18 +4,16 @@ from __future__ import annotations
 
 import math
 import re
-import time
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Any, Literal
 
-from rich import progress
 from rich.console import Console
 from rich.markup import escape
 from rich.table import Table
 from rich.text import Text
 
 from roundel.errors import RoundelError
-from roundel.plain import decibel, to_plain
+from roundel.plain import counted, decibel, to_plain
 from roundel.plan.types import QuantPlan
 from roundel.recipe.settings import Recipe
 from roundel.report.record import Record
@@ -83,96 +81,12 @@ def _cells(report: LayerReport | None) -> tuple[str, str]:
     return f"{report.before_db:.1f} {change}", f"{report.seconds:.1f}"
 
 
-_MEMORY_SECONDS = 300.0  # of the speed that the time left comes from: layers differ
 _FEW_LAYERS, _KINDS = 8, 6
 
 
 def terminal(*, stderr: bool = False) -> Console:
     """Where tables and messages go. Names may hold ":key:" and numbers: no emoji, no colours of its own."""
     return Console(stderr=stderr, emoji=False, highlight=False)
-
-
-class ProgressListener:
-    """A live line for the current step, with the time left where it can be known."""
-
-    def __init__(self, console: Console | None = None) -> None:
-        self._progress = progress.Progress(
-            progress.SpinnerColumn(),
-            progress.TextColumn("{task.description:<22}"),
-            progress.BarColumn(bar_width=15),
-            progress.MofNCompleteColumn(),
-            progress.TimeElapsedColumn(),
-            progress.TimeRemainingColumn(),
-            progress.TextColumn("{task.fields[said]}"),
-            console=console or terminal(stderr=True),
-            transient=True,
-            speed_estimate_period=_MEMORY_SECONDS,
-        )
-        self._task: progress.TaskID | None = None
-
-    def step(self, name: str, total: int | None = None) -> None:
-        """Show the next step in place of the last."""
-        # Not in the constructor: a run that fails before its first step must leave the terminal alone.
-        self._progress.start()
-        if self._task is not None:
-            self._progress.remove_task(self._task)
-        self._task = self._progress.add_task(name, total=total, said="")
-
-    def advance(self, done: float) -> None:
-        """Move the bar."""
-        if self._task is not None:
-            self._progress.update(self._task, completed=done)
-
-    def say(self, text: str) -> None:
-        """Show a few words behind the times."""
-        if self._task is not None:
-            self._progress.update(self._task, said=text)
-
-    def note(self, text: str) -> None:
-        """Print a line that stays, above the live one."""
-        self._progress.console.print(text, markup=False, soft_wrap=True)
-
-    def close(self) -> None:
-        """Take the live line away."""
-        self._progress.stop()
-
-
-_LINE_SECONDS = 10.0  # between two lines about one step
-
-
-class LineListener:
-    """The same for a file: a line for each step, and one now and then about a long one."""
-
-    def __init__(self, console: Console | None = None) -> None:
-        self._console = console or terminal(stderr=True)
-        self._began = self._last = time.monotonic()
-        self._name, self._total = "", 0
-
-    def step(self, name: str, total: int | None = None) -> None:
-        """Name the step."""
-        self._name, self._total = name, total or 0
-        self._line(f"{name}: {total}" if total else name)
-
-    def advance(self, done: float) -> None:
-        """Say how far it is, where the last line is some seconds old."""
-        if self._total and time.monotonic() - self._last >= _LINE_SECONDS:
-            self._line(f"{self._name}: {done:.0f} of {self._total}")
-
-    def say(self, text: str) -> None:
-        """Nothing: it would be said again and again."""
-
-    def close(self) -> None:
-        """Nothing."""
-
-    def _line(self, text: str) -> None:
-        self._last = time.monotonic()
-        said = f"[{self._last - self._began:.0f} s] {text}"
-        self._console.print(said, markup=False, soft_wrap=True)
-
-
-def progress_listener() -> ProgressListener | LineListener:
-    """A live line at a terminal, lines in a file."""
-    return ProgressListener() if terminal(stderr=True).is_terminal else LineListener()
 
 
 def grid(*headings: str, title: str | None = None, gap: int = 2) -> Table:
@@ -263,7 +177,7 @@ def show_summary(console: Console, record: Record, *, every_layer: bool = False)
         "model": f"{record.model.get('name')} ({size(record.model.get('bytes'))})",
         "result": f"{file.get('name') or 'in memory'} ({size(file.get('bytes'))})",
         "recipe": str(record.recipe.get("name")),
-        "data": f"{kind}, {data.get('samples_seen', 0)} samples",
+        "data": f"{kind}, {counted(int(data.get('samples_seen', 0)), 'sample')}",
         "quantized": f"{quantized} of {quantized + sum(left.values())} nodes",
         **({"left in float": _counts(left)} if left else {}),
     }
@@ -277,7 +191,7 @@ def show_summary(console: Console, record: Record, *, every_layer: bool = False)
     if layers is not None:
         console.print(layers)
     if record.outputs:
-        title = f"against the float model, {record.data.get('samples_verified', 0)} samples"
+        title = f"against the float model, {counted(int(data.get('samples_verified', 0)), 'sample')}"
         console.print(_outputs(to_plain(record.outputs), title))
     show_notes(console, record.notes)
     show_verdict(console, to_plain(record.verdict))

@@ -10,7 +10,7 @@ from rich.markup import escape
 from rich.table import Table
 from rich.text import Text
 
-from roundel.plain import listed
+from roundel.plain import counted, listed
 from roundel.report.console import Tree, figure, grid, labelled, shortened, show_notes, show_verdict, size
 
 _WORST = 20
@@ -127,7 +127,7 @@ def show_sensitivity(console: Console, tree: Tree, *, everything: bool) -> None:
     whole = "exact" if tree["sqnr_db"] is None else f"{figure(tree['sqnr_db'], '.1f')} dB"
     console.print(
         f"{escape(tree['model'])}, {escape(tree['recipe'])}: {whole} after calibration; {len(layers)} layers,"
-        f" each measured with {tree['samples']} samples, {tree['seconds']:.1f} s"
+        f" each measured with {counted(tree['samples'], 'sample')}, {tree['seconds']:.1f} s"
     )
     console.print(_table(layers if everything else layers[:_WORST_LAYERS]))
     _proposals(console, [layer for layer in layers if layer["remedies"]])
@@ -343,7 +343,7 @@ def show_models(console: Console, models: Sequence[Tree]) -> None:
         "seconds": [f"{m['seconds']:.1f}" for m in models],
     }
     shown = {name: cells for name, cells in columns.items() if any(cell != "-" for cell in cells)}
-    table = grid("model", *(f">{escape(name)}" for name in shown), title=f"{models[0]['rows']} rows")
+    table = grid("model", *(f">{escape(name)}" for name in shown), title=counted(models[0]["rows"], "row"))
     for index, model in enumerate(models):
         name = escape(shortened(model["model"], _FILE_WIDTH))
         table.add_row(name, *(cells[index] for cells in shown.values()))
@@ -355,7 +355,7 @@ def show_models(console: Console, models: Sequence[Tree]) -> None:
 
 def show_findings(console: Console, tree: Tree) -> None:
     """Print what `DataReport.to_dict` holds."""
-    console.print(f"{tree['samples']} samples")
+    console.print(counted(tree["samples"], "sample"))
     table = grid("input", ">mean", ">std", ">from", ">to")
     for name, profile in tree["inputs"].items():
         mean, std = (" ".join(f"{value:.3g}" for value in profile[key]) for key in ("mean", "std"))

@@ -2,20 +2,16 @@
 
 from __future__ import annotations
 
-import io
 import json
-import time
 from pathlib import Path
 
 import numpy as np
 import onnx
 import pytest
 from PIL import Image
-from rich.console import Console
 
 from helpers import initializers, rng
 from roundel.quark.commands import main, run
-from roundel.report.console import LineListener, ProgressListener, progress_listener
 from script_cases import Reader
 
 pytestmark = pytest.mark.usefixtures("capsys")
@@ -72,23 +68,3 @@ def test_what_cannot_be(path: Path, capsys) -> None:
     with pytest.raises(SystemExit):
         main(["onnx-validate"])
     assert run(["--help"]) == 0
-
-
-def test_progress_in_a_file_is_lines(monkeypatch) -> None:
-    now = [0.0]
-    monkeypatch.setattr(time, "monotonic", lambda: now[0])
-    console = Console(file=io.StringIO(), width=80)
-    told = LineListener(console)
-    told.step("calibrate", 200)
-    for done in range(200):
-        now[0] += 0.2
-        told.advance(done)
-        told.say("again")
-    told.step("write")
-    told.close()
-    lines = console.file.getvalue().splitlines()  # type: ignore[attr-defined]
-    assert lines[0] == "[0 s] calibrate: 200"
-    assert lines[-1] == "[40 s] write"
-    assert 3 <= len(lines) - 2 <= 5
-    assert lines[1].startswith("[10 s] calibrate: ")
-    assert isinstance(progress_listener(), LineListener | ProgressListener)

@@ -7,7 +7,8 @@ import io
 from rich.console import Console
 
 from roundel.improve.steps import verdict
-from roundel.report.console import ProgressListener, layer_table
+from roundel.report.console import layer_table
+from roundel.report.progress import ProgressListener
 from roundel.state import LayerReport, StepReport
 
 LONG = "/model/backbone/stages.3/blocks.11/depthwise_separable/conv_dw/Conv"
