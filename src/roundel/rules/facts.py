@@ -224,6 +224,10 @@ def gather_facts(
         # What the device's own steps change is judged apart, so they stay out of the first view.
         plain = recipe.merged({"prepare": {"scale_clip_bounds": False}, "npu": {"clip_to_relu": False}})
         prepared = prepare(source, plain).model
+        parts = cut_head(given) if recipe.prepare.cut_head else None
+        if parts is not None:  # nothing of the tail is the NPU's
+            given = parts.model
+            loaded = replace(loaded, model=given)
         plan = build_plan(prepared, plain) if kind.integer else None
     close_batch(prepared)
     powers = kind is Format.XINT8
