@@ -75,7 +75,10 @@ def cut_head(model: ir.Model) -> Cut | None:
     return Cut(first, tail)
 
 
-NO_HEAD = "cut_head: nothing was cut off, since nothing behind the last layers rearranges what they make"
+NO_HEAD = (
+    "cut_head: nothing was cut off: nothing behind the last layers rearranges what they make, or an input of"
+    " the model is read there alone"
+)
 
 
 def cut_note(cut: Cut) -> str:
@@ -127,6 +130,10 @@ def _inputs_of_tail_alone(graph: ir.Graph, behind: Collection[ir.Node]) -> bool:
 
 def _part(model: ir.Model, inputs: Collection[ir.Value], outputs: Collection[ir.Value]) -> ir.Model:
     graph = ir.convenience.extract(model.graph, list(inputs), list(outputs))
+    # It takes constants out of a set: in the model's order, the same run writes the same file.
+    held = dict(graph.initializers)
+    graph.initializers.clear()
+    graph.initializers.update({name: held[name] for name in model.graph.initializers if name in held})
     for value in graph.outputs:
         value.type = value.type or ir.TensorType(ir.DataType.FLOAT)
     return ir.Model(graph, ir_version=model.ir_version)
