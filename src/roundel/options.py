@@ -176,6 +176,14 @@ def fixing(changes: Mapping[str, Any] | None, fix_inputs: Mapping[str, Any] | No
     return tree
 
 
+def cutting(changes: Mapping[str, Any] | None, *, asked: bool) -> Mapping[str, Any]:
+    """The changes, with the head cut off where that was asked for."""
+    tree = unfolded(changes or {})
+    if asked:
+        _section(tree, "prepare")["cut_head"] = True
+    return tree
+
+
 def data_section(words: DataWords) -> dict[str, object]:
     """What was said, as a recipe's data section has it."""
     said = _said(words)

@@ -14,13 +14,13 @@ from google.protobuf.message import DecodeError  # type: ignore[import-untyped, 
 from roundel.data.folders import ARRAY_SUFFIXES, IMAGE_SUFFIXES, files_below
 from roundel.errors import OutputError
 from roundel.model.files import MOST_STRUCTURE, check_writable, external_values, same_file
-from roundel.recipe.load import record_path
+from roundel.recipe.load import record_path, tail_path
 
 _NO_MODELS = frozenset({".json", ".yaml", ".yml", ".csv", ".txt", ".py", *ARRAY_SUFFIXES, *IMAGE_SUFFIXES})
 
 
 def model_targets(output: str | Path | None) -> dict[str, Path | None]:
-    """What a run with this output writes: the model, and its record beside it.
+    """What a run with this output may write: the model, and beside it its record and its tail.
 
     Raises:
         OutputError: both would have one name.
@@ -34,7 +34,8 @@ def model_targets(output: str | Path | None) -> dict[str, Path | None]:
             where=target,
             expected="a name that does not end in .json, for example model.a8w8.onnx",
         )
-    return {"output": target, "output's record": record_path(target)}
+    beside = {"output's record": record_path(target), "output's tail": tail_path(target)}
+    return {"output": target, **beside}
 
 
 def refuse_overwriting(targets: Mapping[str, str | Path | None], sources: Mapping[str, object]) -> None:

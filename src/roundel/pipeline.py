@@ -15,14 +15,14 @@ from roundel.improve.steps import GRAPH_STEPS, PLAN_STEPS, STATE_STEPS, keep_if_
 from roundel.model.memory import older_objects_spared, parse_size, within
 from roundel.model.structure import blaming
 from roundel.numerics.rounding import one_blas_thread
-from roundel.options import DataWords, chosen_recipe, fixing, recipe_changes, takes_data_words
+from roundel.options import DataWords, chosen_recipe, cutting, fixing, recipe_changes, takes_data_words
 from roundel.outputs import model_targets, refuse_overwriting
 from roundel.qdq.weight_only import check_kernel
 from roundel.recipe.load import RecipeSource, load_recipe
 from roundel.reporting import require_data, write_report
 from roundel.result import Asked, Judging, QuantizeResult, as_onnx, choose_execution, gate
 from roundel.rules.phoenix import refuse_batch
-from roundel.rules.report import for_device, for_effort
+from roundel.rules.report import cut_for_device, for_device, for_effort
 from roundel.stages import collect, open_data, plan, prepare, resolve, write
 from roundel.state import Context, State
 from roundel.targets.npu import device_named
@@ -45,6 +45,7 @@ def quantize(
     goal: str | float | None = None,
     device: str | None = None,
     device_exec: str | None = None,
+    cut_head: bool = False,
     max_memory: str | int | None = None,
     exclude: Sequence[str] = (),
     include: Sequence[str] = (),
@@ -94,6 +95,9 @@ def quantize(
             what is left is listed in the record's notes.
         device_exec: where calibration and fine-tuning run: cpu, cuda (an error where it is missing), or auto,
             which takes a GPU if there is one; the record says what was chosen.
+        cut_head: end the model at its last layers, before Reshape, Transpose and Concat on the way to the
+            output: the rest becomes NAME.tail.onnx, in float, which `deploy` and the measuring functions run
+            behind it. For phx and hpt that happens by itself where nothing would be placed otherwise.
         max_memory: the most memory that this process may take: '2G', '512M' or bytes. With less, the same
             result comes from more passes and from temporary files. Each worker may take as much.
         exclude: nodes that stay float: names, globs, 're:REGEX' or 'op:TYPE'.
@@ -126,7 +130,7 @@ def quantize(
     told, chosen = listener or Silent(), chosen_recipe(preset, recipe)
     flags = {"half_weights": half_weights, "strip_functions": strip_functions}
     tree = recipe_changes(
-        fixing(changes, fix_inputs),
+        cutting(fixing(changes, fix_inputs), asked=cut_head),
         words,
         exclude,
         include,
@@ -161,7 +165,7 @@ def quantize(
         told.step("load and prepare")
         source, exported = as_onnx(model, example_inputs, dynamic_batch, dynamic_shapes)
         cleanup.enter_context(blaming(source))
-        state = prepare(source, execution.recipe)
+        state = prepare(source, cut_for_device(source, execution.recipe, device))
         if device is not None:
             refuse_batch(state.model.graph, device_named(device))
         state = replace(state, notes=(*execution.notes, *(exported.notes if exported else ()), *state.notes))

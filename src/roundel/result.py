@@ -18,18 +18,26 @@ import onnx_ir as ir
 
 from roundel.errors import DependencyError, RecipeError
 from roundel.gate import OutputReport, advice, check_prepared, compare_outputs
+from roundel.heads import joined, tail_outputs
 from roundel.measure.evaluate import check_judging, evaluate_models
 from roundel.measure.lint import quantize_findings
 from roundel.measure.types import ModelScore
 from roundel.model import ModelSource, save_model
-from roundel.model.files import file_sha256, model_sha256, self_contained, staged_or_temporary, write_text
+from roundel.model.files import (
+    file_sha256,
+    model_sha256,
+    self_contained,
+    staged,
+    staged_or_temporary,
+    write_text,
+)
 from roundel.model.graph import fingerprint
 from roundel.model.session import Lanes, runtime_has_cuda
 from roundel.plain import Card, to_plain
 from roundel.plan import QuantPlan
 from roundel.plan.float_parts import joined_outputs
 from roundel.qdq import strip
-from roundel.recipe.load import record_path
+from roundel.recipe.load import record_path, tail_path
 from roundel.recipe.settings import Data, Recipe
 from roundel.report.record import Record, plan_counts, run_card
 from roundel.report.verdict import Known, verdict
@@ -40,6 +48,7 @@ from roundel.targets.npu import USUAL_DEVICE
 from roundel.torch import Exported, is_torch_source, opened, require_torch
 from roundel.types import Listener
 
+_Model = ir.Model  # a field of the result hides the module's name
 _QUANTIZERS = frozenset({"QuantizeLinear", "DequantizeLinear", "DynamicQuantizeLinear"})
 
 
@@ -52,12 +61,19 @@ class QuantizeResult(Card):
         path: the written file, or None when no output was asked for.
         plan: what every tensor became, and why.
         record: the numbers, as they stand in the JSON file beside the model.
+        tail: in float: the rest of a model whose head was cut off; it reads the model's outputs.
     """
 
     ir: ir.Model
     path: Path | None
     plan: QuantPlan
     record: Record
+    tail: _Model | None = None
+
+    @property
+    def whole(self) -> _Model:
+        """The quantized model; with its tail, where its head was cut off."""
+        return self.ir if self.tail is None else joined(self.ir, self.tail)
 
     @property
     def model(self) -> onnx.ModelProto:
@@ -73,19 +89,24 @@ class QuantizeResult(Card):
         require_torch("A module for evaluation needs")
         from roundel.torch.export import QuantizedModule
 
-        return QuantizedModule(self.ir)
+        return QuantizedModule(self.whole)
 
     def save(self, path: str | Path) -> Path:
-        """Write the model and, beside it, its record; both appear whole or not at all."""
+        """Write the model and, beside it, its record and tail; each appears whole or not at all."""
         target = Path(path)
-        save_model(self.ir, target, external_data=self.record.recipe["output"]["external_data"])
-        write_text(record_path(target), replace(self.record, file=_facts_of(target)).to_json())
+        apart = self.record.recipe["output"]["external_data"]
+        save_model(self.ir, target, external_data=apart)
+        facts = _facts_of(target)
+        if self.tail is not None:
+            save_model(self.tail, tail_path(target), external_data=apart)
+            facts["tail"] = _facts_of(tail_path(target))
+        write_text(record_path(target), replace(self.record, file=facts).to_json())
         return target
 
 
-def _facts_of(file: Path) -> dict[str, object]:
-    """What a record says of a model's file."""
-    return {"name": file.name, "bytes": file.stat().st_size, "sha256": model_sha256(file)}
+def _facts_of(file: Path, place: Path | None = None) -> dict[str, object]:
+    """What a record says of a model's file, which may still lie elsewhere than at its place."""
+    return {"name": (place or file).name, "bytes": file.stat().st_size, "sha256": model_sha256(file)}
 
 
 def as_onnx(
@@ -253,8 +274,8 @@ def gate(state: State, request: Asked, cleanup: ExitStack) -> QuantizeResult:
     state = replace(state, params={}, float_scales={}, values={}, codes={}, packed={}, stats={})
     shown = strip(result) if recipe.output.strip_functions else result
     external, reads = recipe.output.external_data, state.loaded.data_files
-    staged = staged_or_temporary(shown, target, external_data=external, reads=reads)
-    file = cleanup.enter_context(staged)
+    written = staged_or_temporary(shown, target, external_data=external, reads=reads)
+    file = cleanup.enter_context(written)
     # Operators without bodies run in no plain session: the same graph with them is the proof.
     proof = file if shown is result else cleanup.enter_context(staged_or_temporary(result, None))
     reports, doubt = _verified(state, request.source, proof)
@@ -269,10 +290,15 @@ def gate(state: State, request: Asked, cleanup: ExitStack) -> QuantizeResult:
     state = state.noted(*map(str, lint), *doubt, *more, *left).spent("gate", time.perf_counter() - start)
     state, scores = _scored(state, request, proof)
     npu = placed(checked, request.source, recipe, device, request.device)
-    record = _record(state, request, (reports, scores, npu), file)
+    facts: dict[str, object] = {"name": None, "bytes": None} if target is None else _facts_of(file, target)
+    if state.tail is not None and target is not None:
+        place = tail_path(target)
+        rest = cleanup.enter_context(staged(state.tail, place, external_data=external, reads=reads))
+        facts["tail"] = _facts_of(rest, place)
+    record = _record(state, request, (reports, scores, npu), facts)
     if target is not None:
         write_text(record_path(target), record.to_json())
-    return QuantizeResult(shown, target, state.plan, record)
+    return QuantizeResult(shown, target, state.plan, record, state.tail)
 
 
 def _verified(
@@ -281,7 +307,10 @@ def _verified(
     """Prove the written file legal and measure it."""
     doubt = None
     if state.inputs and not state.recipe.prepare.nchw_to_nhwc:
-        doubt = check_prepared(source, {**state.inputs[0], **state.fixed}, state.outputs[0])
+        made = state.outputs[0]
+        if state.tail is not None:
+            made = tail_outputs(state.tail, {**state.inputs[0], **made})
+        doubt = check_prepared(source, {**state.inputs[0], **state.fixed}, made)
     count = state.recipe.verify.samples
     lanes = Lanes.of(state.model, min(count, len(state.inputs)))
     session, joints = check_file(file, lanes.threads), joined_outputs(state.model.graph)
@@ -297,7 +326,11 @@ def _scored(state: State, request: Asked, file: Path) -> tuple[State, tuple[Mode
     if asked is None:
         return state, ()
     settings = state.recipe.data.model_copy(update={"samples": None})
-    before, after = asked.scores([request.float.model, file], settings, request.told)
+    models: list[_Model | Path] = [request.float.model, file]
+    if state.tail is not None:
+        assert state.written is not None
+        models = [joined(request.float.model, state.tail), joined(state.written, state.tail)]
+    before, after = asked.scores(models, settings, request.told)
     loaded, target = state.loaded, request.target
     before = replace(before, model=loaded.name, file_bytes=loaded.file_bytes)
     after = replace(after, model="quantized" if target is None else target.name)
@@ -308,7 +341,7 @@ Found = tuple[tuple[OutputReport, ...], tuple[ModelScore, ...], Mapping[str, Any
 """How near the outputs are, how accurate both models are, and where the file is expected to run."""
 
 
-def _record(state: State, request: Asked, found: Found, file: Path) -> Record:
+def _record(state: State, request: Asked, found: Found, file: Mapping[str, Any]) -> Record:
     assert state.written is not None
     loaded, target, (reports, scores, npu) = state.loaded, request.target, found
     facts, recipe = state.facts, state.recipe
@@ -344,7 +377,7 @@ def _record(state: State, request: Asked, found: Found, file: Path) -> Record:
         held_out=state.held,
         seconds=state.seconds,
         notes=state.notes,
-        file={**_facts_of(file), "name": target.name} if target else {"name": None, "bytes": None},
+        file=file,
         asked={"device": request.device, **(request.judging.told() if request.judging else {})},
         scores=scores,
         npu=npu,

@@ -30,6 +30,7 @@ from roundel.data.kept import KeptSamples
 from roundel.data.lint import range_findings
 from roundel.data.lint_values import first_norms
 from roundel.errors import DataError, InfiniteTensorError, RecipeError
+from roundel.heads import NO_HEAD, cut_head, cut_note
 from roundel.model import load_model
 from roundel.model.graph import (
     constant_array,
@@ -93,7 +94,12 @@ def prepare(source: ModelSource, recipe: Recipe) -> State:
     fixed = input_constants(loaded.model, recipe.prepare.fixed_inputs)
     norms = first_norms(loaded.model.graph)
     rewrites = {r.name: r.rewrites for r in run_passes(loaded.model, recipe.prepare) if r.rewrites}
+    cut = cut_head(loaded.model) if recipe.prepare.cut_head else None
+    if recipe.prepare.cut_head:
+        notes.append(NO_HEAD if cut is None else cut_note(cut))
     about: dict[str, Any] = {"norms": norms, "rewrites": rewrites, "fixed": fixed}
+    if cut is not None:
+        loaded, about["tail"] = replace(loaded, model=cut.model), cut.tail
     state = State(recipe=recipe, model=loaded.model, loaded=loaded, **about)
     return state.noted(*notes).spent("prepare", time.perf_counter() - start)
 

@@ -121,6 +121,7 @@ class State:
         reads: by (tensor, node), the scale in which this node alone reads it: a tensor's, or one of its own.
         notes: adjustments worth telling.
         loaded: where it came from.
+        tail: the float rest of a model whose head was cut off: it reads the model's outputs.
         norms: its first normalisations as it was given: they tell what the data was like in training.
         fixed: inputs that have become constants.
         rewrites: how often each pass and rewrite changed it.
@@ -150,6 +151,7 @@ class State:
     model: ir.Model
     reference: ir.Model | None = None
     loaded: LoadedModel
+    tail: ir.Model | None = None
     norms: tuple[FirstNorm, ...] = ()
     fixed: Mapping[str, Array] = field(default_factory=dict)
     rewrites: Mapping[str, int] = field(default_factory=dict)

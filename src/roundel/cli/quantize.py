@@ -47,6 +47,9 @@ def quantize_command(
     device_exec: Annotated[
         str | None, option("Where calibration and fine-tuning run: auto, cpu or cuda; cpu when not given.")
     ] = None,
+    cut_head: Annotated[
+        bool, option("End at the last layers; the rest becomes NAME.tail.onnx, in float.", "--cut-head")
+    ] = False,
     max_memory: Annotated[
         str | None, option("The most memory to take, e.g. 2G; the rest goes to files.")
     ] = None,
@@ -118,6 +121,7 @@ def quantize_command(
         goal=goal,
         device=device,
         device_exec=device_exec,
+        cut_head=cut_head,
         max_memory=max_memory,
         exclude_subgraph=exclude_subgraph or (),
         half_weights=half_weights,

@@ -18,6 +18,7 @@ from rich.text import Text
 
 from roundel.data.images import plan_images
 from roundel.errors import ModelError, RecipeError
+from roundel.heads import tail_file
 from roundel.kit.files import KitFile, write_folder
 from roundel.model.files import file_sha256
 from roundel.model.graph import input_specs
@@ -117,7 +118,13 @@ def vaiml_config(optimize_level: int) -> str:
 
 
 def readme(
-    model: str, recognised: Recognised, device: Device, notes: tuple[str, ...], *, images: bool
+    model: str,
+    recognised: Recognised,
+    device: Device,
+    notes: tuple[str, ...],
+    *,
+    images: bool,
+    tail: bool,
 ) -> str:
     """The text of the kit's README: of `readme.txt`, the lines that concern this format on this device."""
     kind = recognised.format
@@ -130,6 +137,7 @@ def readme(
         "preinstalled": kind.integer and not device.needs_xclbin,
         "two_convs": kind.integer and device.compiler is not Compiler.X1,
         "images": images,
+        "tail": tail,
         "notes": bool(notes),
     }
     lines = []
@@ -149,7 +157,7 @@ def _asset(name: str) -> str:
     return resources.files("roundel.kit").joinpath(name).read_text(encoding="utf-8")
 
 
-MODEL_FILE = "model.onnx"
+MODEL_FILE, TAIL_FILE = "model.onnx", "tail.onnx"
 OPTIONS_FILE = "provider_options.json"
 IMAGES_FILE = "preprocessing.json"
 
@@ -201,7 +209,8 @@ def deploy(
     """Write a folder with the model, provider options, run script and instructions for one device.
 
     Args:
-        model: the ONNX file to deploy. It is copied byte for byte, with its external data.
+        model: the ONNX file to deploy. It is copied byte for byte, with its external data, and with the
+            tail that its record names, if its head was cut off.
         output: the folder to write; created when missing, its parent must exist. Files in it that an earlier
             kit did not bring are never touched.
         device: phx, hpt, stx, stx-halo or krk; that of the run, else stx.
@@ -225,6 +234,10 @@ def deploy(
     notes = (*recognised.notes, *_model_notes(loaded.model, recognised.format, machine))
     files = [KitFile(MODEL_FILE, path)]
     files += [KitFile(name, source) for name, source in weights.items()]
+    tail = tail_file(path)
+    if tail is not None:
+        files.append(KitFile(TAIL_FILE, tail))
+        files += [KitFile(name, source) for name, source in external_files(as_written(tail), tail).items()]
     files.append(KitFile(OPTIONS_FILE, (json.dumps(options, indent=2) + "\n").encode()))
     if not recognised.format.integer:
         files.append(KitFile(CONFIG_FILE, config.encode()))
@@ -232,7 +245,7 @@ def deploy(
     if images is not None:
         files.append(KitFile(IMAGES_FILE, (json.dumps(images, indent=1) + "\n").encode()))
     files.append(KitFile("run.py", _asset("run.py.txt").encode(), executable=True))
-    text = readme(path.name, recognised, machine, notes, images=images is not None)
+    text = readme(path.name, recognised, machine, notes, images=images is not None, tail=tail is not None)
     files.append(KitFile("README.md", text.encode()))
     kind, reason = recognised.format, recognised.reason
     about = {"model": path.name, "format": kind.name, "device": machine.name, "notes": list(notes)}

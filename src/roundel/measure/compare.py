@@ -12,12 +12,13 @@ import onnx_ir as ir
 
 from roundel.data.lint import record_findings
 from roundel.errors import ModelError
+from roundel.heads import load_whole
 from roundel.measure import points, reference, types
 from roundel.measure.effects import SAMPLES, output_effects
 from roundel.measure.paired import PairTally, Subject, compare_samples
 from roundel.measure.runner import Travelling
 from roundel.measure.sums import TensorSums, channel_errors, closeness, coarse_histogram
-from roundel.model import ModelSource, load_model
+from roundel.model import ModelSource
 from roundel.model.graph import attribute_int, constant_array, is_constant, op_key, upstream
 from roundel.model.layers import read_layer
 from roundel.model.memory import collector_paused
@@ -69,7 +70,7 @@ class _Pair:
     """Both models, matched, and the words that describe them."""
 
     def __init__(self, float_model: ModelSource, quantized_model: ModelSource, as_npu: str | None) -> None:
-        loaded = load_model(quantized_model, allow_quantized=True, opaque=QUARK)
+        loaded, _ = load_whole(quantized_model, opaque=QUARK)
         self.name, self.quantized_bytes, self.file = loaded.name, loaded.file_bytes, loaded.path
         lift_constants(loaded.model)
         stripped = loaded.model.clone()

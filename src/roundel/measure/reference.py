@@ -11,6 +11,7 @@ import onnx_ir as ir
 from numpy.typing import NDArray
 
 from roundel.errors import ModelError
+from roundel.heads import joined
 from roundel.improve.channel_rules import Trace
 from roundel.improve.channels import rescalable
 from roundel.improve.equalize import equalize
@@ -241,20 +242,26 @@ def find_reference(
         foreign = {**dict.fromkeys(_FOREIGN_LACKS, False), "fold_batch_norm": not kept}
         recipe = Recipe() if ours else Recipe(prepare=Prepare.model_validate(foreign))
     ready = prepare(source, recipe)
-    plain, wanted = layer_constants(ready.model), layer_constants(quantized)
-    model, distances = ready.model, _distances(plain, wanted)
+    model = _with_tail(ready.model, ready.tail)
+    plain, wanted = layer_constants(model), layer_constants(quantized)
+    distances = _distances(plain, wanted)
     if ours and recipe.improve.equalize.enabled and recipe.mode == "static":
         rescaled = ready.model.clone()
         weights = [t for t in stored.tensors.values() if t.constant and t.dtype != "int32"]
         power_of_two = bool(weights) and all(t.power_of_two for t in weights)
         equalize(rescaled, recipe.improve.equalize, power_of_two=power_of_two)
         # Whether it was equalized, and as this version does it, shows in the weights.
+        rescaled = _with_tail(rescaled, ready.tail)
         others = _distances(layer_constants(rescaled), wanted)
         if sum(others.values()) < sum(distances.values()):
             model, distances = rescaled, others
     layers = [key for key, array in wanted.items() if array.ndim > 1]
     explained = all(distances.get(key, 1.0) < _EXPLAINED for key in layers)
     return Reference(model, plain, ready.loaded.name, ready.loaded.file_bytes, explained)
+
+
+def _with_tail(model: ir.Model, tail: ir.Model | None) -> ir.Model:
+    return model if tail is None else joined(model, tail)
 
 
 def layer_constants(model: ir.Model) -> dict[tuple[str, int], Array]:

@@ -18,8 +18,9 @@ from roundel.calibrate.runner import run_session
 from roundel.data.arrays import fixed_batch
 from roundel.data.folders import ARRAY_SUFFIXES, IMAGE_SUFFIXES, folder_name
 from roundel.errors import OutputError, RecipeError, did_you_mean
+from roundel.heads import joined, load_whole, tail_file
 from roundel.measure.folders import to_picture
-from roundel.model import ModelSource, load_model
+from roundel.model import ModelSource
 from roundel.model.files import Portable, external_values, replacing, same_file
 from roundel.model.graph import fingerprint, input_specs
 from roundel.model.session import open_session
@@ -27,6 +28,7 @@ from roundel.options import DataWords, takes_data_words
 from roundel.plain import Card, counted
 from roundel.qdq.functions import attach
 from roundel.qdq.nodes import QUARK
+from roundel.recipe.load import record_path
 from roundel.recipe.settings import Data
 from roundel.remembered import Remembered
 from roundel.rules.formats import is_quantized
@@ -65,7 +67,7 @@ class Predictor:
     """
 
     def __init__(self, source: ModelSource, *, threads: int | None = None, as_npu: str | None = None) -> None:
-        loaded = load_model(source, allow_quantized=True, opaque=QUARK)
+        loaded, self._tail = load_whole(source, opaque=QUARK)
         self.model: ir.Model = loaded.model
         self.path = loaded.path
         self.name = loaded.name
@@ -73,13 +75,14 @@ class Predictor:
         self.inputs = input_specs(loaded.model)
         self._batch = fixed_batch(self.inputs)
         # A file runs as it is, not as loading has normalised it; only AMD's operators may lack their bodies.
-        custom = any(node.domain == QUARK for node in loaded.model.graph.all_nodes())
-        runs: ir.Model | Path = loaded.path if loaded.path and not custom else attach(loaded.model)
+        own = self._tail is None and not any(n.domain == QUARK for n in loaded.model.graph.all_nodes())
+        runs: ir.Model | Path = loaded.path if loaded.path and own else attach(loaded.model)
         self.as_npu = as_npu if as_npu is not None and is_quantized(loaded.model) else None
         self.twin: TwinSummary | None = None
         if self.as_npu is not None:
             made = twin_of(source, self.as_npu)
-            runs, self.twin = made.model, made.summary
+            runs = made.model if self._tail is None else joined(made.model, self._tail)
+            self.twin = made.summary
         self._session: ort.InferenceSession = open_session(runs, threads=threads, simulate=True)
         self.outputs = tuple(out.name for out in self._session.get_outputs())
 
@@ -120,7 +123,9 @@ class Predictor:
         if self.path is None:
             own = fingerprint(self.model)
             return own if self.as_npu is None else f"{own} as {self.as_npu}"
-        for name, content in sorted(self._files(self.path).items()):
+        files = self._files(self.path)
+        files.pop(record_path(self.path).name, None)  # it tells times, too, which change nothing
+        for name, content in sorted(files.items()):
             digest.update(f"{len(name)} {name} {len(content)} ".encode() + content)
         return digest.hexdigest()
 
@@ -131,6 +136,9 @@ class Predictor:
 
     def _files(self, path: Path) -> dict[str, bytes]:
         beside = {Path(tensor.path).resolve() for _, tensor in external_values(self.model)}
+        tail = tail_file(path)
+        if tail is not None:  # found again by the record
+            beside |= {tail.resolve(), record_path(path).resolve()}
         home = path.resolve().parent
         others = {str(file.relative_to(home)): file.read_bytes() for file in beside}
         return {path.name: path.read_bytes(), **others}

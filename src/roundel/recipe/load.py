@@ -254,6 +254,11 @@ def record_path(model_path: Path) -> Path:
     return model_path.with_suffix(".json")
 
 
+def tail_path(model_path: Path) -> Path:
+    """Where the float tail of a written model goes, if one was cut off."""
+    return model_path.with_suffix(".tail.onnx")
+
+
 def record_paths(models: Iterable[object]) -> list[Path]:
     """Where the records of those models are that are files."""
     return [record_path(Path(model)) for model in models if isinstance(model, str | Path)]

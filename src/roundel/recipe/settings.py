@@ -238,6 +238,8 @@ class Prepare(Section):
     """GlobalAveragePool over more than 512 positions becomes two pools."""
     nchw_to_nhwc: bool = False
     """The graph takes and gives NHWC images."""
+    cut_head: bool = False
+    """End at the last layers; what rearranges their results becomes NAME.tail.onnx, in float."""
     fixed_shapes: dict[str, tuple[int, ...]] = {}
     """Shape by input name, or size by the name of an open dimension."""
     fixed_inputs: dict[str, Number | tuple[Number, ...]] = {}

@@ -9,6 +9,7 @@ from typing import Any
 
 import onnx_ir as ir
 
+from roundel.heads import cut_head
 from roundel.model import LoadedModel, load_model
 from roundel.model.graph import dims, op_key
 from roundel.model.load import as_written
@@ -123,8 +124,21 @@ class Facts(Written):
         return predict(self.prepared.graph, self._situation)
 
     @cached_property
+    def cut(self) -> Facts | None:
+        """The float model without its head, where only so the first NPU takes anything; else None."""
+        if self.plan is None or self.device.compiler is not Compiler.X1 or self.before.npu_nodes:
+            return None
+        parts = cut_head(self.prepared) if self._allowed("prepare", "cut_head") else None
+        if parts is None:
+            return None
+        first = replace(self, prepared=parts.model, plan=build_plan(parts.model, self.recipe))
+        return first if first.before.npu_nodes else None
+
+    @cached_property
     def after(self) -> Prediction:
         """The split once `quantize --device` has done what it does by itself."""
+        if self.cut is not None:
+            return self.cut.before
         relus = frozenset(str(n.name) for n in self.prepared.graph if self.becomes_relu(n))
         return predict(self.prepared.graph, replace(self._situation, relus=relus)) if relus else self.before
 
@@ -210,6 +224,10 @@ def gather_facts(
         # What the device's own steps change is judged apart, so they stay out of the first view.
         plain = recipe.merged({"prepare": {"scale_clip_bounds": False}, "npu": {"clip_to_relu": False}})
         prepared = prepare(source, plain).model
+        parts = cut_head(given) if recipe.prepare.cut_head else None
+        if parts is not None:  # nothing of the tail is the NPU's
+            given = parts.model
+            loaded = replace(loaded, model=given)
         plan = build_plan(prepared, plain) if kind.integer else None
     close_batch(prepared)
     powers = kind is Format.XINT8

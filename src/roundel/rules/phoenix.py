@@ -80,12 +80,17 @@ def _never(facts: Facts) -> Iterator[Finding]:
         yield Finding(Severity.WARNING, f"{place.op} ({place.reason})", place.name)
 
 
-@rule("P25", "nothing is placed", "Cut the graph behind its last Conv and do the rest on the host.")
+@rule(
+    "P25",
+    "nothing is placed",
+    "End the graph at its last Conv: quantize --cut-head, or --device phx.",
+)
 def _ejected(facts: Facts) -> Iterator[Finding]:
     """Such parts made the provider drop every Conv of the graph: 0 of 965 nodes of a YOLOv8n on the NPU."""
     for place in _placed(facts, "P25")[:1]:
         severity = Severity.WARNING if facts.float_model else Severity.ERROR
-        yield Finding(severity, place.reason, None if facts.float_model else facts.loaded.name)
+        subject = None if facts.float_model else facts.loaded.name
+        yield Finding(severity, place.reason, subject, automatic=facts.cut is not None)
 
 
 def _placed(facts: Facts, number: str) -> list[NodePlace]:

@@ -129,6 +129,15 @@ def for_device(recipe: Recipe, device: str | None) -> Recipe:
     return _where_open(recipe, _changes(kind, machine))
 
 
+def cut_for_device(model: ModelSource, recipe: Recipe, device: str | None) -> Recipe:
+    """The recipe, with the head cut off where that decides whether the first NPU takes anything."""
+    machine = None if device is None else device_named(device)
+    if machine is None or machine.compiler is not Compiler.X1 or "cut_head" in recipe.own.get("prepare", {}):
+        return recipe
+    cut = recipe.merged({"prepare": {"cut_head": True}})
+    return recipe if gather_facts(model, recipe, machine).cut is None else cut
+
+
 def refuse_silent(model: ModelSource, recipe: RecipeSource | None, device: str | None) -> None:
     """The gate for the first NPU: a file that it would get wrong without a message is no result.
 

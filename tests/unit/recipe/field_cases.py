@@ -440,6 +440,15 @@ CASES: dict[str, Case] = {
         chain(node("Conv", ["x", "k"], ["y"]), inputs={"x": [1, 4, 4, 4]}, k=W4),
         True,
     ),
+    "prepare.cut_head": Case(
+        chain(
+            node("Conv", ["x", "w"], ["c"]),
+            node("Transpose", ["c"], ["y"], perm=[0, 2, 3, 1]),
+            inputs={"x": [1, 3, 8, 8]},
+            w=W3,
+        ),
+        True,
+    ),
     "prepare.fixed_shapes": Case(
         chain(node("Conv", ["x", "w"], ["y"]), inputs={"x": ["n", 3, 8, 8]}, w=W3),
         {"x": [2, 3, 8, 8]},
