@@ -144,7 +144,7 @@ def test_a_name_that_the_file_system_refuses(refused: Any, model: Path, tmp_path
 def test_a_result_that_fails_its_check_replaces_nothing(
     refused: Any, model: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    def fail(path: Path) -> None:
+    def fail(path: Path, threads: int) -> None:
         raise VerifyError("The quantized model fails the ONNX checker.")
 
     monkeypatch.setattr("roundel.result.check_file", fail)

@@ -84,6 +84,8 @@ def _accuracy(known: Known) -> tuple[Level, str]:
             return _share("top-1", before["top1"], after["top1"], after)
         for name, value in before["metric"].items():  # mAP stands first
             return _share(name, value, after["metric"].get(name, 0.0), after)
+        for name, value in after["metric"].items():  # without labels: the boxes of the float model
+            return _share(f"{name} with float", 1.0, value, after)
         if after.get("agreement") is not None:
             return _share("same answer as float", 1.0, after["agreement"], after)
     if not known.outputs:
