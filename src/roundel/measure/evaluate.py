@@ -17,14 +17,13 @@ from roundel.errors import DataError, ModelError, RecipeError
 from roundel.measure.boxes import BoxLabels, DetectionScores
 from roundel.measure.detection import NMS_IOU, BoxReader
 from roundel.measure.folders import FolderScores, evaluate_folders
+from roundel.measure.labels import Labels, check_labels
 from roundel.measure.runner import PackedPredictor, Predictor
 from roundel.measure.scores import (
     TOP,
-    Labels,
     Look,
     Metric,
     ScoreTally,
-    check_labels,
     look,
     named_metric,
     paired_margin,

@@ -17,8 +17,9 @@ from roundel.data.samples import held_out
 from roundel.errors import DataError, RecipeError, did_you_mean
 from roundel.measure import scores
 from roundel.measure.boxes import BOX_METRICS, BoxRuler
+from roundel.measure.labels import Labels, check_labels
 from roundel.measure.runner import Predictor
-from roundel.measure.scores import Labels, check_labels, paired_margin
+from roundel.measure.scores import paired_margin
 from roundel.model.structure import ModelSource
 from roundel.numerics.metrics import Closeness, decibels
 from roundel.types import Array, Arrays, Listener, Sample, Silent
