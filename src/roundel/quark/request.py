@@ -382,6 +382,8 @@ def _steps(request: Request) -> Values:
     yield "effort", request.effort
     for part in ("front_end", "detection_head", "delicate", "carriers"):
         yield f"improve.{part}", not request.integer_activations  # the same placement
+    if request.integer_activations:
+        yield "improve.goal", 0.0  # and the same types
     yield "improve.rounding", integers and request.integer_activations
     yield "improve.ranges", request.integer_activations
     yield "improve.equalize.enabled", request.equalizes
