@@ -498,7 +498,7 @@ def check_network(network: Network, recipe: str, tally: Tally) -> None:
     """Quantize one network and hold it to everything."""
     written = quantize(network.model, recipe, network.data).model
     assert_sound(network.model, written)
-    file = Written.of(written, np.dtype(np.uint8 if recipe == "xint8" else np.int8))
+    file = Written(written, np.dtype(np.uint8 if recipe == "xint8" else np.int8))
     broken = [(rule, v, low, high) for rule, v, low, high in file.limits() if not low <= v <= high]
     assert not broken
     if any(node.op_type == "Sigmoid" for node in written.graph.node):

@@ -125,7 +125,7 @@ def test_the_user_decides_first() -> None:
 def test_the_pair_is_measured_as_one_model(written: Path, tmp_path: Path) -> None:
     model = written.with_name("float.onnx")
     found = roundel.compare(model, written, _DATA)
-    assert sorted(out.name for out in found.outputs) == ["mask", "y"]
+    assert {out.name.partition("[")[0] for out in found.outputs} == {"mask", "y"}
     assert all(out.difference.sqnr_db > 15 for out in found.outputs)
     scores = roundel.evaluate([model, written], data=_DATA)
     assert scores[1].sqnr_db is not None

@@ -16,7 +16,7 @@ import pytest
 from fuzzing.seeds import models
 
 ROOT = Path(__file__).parents[2]
-IMPORTED_AS = {"onnx-ir": "onnx_ir", "pillow": "PIL", "pyyaml": "yaml"}
+IMPORTED_AS = {"onnx-ir": "onnx_ir", "pillow": "PIL", "pyyaml": "yaml", "olive-ai": "olive"}
 # Come with onnx and with pydantic, which cannot do without them.
 WITH_OTHERS = {"google", "pydantic_core"}
 

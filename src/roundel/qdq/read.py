@@ -334,11 +334,9 @@ class _Stripper:
         found = self._keep(node, self._free(str(value.name).removesuffix(CODES)), codes)
         if found is None:
             return
-        # Few of those who read the graph read its weights.
+        # Few of those who read the graph read its weights; kept, all of them would fill the memory.
         name, kind, shape = found.name, ir.DataType.FLOAT, ir.Shape(codes.shape)
-        content = ir.LazyTensor(
-            lambda: ir.Tensor(found.real(codes), name=name), kind, shape, cache=True, name=name
-        )
+        content = ir.LazyTensor(lambda: ir.Tensor(found.real(codes), name=name), kind, shape, name=name)
         whole = ir.Value(name=name, shape=shape, type=ir.TensorType(kind), const_value=content)
         self.graph.register_initializer(whole)
         node.outputs[0].replace_all_uses_with(whole, replace_graph_outputs=True)

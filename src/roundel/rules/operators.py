@@ -125,12 +125,13 @@ _DEPTHWISE = "In XINT8 these pairs explain 3 islands of mobilenet_v3_small and a
 )
 def _conv_and_activation(facts: Facts) -> Iterator[Finding]:
     """The X2 compiler left 18 Conv + ReLU6 pairs of mobilenet_v2 on the CPU, one island each."""
-    placed = {place.name: place for place in facts.before.nodes if place.rule == "P08"}
+    places = {place.name: place for place in facts.before.nodes}
     for node in facts.prepared.graph:
-        conv = conv_before(node) if node.name in placed else None
+        place = places.get(str(node.name))
+        conv = conv_before(node) if place is not None and place.rule == "P08" else None
         if conv is None:
             continue
-        macs = placed[str(conv.name)].macs
+        macs = places[str(conv.name)].macs if conv.name in places else None
         cost = "" if macs is None else f", {macs / 1e6:.2f} M MACs"
         if is_depthwise(conv):
             text = f"depthwise Conv + {node.op_type} '{node.name}'{cost}"
