@@ -3,9 +3,8 @@
 from __future__ import annotations
 
 import time
-from collections import deque
-from collections.abc import Callable, Iterator, Sequence
-from concurrent.futures import Future, ThreadPoolExecutor
+from collections.abc import Callable, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, replace
 from functools import partial
 from typing import Any, TypeVar
@@ -40,6 +39,7 @@ from roundel.recipe.settings import Recipe
 from roundel.state import LayerReport, State, held_from
 from roundel.types import Doubles, FloatArray, Listener, QParams, QType, Sample, ScaleKind
 from roundel.work.checkpoints import Memory
+from roundel.work.executors import in_turn
 
 _RIDGES = (1.0, 0.1, 0.01)
 _DAMPING = 0.3
@@ -435,7 +435,7 @@ class _LayerByLayer:
         counts = [len(target.places) for target in targets[: self.held_from]]
         enough = min(_enough(layer.groups * parts, -(-size // parts)), -(-sum(counts) // _THREADS))
         train, single = Moments(parts), []
-        for found, each in _in_turn(self.pool, taught, _chunks(counts, enough)):
+        for found, each in in_turn(self.pool, taught, _chunks(counts, enough), _THREADS):
             train.merge(found)
             single.append(each)
         apart = sum(min(count, _MOST_APART) for count in counts)
@@ -475,17 +475,6 @@ class _LayerByLayer:
             scale = step if old.scale.ndim else step.reshape(-1)[0]
             return replace(old, scale=np.asarray(scale, np.float32).reshape(old.scale.shape))
         return self.constants.best_bias_scale(layer.name, solution.bias, old, weight)
-
-
-def _in_turn(pool: ThreadPoolExecutor, work: Callable[[range], _T], chunks: Sequence[range]) -> Iterator[_T]:
-    """Results in order; no more of them wait than are worked on, for they are large."""
-    waiting: deque[Future[_T]] = deque()
-    for chunk in chunks:
-        waiting.append(pool.submit(work, chunk))
-        if len(waiting) > _THREADS:
-            yield waiting.popleft().result()
-    while waiting:
-        yield waiting.popleft().result()
 
 
 def _enough(groups: int, size: int) -> int:

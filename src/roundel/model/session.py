@@ -23,7 +23,7 @@ from roundel.errors import DependencyError, ModelError
 from roundel.model.files import external_values, self_contained, weights_apart
 from roundel.model.graph import weight_bytes
 from roundel.model.memory import Outline, budget, footprint, outline_of
-from roundel.work.executors import usable_cores
+from roundel.work.executors import in_turn, usable_cores
 
 PROVIDER = "CUDAExecutionProvider"
 
@@ -102,12 +102,12 @@ class Lanes:
         return Lanes(count, max(1, usable_cores() // count))
 
     def each(self, work: Callable[[_Item], _Result], items: Iterable[_Item]) -> Iterator[_Result]:
-        """The results, in order."""
+        """The results, in order; no more of them wait than there are lanes, for they may be large."""
         if self.count == 1:
             yield from map(work, items)
             return
         with ThreadPoolExecutor(self.count) as pool:
-            yield from pool.map(work, items)
+            yield from in_turn(pool, work, items, self.count)
 
 
 ONE_LANE = Lanes(1, 1)

@@ -130,6 +130,23 @@ class Executor(ABC):
         """Workers for a task."""
 
 
+_Item = TypeVar("_Item")
+_Result = TypeVar("_Result")
+
+
+def in_turn(
+    pool: ThreadPoolExecutor, work: Callable[[_Item], _Result], items: Iterable[_Item], most: int
+) -> Iterator[_Result]:
+    """Results in the order of the items; no more than `most` of them wait, for they may be large."""
+    waiting: deque[Future[_Result]] = deque()
+    for item in items:
+        waiting.append(pool.submit(work, item))
+        if len(waiting) > most:
+            yield waiting.popleft().result()
+    while waiting:
+        yield waiting.popleft().result()
+
+
 def usable_cores() -> int:
     """What this process may use, which in a container is less than what the machine has."""
     usable = getattr(os, "sched_getaffinity", None)
